@@ -1,0 +1,45 @@
+"""What several verbs share: the storage option and finding a study by name or by file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ablate.errors import UserError
+from ablate.store import StudyStore
+
+DEFAULT_STORAGE = "ablate-runs"
+
+
+def storage_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--storage DIR`` (default: $ABLATE_STORAGE, else ./ablate-runs)."""
+    return click.option(
+        "--storage",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=lambda: Path(os.environ.get("ABLATE_STORAGE", DEFAULT_STORAGE)),
+        show_default="$ABLATE_STORAGE, else ./ablate-runs",
+        help="Folder that holds studies, token cache and the MLflow store.",
+    )(function)
+
+
+def find_study(storage: Path, study: str) -> StudyStore:
+    """Return the store of a study that ran, given its name or its YAML file.
+
+    Raises:
+        UserError: nothing of that name has run here; names the likely one.
+    """
+    name = study
+    if study.endswith((".yaml", ".yml")):
+        from ablate.spec import load_study
+
+        name = load_study(study).name
+    store = StudyStore(storage / name)
+    if store.plan_path.exists():
+        return store
+    known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
+    there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
+    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate run {study})")

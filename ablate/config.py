@@ -1,0 +1,143 @@
+"""What one run is: plain, frozen, validated data that the planner writes and the trainer reads.
+
+The classes are pydantic dataclasses, so that a study file, a notebook and a ``config.json`` are checked by
+the same rules. Nothing here imports torch: planning stays fast. Every number carries its unit in its name
+or its docstring; token counts are counts of predicted tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
+
+_CLOSED = ConfigDict(extra="forbid")
+
+# Strict scalars: a quoted number or a yes/no where a number belongs is a mistake, not a number.
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ModelConfig:
+    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    width: Annotated[PositiveInt, Field(description="residual width (hidden size)")] = 128
+    layers: Annotated[PositiveInt, Field(description="number of blocks")] = 4
+    heads: Annotated[PositiveInt, Field(description="query heads; must divide the width")] = 4
+    kv_heads: Annotated[
+        PositiveInt | None, Field(description="key and value heads; default: as many as query heads")
+    ] = None
+    ffn: Annotated[PositiveInt, Field(description="inner width of the SwiGLU feed-forward")] = 352
+    tied_head: Annotated[bool, Field(strict=True, description="output head shares the embedding's weights")] = True
+    rope_base: Annotated[PositiveFloat, Field(description="base of the rotary frequencies")] = 10_000.0
+    norm_eps: Annotated[PositiveFloat, Field(description="epsilon of RMSNorm")] = 1e-5
+    init_std: Annotated[
+        PositiveFloat, Field(description="std of initial weights; residual outputs / sqrt(2 layers)")
+    ] = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class DataConfig:
+    """Where text comes from and how it becomes tokens."""
+
+    source: Annotated[
+        Literal["stdlib", "text", "jsonl", "tokens", "hub"],
+        Field(
+            description="stdlib: the source text of Python's standard library (embedded default); text: "
+            "files or folders; jsonl: C4-style .json/.jsonl(.gz) shards; tokens: uint16/uint32 files; "
+            "hub: a Hugging Face data set, streamed"
+        ),
+    ] = "stdlib"
+    paths: Annotated[
+        list[str],
+        Field(description="files, folders or globs, relative to the study file; hub: the data set's name"),
+    ] = Field(default_factory=list)
+    validation_paths: Annotated[
+        list[str], Field(description="validation text of its own; default: documents held out by hash")
+    ] = Field(default_factory=list)
+    text_field: Annotated[str, Field(description="jsonl and hub: the field that holds the text")] = "text"
+    tokenizer: Annotated[
+        Literal["bytes", "bpe", "hf"],
+        Field(description="bytes; bpe: trained on this corpus; hf: a Hugging Face tokenizer"),
+    ] = "bytes"
+    tokenizer_path: Annotated[str | None, Field(description="hf: a local path or a hub name")] = None
+    vocab_size: Annotated[
+        PositiveInt | None, Field(description="bpe: size to train; tokens: size of the vocabulary")
+    ] = None
+    token_dtype: Annotated[Literal["uint16", "uint32"], Field(description="tokens: element type")] = "uint16"
+    max_bytes: Annotated[
+        PositiveInt | None, Field(description="read only about this much text (whole documents)")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class TrainingConfig:
+    """Budget, batch, optimizer (AdamW), schedule, evaluation and the bounds of divergence."""
+
+    tokens: Annotated[PositiveInt, Field(description="token budget of a run")] = 1_000_000
+    seq_len: Annotated[PositiveInt, Field(description="tokens per sequence")] = 128
+    batch_size: Annotated[PositiveInt, Field(description="sequences per optimizer step")] = 32
+    micro_batch_size: Annotated[
+        PositiveInt | None, Field(description="sequences per forward pass; default: the whole batch")
+    ] = None
+    learning_rate: Annotated[PositiveFloat, Field(description="peak rate")] = 4e-3
+    schedule: Annotated[
+        Literal["constant", "cosine", "wsd"],
+        Field(description="after warm-up: constant, cosine to the end, or warm-up–stable–decay"),
+    ] = "constant"
+    warmup_tokens: Annotated[NonNegativeInt, Field(description="tokens of linear warm-up")] = 0
+    decay_tokens: Annotated[
+        NonNegativeInt, Field(description="wsd: tokens of linear decay at the end")
+    ] = 0
+    final_lr_ratio: Annotated[
+        float, Field(ge=0, le=1, strict=True, description="cosine, wsd: final rate over peak rate")
+    ] = 0.1
+    weight_decay: Annotated[NonNegativeFloat, Field(description="on matrices only")] = 0.1
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    adam_eps: PositiveFloat = 1e-8
+    grad_clip: Annotated[PositiveFloat | None, Field(description="global gradient norm; null: off")] = 1.0
+    eval_every_tokens: Annotated[PositiveInt, Field(description="interval between evaluations")] = 50_000
+    eval_tokens: Annotated[
+        PositiveInt, Field(description="size of the fixed validation set in tokens")
+    ] = 65_536
+    divergence_loss: Annotated[
+        PositiveFloat | None,
+        Field(description="diverged when the validation loss (nats/token) stays above this; default: 1.5 × "
+              "the loss of a uniform guess, ln(vocabulary)"),
+    ] = None
+    divergence_evals: Annotated[
+        PositiveInt, Field(description="for so many evaluations in a row")
+    ] = 3
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ResourcesConfig:
+    """What Ray reserves for one run. Not part of a run's identity."""
+
+    cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per run")] = 1
+    gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per run")] = 0
+
+
+BackendName = Literal["auto", "emulated", "reference"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class RunConfig:
+    """Everything that can change a run's result, and nothing else: its hash is the run's id."""
+
+    model: ModelConfig
+    data: DataConfig
+    data_digest: Annotated[str, Field(description="hash of the corpus and of how it is split and tokenised")]
+    vocab_size: PositiveInt
+    training: TrainingConfig
+    recipe: Recipe
+    backend: BackendName
+    seed: NonNegativeInt

@@ -1,0 +1,33 @@
+"""Problems a user can mend, as plain data.
+
+A ``UserError`` carries one or more problems; the command line prints each as one line and exits with code
+2, never with a traceback. Anything else that is raised is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Problem:
+    """One thing that is wrong, where it stands, and how to mend it."""
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    what: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        text = f"{place}: {self.what}" if place else self.what
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class UserError(Exception):
+    """Input that cannot be used. ``problems`` holds every fault found, in the order of the file."""
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
+        super().__init__("\n".join(str(p) for p in self.problems))

@@ -1,0 +1,26 @@
+"""The run store: plain files that hold everything a study computed. They are the truth; MLflow mirrors them.
+
+::
+
+    <storage>/<study>/plan.lock.json            the plan last run (what belongs to the study)
+    <storage>/<study>/runs/<id>/config.json     the resolved configuration, whose hash is the id
+                                status.json     the run's state
+                                metrics.jsonl   one JSON object a line, appended
+                                environment.json  versions, hardware, back end of the last attempt
+                                attempts/<n>.log  what attempt n printed
+"""
+
+from ablate.store.files import append_line, read_json, write_json_atomic
+from ablate.store.runs import END_STATES, STATES, RunDir, State, Status, StudyStore
+
+__all__ = [
+    "END_STATES",
+    "STATES",
+    "RunDir",
+    "State",
+    "Status",
+    "StudyStore",
+    "append_line",
+    "read_json",
+    "write_json_atomic",
+]

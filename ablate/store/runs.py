@@ -1,0 +1,131 @@
+"""Folders of a study and of its runs. See the package's docstring for the layout.
+
+How it fails: a truncated last line of ``metrics.jsonl`` (a crash inside an append) is dropped on reading; a
+missing ``status.json`` means that the run has not started.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ablate.store.files import append_line, read_json, write_json_atomic
+
+State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted"]
+STATES: tuple[State, ...] = get_args(State)
+END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
+"""States that are results: such a run is never run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen."""
+
+    state: State = "pending"
+    attempt: int = 0
+    tokens: int = 0
+    step: int = 0
+    message: str | None = None
+    started_unix: float | None = None
+    updated_unix: float | None = None
+    ended_unix: float | None = None
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's folder."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's id is its folder's name."""
+        return self.path.name
+
+    @property
+    def metrics_path(self) -> Path:
+        """The appended metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def environment_path(self) -> Path:
+        """Versions, hardware and back end of the last attempt."""
+        return self.path / "environment.json"
+
+    def attempt_log(self, attempt: int) -> Path:
+        """Return the path of what attempt ``attempt`` (from 1) printed."""
+        return self.path / "attempts" / f"{attempt}.log"
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Make the folder and write its configuration, unless it is there."""
+        (self.path / "attempts").mkdir(parents=True, exist_ok=True)
+        if not (self.path / "config.json").exists():
+            write_json_atomic(self.path / "config.json", config)
+
+    def config(self) -> dict[str, Any]:
+        """Return the resolved configuration."""
+        config: dict[str, Any] = read_json(self.path / "config.json")
+        return config
+
+    def environment(self) -> dict[str, Any]:
+        """Return the environment of the last attempt, empty before the first."""
+        if not self.environment_path.exists():
+            return {}
+        environment: dict[str, Any] = read_json(self.environment_path)
+        return environment
+
+    def status(self) -> Status:
+        """Return the state; a run without a status file is pending."""
+        path = self.path / "status.json"
+        if not path.exists():
+            return Status()
+        known = {field.name for field in fields(Status)}
+        return Status(**{key: value for key, value in read_json(path).items() if key in known})
+
+    def write_status(self, status: Status) -> None:
+        """Replace the status, stamping the time."""
+        stamped = asdict(status) | {"updated_unix": time.time()}
+        write_json_atomic(self.path / "status.json", stamped)
+
+    def append_metric(self, row: dict[str, Any]) -> None:
+        """Append one row: ``{"kind": "train" | "eval", "tokens", "step", …}`` with finite numbers only."""
+        append_line(self.metrics_path, row)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows in the order written, leaving out a last line that was cut."""
+        if not self.metrics_path.exists():
+            return
+        with self.metrics_path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield json.loads(line)
+
+
+@dataclass(frozen=True)
+class StudyStore:
+    """One study's folder."""
+
+    path: Path
+
+    @property
+    def plan_path(self) -> Path:
+        """The plan last run."""
+        return self.path / "plan.lock.json"
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Replace the plan."""
+        write_json_atomic(self.plan_path, plan)
+
+    def plan(self) -> dict[str, Any]:
+        """Return the plan last run; raises ``FileNotFoundError`` if the study never ran here."""
+        plan: dict[str, Any] = read_json(self.plan_path)
+        return plan
+
+    def run(self, run_id: str) -> RunDir:
+        """Return the folder of a run, which need not exist."""
+        return RunDir(self.path / "runs" / run_id)
