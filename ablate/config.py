@@ -7,9 +7,11 @@ or its docstring; token counts are counts of predicted tokens.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
@@ -17,8 +19,9 @@ from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation 
 _CLOSED = ConfigDict(extra="forbid")
 
 # Strict scalars: a quoted number or a yes/no where a number belongs is a mistake, not a number.
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+# The upper bound keeps arithmetic with them exact and finite; no machine holds that many of anything.
+PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**15, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
@@ -35,7 +38,9 @@ class ModelConfig:
         PositiveInt | None, Field(description="key and value heads; default: as many as query heads")
     ] = None
     ffn: Annotated[PositiveInt, Field(description="inner width of the SwiGLU feed-forward")] = 352
-    tied_head: Annotated[bool, Field(strict=True, description="output head shares the embedding's weights")] = True
+    tied_head: Annotated[
+        bool, Field(strict=True, description="output head shares the embedding's weights")
+    ] = True
     rope_base: Annotated[PositiveFloat, Field(description="base of the rotary frequencies")] = 10_000.0
     norm_eps: Annotated[PositiveFloat, Field(description="epsilon of RMSNorm")] = 1e-5
     init_std: Annotated[
@@ -71,7 +76,7 @@ class DataConfig:
     vocab_size: Annotated[
         PositiveInt | None, Field(description="bpe: size to train; tokens: size of the vocabulary")
     ] = None
-    token_dtype: Annotated[Literal["uint16", "uint32"], Field(description="tokens: element type")] = "uint16"
+    token_dtype: Annotated[Literal["uint16", "uint32"], Field(description="tokens: element type")] = "uint16"  # noqa: S105  a data type, no password
     max_bytes: Annotated[
         PositiveInt | None, Field(description="read only about this much text (whole documents)")
     ] = None
@@ -93,9 +98,7 @@ class TrainingConfig:
         Field(description="after warm-up: constant, cosine to the end, or warm-up–stable–decay"),
     ] = "constant"
     warmup_tokens: Annotated[NonNegativeInt, Field(description="tokens of linear warm-up")] = 0
-    decay_tokens: Annotated[
-        NonNegativeInt, Field(description="wsd: tokens of linear decay at the end")
-    ] = 0
+    decay_tokens: Annotated[NonNegativeInt, Field(description="wsd: tokens of linear decay at the end")] = 0
     final_lr_ratio: Annotated[
         float, Field(ge=0, le=1, strict=True, description="cosine, wsd: final rate over peak rate")
     ] = 0.1
@@ -105,17 +108,17 @@ class TrainingConfig:
     adam_eps: PositiveFloat = 1e-8
     grad_clip: Annotated[PositiveFloat | None, Field(description="global gradient norm; null: off")] = 1.0
     eval_every_tokens: Annotated[PositiveInt, Field(description="interval between evaluations")] = 50_000
-    eval_tokens: Annotated[
-        PositiveInt, Field(description="size of the fixed validation set in tokens")
-    ] = 65_536
+    eval_tokens: Annotated[PositiveInt, Field(description="size of the fixed validation set in tokens")] = (
+        65_536
+    )
     divergence_loss: Annotated[
         PositiveFloat | None,
-        Field(description="diverged when the validation loss (nats/token) stays above this; default: 1.5 × "
-              "the loss of a uniform guess, ln(vocabulary)"),
+        Field(
+            description="diverged when the validation loss (nats/token) stays above this; default: 1.5 × "
+            "the loss of a uniform guess, ln(vocabulary)"
+        ),
     ] = None
-    divergence_evals: Annotated[
-        PositiveInt, Field(description="for so many evaluations in a row")
-    ] = 3
+    divergence_evals: Annotated[PositiveInt, Field(description="for so many evaluations in a row")] = 3
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -141,3 +144,19 @@ class RunConfig:
     recipe: Recipe
     backend: BackendName
     seed: NonNegativeInt
+
+
+def canonical_json(section: Any) -> str:
+    """Write a section, a recipe or a whole configuration so that equal content gives equal text."""
+    return json.dumps(asdict(section), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def config_to_json(config: RunConfig) -> dict[str, Any]:
+    """Return a run's configuration as plain data, as ``config.json`` holds it."""
+    return asdict(config)
+
+
+def config_from_json(content: dict[str, Any]) -> RunConfig:
+    """Return the configuration that ``config_to_json`` wrote; raises pydantic's ``ValidationError``."""
+    config: RunConfig = TypeAdapter(RunConfig).validate_python(content)
+    return config

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.errors import UserError
 from ablate.store import StudyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEFAULT_STORAGE = "ablate-runs"
 

@@ -15,11 +15,13 @@ Block axis = Hadamard axis = contraction axis, so each tensor is quantised twice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")

@@ -49,7 +49,9 @@ def _gemm_short_form(value: Any) -> Any:
     return {"format": value} if isinstance(value, str) else value
 
 
-GemmEntry = Annotated[GemmSpec, BeforeValidator(_gemm_short_form)]
+GemmEntry = Annotated[
+    GemmSpec, BeforeValidator(_gemm_short_form, json_schema_input_type=GemmFormat | GemmSpec)
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -110,7 +112,9 @@ def resolve(spec: RecipeSpec) -> Recipe:
         chosen = own.format or (spec.format if gemm in spec.gemms else spec.rest)
         if chosen == "mxfp4":
             uses_stabiliser |= own.stabiliser is None
-            resolved[gemm] = _mxfp4(own.stabiliser or spec.stabiliser, own.hadamard_size or spec.hadamard_size)
+            resolved[gemm] = _mxfp4(
+                own.stabiliser or spec.stabiliser, own.hadamard_size or spec.hadamard_size
+            )
             continue
         if own.stabiliser not in (None, "none"):
             raise SenselessRecipe(gemm, f"stabiliser '{own.stabiliser}' on {gemm}, which is not in FP4")
@@ -126,7 +130,7 @@ def describe(recipe: Recipe) -> str:
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
         policy = recipe.gemm(gemm).left
-        label = "fp8" if policy.format.startswith("fp8") else policy.format
+        label: str = "fp8" if policy.format.startswith("fp8") else policy.format
         if policy.rounding == "stochastic":
             label += " SR"
         if policy.hadamard:

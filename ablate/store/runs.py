@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ablate.store.files import append_line, read_json, write_json_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted"]
 STATES: tuple[State, ...] = get_args(State)

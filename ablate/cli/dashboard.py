@@ -1,0 +1,94 @@
+"""``ablate dashboard``: MLflow's pages at one study.
+
+How it fails: an unknown study, a port that is taken, a database that is not there and a server that does
+not answer are one line each, exit code 2.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ablate.cli.common import find_study, storage_option
+from ablate.errors import UserError
+
+
+@click.command()
+@click.argument("study")
+@storage_option
+@click.option(
+    "--tracking-uri",
+    help="MLflow's address (default: $MLFLOW_TRACKING_URI, else the database in the storage folder).",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 5000, else a free one)."
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def command(study: str, storage: Path, tracking_uri: str | None, port: int | None, no_browser: bool) -> None:
+    """Open MLflow's pages at STUDY (a name or its YAML file) until Ctrl-C."""
+    from ablate.track import Mirror, default_tracking_uri, redact, resolve_tracking_uri
+    from ablate.track.cursor import mirror_dir
+    from ablate.track.uri import is_database, is_http, sqlite_path
+
+    store = find_study(storage, study)
+    uri = resolve_tracking_uri(storage, tracking_uri)
+    if not is_http(uri) and not is_database(uri):
+        raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
+    database = sqlite_path(uri)
+    if database and not database.exists() and uri != default_tracking_uri(storage):
+        raise UserError(f"no MLflow database {database} (leave --tracking-uri out for {storage}/mlflow.db)")
+
+    click.echo("Sending what is new to MLflow …", err=True)
+    report = Mirror(store, uri).sync_once()
+    if report.experiment_id is None:
+        raise UserError(f"MLflow at {redact(uri)} cannot be used: {report.problem}")
+    if report.problem:
+        click.echo(f"Not everything could be sent: {report.problem}", err=True)
+
+    if is_http(uri):
+        _show(page(uri, report.experiment_id), no_browser)
+        return
+    from ablate.track.server import local_server
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        log = mirror_dir(store) / "server.log"
+        with local_server(uri, storage / "mlartifacts", log, port) as (url, process):
+            _show(page(url, report.experiment_id), no_browser)
+            click.echo("Ctrl-C ends it.", err=True)
+            while process.poll() is None:
+                time.sleep(0.2)
+            raise UserError(f"MLflow's server has ended (see {log})")
+    except KeyboardInterrupt:
+        return  # the way to end it
+
+
+def page(base: str, experiment_id: str) -> str:
+    """Return the address of an experiment's charts."""
+    # Charts instead of the table of runs, and the sidebar for training instead of the one for agents.
+    view = "workflowType=machine_learning&compareRunsMode=CHART"
+    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
+
+
+def _show(address: str, no_browser: bool) -> None:
+    from ablate.track import redact
+
+    click.echo(redact(address))
+    sys.stdout.flush()
+    # Without a display the "browser" would be a text browser that takes over the terminal.
+    has_display = sys.platform == "darwin" or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if has_display and not no_browser:
+        webbrowser.open(address)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt

@@ -1,0 +1,240 @@
+"""``ablate plan``: what a study would run, with nothing started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.cli.common import storage_option
+from ablate.cli.table import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from ablate.plan import Estimate, Plan, PlannedArm, Progress
+
+_MAX_GROUPS = 4
+
+
+@click.command("plan")
+@click.argument("study")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
+@click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
+@storage_option
+def command(study: str, as_json: bool, all_runs: bool, storage: Path) -> None:
+    """Show the runs of STUDY without starting any.
+
+    STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
+    their state; `ablate run` would start the others.
+
+    \b
+    Example:
+      ablate plan quickstart
+      ablate plan my-study.yaml --json | jq '.arms[].name'
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from ablate.plan import build_plan, estimate, read_progress
+    from ablate.spec import load_study
+    from ablate.store import StudyStore
+
+    plan = build_plan(load_study(study))
+    progress = read_progress(plan, StudyStore(storage / plan.study))
+    costs = estimate(plan, progress, cores=os.cpu_count() or 1)
+    if as_json:
+        click.echo(json.dumps(to_json(plan, progress, costs), indent=1, ensure_ascii=False))
+    else:
+        show(plan, progress, costs, all_runs=all_runs)
+
+
+def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
+    """Return everything about a plan: the lock file's content, and what it amounts to here and now."""
+    from dataclasses import asdict
+
+    from ablate.plan import to_lock
+    from ablate.plan.arithmetic import schedule_text
+
+    content = to_lock(plan)
+    for arm, entry in zip(plan.arms, content["arms"], strict=True):
+        for run in entry["runs"]:
+            run["state"] = progress.state(run["id"])
+        config = asdict(arm.config(arm.runs[0].seed))
+        del config["seed"]
+        entry |= {
+            "config": config,
+            "resources": asdict(arm.resources),
+            "batches": asdict(arm.batches),
+            "schedule": schedule_text(arm.training),
+            "parameters": arm.size.parameters,
+            "flops_per_token": arm.size.flops_per_token,
+            "seconds_per_run": costs.run_seconds[arm.name],
+            "seconds_are": costs.ground[arm.name],
+        }
+    content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
+    content["estimate"] = {
+        "wall_seconds": costs.wall_seconds,
+        "cores": costs.cores,
+        "storage_bytes": costs.storage_bytes,
+    }
+    return content
+
+
+def show(plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool) -> None:
+    """Print a plan for people."""
+    width = max(80, shutil.get_terminal_size((100, 24)).columns)
+    description = f": {' '.join(plan.description.split())}" if plan.description else ""
+    click.echo(click.style(plan.study, bold=True) + description)
+    unit = "nats per token" if plan.target.kind == "val_loss" else "perplexity"
+    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
+    click.echo(f"baseline {plan.baseline}; target {plan.target.value:g} {unit} ({crossing})")
+    seeds = [run.seed for run in plan.arms[0].runs]
+    shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
+    click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
+    click.echo(_arms_table(plan, progress, width) + "\n")
+    for line in _figures(plan, progress, costs):
+        click.echo(line)
+    for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
+        if cells:
+            click.echo(f"\n{title}: {len(cells):,} {'cell' if len(cells) == 1 else 'cells'} of the grid")
+        for cell in cells:
+            click.echo(f"  {cell.name}: {cell.reason}")
+    click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+
+
+def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
+    rows = []
+    for arm in plan.arms:
+        own = "; ".join(f"{_leaf(field)} {_value(pair[1])}" for field, pair in arm.differs.items())
+        differs = "(baseline)" if arm.name == plan.baseline else own
+        rows.append((arm.name, arm.recipe_text, differs, _states(progress, (run.id for run in arm.runs))))
+    return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
+
+
+def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
+    from ablate.plan.arithmetic import schedule_text
+
+    runs = [run for _, run in plan.runs()]
+    tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
+    figures = [("batch", text) for text in _each(plan, _batch_text)]
+    figures += [("budget", text) for text in _each(plan, _budget_text)]
+    figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.training))]
+    figures += [("model", text) for text in _each(plan, _model_text)]
+    states = _states(progress, (run.id for run in runs))
+    figures.append(("runs", f"{len(runs):,} ({states}), {tokens:,} tokens in all"))
+    figures.append(("time", _time_text(plan, costs)))
+    figures.append(("storage", f"about {_bytes(costs.storage_bytes)}, without the token cache"))
+    names = [name for name, _ in figures]
+    return [
+        f"{'' if name == before else name:<9} {text}"
+        for before, (name, text) in zip(["", *names], figures, strict=False)
+    ]
+
+
+def _batch_text(arm: PlannedArm) -> str:
+    training, batches = arm.training, arm.batches
+    text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
+    if batches.micro_batches > 1:
+        text += f", in {batches.micro_batches} micro-batches of {training.micro_batch_size}"
+    return text
+
+
+def _budget_text(arm: PlannedArm) -> str:
+    batches = arm.batches
+    return f"{batches.tokens:,} tokens a run in {batches.steps:,} steps, {batches.evals:,} evaluations"
+
+
+def _model_text(arm: PlannedArm) -> str:
+    model = arm.model
+    shape = f"width {model.width}, {model.layers} layers, {model.heads} heads, ffn {model.ffn}"
+    return f"{shape}: {arm.size.parameters / 1e6:.3g} M parameters"
+
+
+def _time_text(plan: Plan, costs: Estimate) -> str:
+    from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
+
+    if not costs.wall_seconds:
+        return "nothing left to run"
+    where = "one GPU job at a time" if costs.uses_gpu else f"{costs.cores} cores"
+    if costs.cores == 1 and not costs.uses_gpu:
+        where = "1 core"
+    rate = f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU" if costs.uses_gpu else ""
+    rate = rate or f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
+    grounds = {costs.ground[arm.name] for arm in plan.arms}
+    ground = {
+        frozenset({"measured"}): "from the measured speed of finished runs",
+        frozenset({"modelled"}): f"modelled: {rate} assumed; emulated formats take longer",
+    }.get(frozenset(grounds), "measured where runs are finished, else modelled and scaled to those")
+    return f"about {_duration(costs.wall_seconds)} on {where} ({ground})"
+
+
+def _ids_table(plan: Plan, width: int) -> str:
+    fits = max(1, (width - 34) // 17)
+    rows = []
+    for arm in plan.arms:
+        ids = " ".join(run.id for run in arm.runs[:fits])
+        rows.append((arm.name, ids if len(arm.runs) <= fits else f"{ids} +{len(arm.runs) - fits}"))
+    return format_table(("arm", "ids of its runs (--runs lists all)"), rows, width=width)
+
+
+def _runs_table(plan: Plan, progress: Progress, width: int) -> str:
+    rows = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
+    return format_table(("id", "arm", "seed", "state"), rows, width=width)
+
+
+def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
+    """Return the texts of all arms: one line if they agree, else one for each group with its arms."""
+    groups: dict[str, list[str]] = {}
+    for arm in plan.arms:
+        groups.setdefault(text_of(arm), []).append(arm.name)
+    if len(groups) == 1:
+        return list(groups)
+    lines = []
+    for text, names in list(groups.items())[:_MAX_GROUPS]:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines.append(f"{text} ({shown})")
+    if len(groups) > _MAX_GROUPS:
+        lines.append(f"and {len(groups) - _MAX_GROUPS} others (--json lists all)")
+    return lines
+
+
+def _states(progress: Progress, ids: Iterable[str]) -> str:
+    counts: dict[str, int] = {}
+    names = {"pending": "to do", "finished": "done"}
+    for run_id in ids:
+        state: str = progress.state(run_id)
+        counts[names.get(state, state)] = counts.get(names.get(state, state), 0) + 1
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _leaf(field: str) -> str:
+    return field.rsplit(".", 1)[-1]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(_value(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_value(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return {None: "default", True: "true", False: "false"}.get(value, str(value))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.1f} days"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

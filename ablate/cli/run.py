@@ -1,0 +1,241 @@
+"""``ablate run``: plan, execute what is missing, mirror to MLflow, report.
+
+Exit codes: 0 every run of the study has a result; 1 a run failed or is missing; 2 bad input; 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ablate.cli.common import storage_option
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ablate.execute.driver import Outcome, RunRequest
+    from ablate.plan import Plan
+    from ablate.store import StudyStore
+    from ablate.track import MirrorReport
+
+_LOG_LINES = 6
+
+
+@click.command("run")
+@click.argument("study")
+@click.option("--only", multiple=True, metavar="ARM", help="Run this arm alone (may be repeated).")
+@click.option("--seeds", metavar="LIST", help="Run these seeds of the study alone, such as 0,1,4.")
+@click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
+@click.option("--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine).")
+@click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
+@storage_option
+def command(
+    study: str,
+    only: tuple[str, ...],
+    seeds: str | None,
+    retry_failed: bool,
+    address: str | None,
+    tracking_uri: str | None,
+    storage: Path,
+) -> int:
+    """Run STUDY (a YAML file, or the name of a shipped study): what is missing of it, then its report.
+
+    The same command goes on after an interruption and never repeats a finished run.
+
+    \b
+    Examples:
+      ablate run quickstart
+      ablate run my-study.yaml --only fprop --seeds 0,1
+      ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from rich.console import Console
+
+    from ablate.execute.lock import executor_lock
+    from ablate.plan import build_plan, to_lock
+    from ablate.spec import load_study
+    from ablate.store import StudyStore
+    from ablate.track import resolve_tracking_uri
+
+    uri = resolve_tracking_uri(storage, tracking_uri)
+    console = Console(highlight=False)
+    plan = build_plan(load_study(study))
+    chosen = _choose(plan, only, seeds)
+    store = StudyStore(storage / plan.study)
+    try:
+        with executor_lock(store.path):
+            store.write_plan(to_lock(plan))
+            return _run(console, store, plan, chosen, study, retry_failed, address, uri)
+    except OSError as error:
+        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
+
+
+def _choose(plan: Plan, only: tuple[str, ...], seeds: str | None) -> set[str]:
+    """Return the ids of the runs that the options ask for."""
+    import difflib
+
+    names = {arm.name for arm in plan.arms}
+    for name in only:
+        if name not in names:
+            likely = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{likely[0]}'?" if likely else f"arms: {', '.join(sorted(names))}"
+            raise UserError(f"--only: no arm '{name}' in study '{plan.study}' ({hint})")
+    known = {run.seed for _, run in plan.runs()}
+    wanted = known
+    if seeds is not None:
+        try:
+            wanted = {int(part) for part in seeds.split(",")}
+        except ValueError:
+            raise UserError(f"--seeds: '{seeds}' is no list of seeds (expected such as 0,1,4)") from None
+        if unknown := sorted(wanted - known):
+            there = ", ".join(map(str, sorted(known)))
+            raise UserError(f"--seeds: {unknown[0]} is not a seed of study '{plan.study}' (seeds: {there})")
+    return {run.id for arm, run in plan.runs() if (not only or arm.name in only) and run.seed in wanted}
+
+
+def _run(
+    console: Console,
+    store: StudyStore,
+    plan: Plan,
+    chosen: set[str],
+    study: str,
+    retry_failed: bool,
+    address: str | None,
+    uri: str,
+) -> int:
+    from ablate.execute.driver import Outcome, missing_runs
+    from ablate.track import redact, start_mirror
+
+    requests = _requests(console, store, plan, chosen)
+    todo = missing_runs(store, requests, retry_failed=retry_failed)
+    console.print(
+        f"Study {plan.study}: {len(plan.arms)} arms, {sum(1 for _ in plan.runs())} runs; "
+        f"{len(todo)} to run, {len(requests) - len(todo)} of those asked for have ended before.",
+        markup=False,
+    )
+    if todo:
+        _prepare_kernel(console, plan)
+    mirror = start_mirror(store.path, uri)
+    outcome = Outcome(states={}, interrupted=False)
+    try:
+        if todo:
+            outcome = _execute(console, store, todo, address)
+    finally:
+        if not outcome.interrupted:
+            _report(console, store)
+        left = mirror.stop()
+    _say_mirror(console, left, redact(uri), study)
+    return _conclude(console, store, plan, outcome, study)
+
+
+def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
+    """Prepare the tokens of every corpus once, and return the runs seed by seed: early results compare."""
+    from dataclasses import asdict
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ablate.data import prepare
+    from ablate.execute.driver import RunRequest
+
+    folders: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        for arm in plan.arms:
+            if arm.data_digest in folders or not any(run.id in chosen for run in arm.runs):
+                continue
+            task = bar.add_task("tokens", total=1.0)
+            files = prepare(
+                arm.data,
+                store.path.parent / "tokens",
+                progress=lambda done, what, task=task: bar.update(task, completed=done, description=what),
+            )
+            needed = arm.training.seq_len + 1
+            if min(files.train_tokens, files.validation_tokens) < needed:
+                raise UserError(f"arm '{arm.name}': the corpus has too few tokens for one sequence of {needed}")
+            folders[arm.data_digest] = str(files.folder.resolve())
+            console.print(
+                f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
+                f"validation tokens ({files.tokenizer}).",
+                markup=False,
+            )
+    order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
+    return [
+        RunRequest(
+            run_id=run.id,
+            arm=arm.name,
+            seed=run.seed,
+            config=asdict(arm.config(run.seed)),
+            tokens_dir=folders[arm.data_digest],
+            resources=arm.resources,
+        )
+        for _, _, arm, run in order
+        if run.id in chosen
+    ]
+
+
+def _prepare_kernel(console: Console, plan: Plan) -> None:
+    """Compile the CPU quantiser once, before workers ask for it."""
+    if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in plan.arms):
+        return
+    from ablate.backends.cpu_kernel import availability
+
+    kernel = availability()
+    if not kernel.usable:
+        console.print(f"Emulating with plain torch, several times slower: {kernel.reason}.", markup=False)
+
+
+def _execute(console: Console, store: StudyStore, todo: list[RunRequest], address: str | None) -> Outcome:
+    from ablate.execute.display import LiveDisplay
+    from ablate.execute.driver import execute_study
+    from ablate.execute.progress import ProgressReader
+
+    console.print(f"Starting Ray {f'at {address}' if address else 'on this machine'} …", markup=False)
+    with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
+        return execute_study(store, todo, address=address, on_poll=display.update)
+
+
+def _report(console: Console, store: StudyStore) -> None:
+    from ablate.reports import write_report
+
+    written = write_report(store)
+    console.print()
+    for sentence in (*written.notices, *written.verdict.sentences):
+        console.print(sentence, markup=False, soft_wrap=True)
+    console.print(f"\nReport:  {written.html}", markup=False, soft_wrap=True)
+
+
+def _say_mirror(console: Console, left: MirrorReport, uri: str, study: str) -> None:
+    if not left.complete:
+        why = left.problem or f"{len(left.unsent)} runs not sent"
+        console.print(f"MLflow:  not up to date at {uri}: {why}", markup=False, soft_wrap=True)
+    console.print(f"MLflow:  ablate dashboard {study}", markup=False, soft_wrap=True)
+
+
+def _conclude(console: Console, store: StudyStore, plan: Plan, outcome: Outcome, study: str) -> int:
+    """Show what failed with its last lines, say how to go on, and return the exit code."""
+    failed = [run_id for run_id, state in outcome.states.items() if state == "failed"]
+    names = {run.id: f"{arm.name} seed {run.seed}" for arm, run in plan.runs()}
+    for run_id in failed:
+        run = store.run(run_id)
+        status = run.status()
+        log = run.attempt_log(status.attempt)
+        console.print(f"\nFailed: {names[run_id]}: {status.message}  (log: {log})", markup=False, soft_wrap=True)
+        if log.exists():
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
+                console.print(f"    {line}", markup=False, soft_wrap=True)
+    if outcome.interrupted:
+        console.print(f"\nStopped. Finished runs are kept; go on with: ablate run {study}", markup=False)
+        return 130
+    states = {run_id: store.run(run_id).status().state for run_id in names}
+    old_failures = sum(state == "failed" for state in states.values()) - len(failed)
+    if failed or old_failures:
+        console.print(
+            f"\n{len(failed) + old_failures} runs failed; run them again with: "
+            f"ablate run {study} --retry-failed",
+            markup=False,
+        )
+        return 1
+    return 0

@@ -1,0 +1,50 @@
+"""``ablate status``: how far a study is, from the run store alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ablate.cli.common import find_study, storage_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("status", epilog="Example:  ablate status quickstart --json")
+@click.argument("study")
+@storage_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+def command(study: str, storage: Path, as_json: bool) -> None:
+    """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
+    from ablate.execute.display import progress_table, summary
+    from ablate.execute.lock import is_running
+    from ablate.execute.progress import ProgressReader, count_states
+
+    store = find_study(storage, study)
+    running = is_running(store.path)
+    runs = ProgressReader(store, executor_alive=running).read()
+    if as_json:
+        answer = {
+            "study": store.path.name,
+            "running": running,
+            "states": count_states(runs),
+            "runs": [asdict(run) for run in runs],
+        }
+        click.echo(json.dumps(answer, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(progress_table(runs))
+    console.print(
+        f"{store.path.name}: {summary(runs)}{' · being run now' if running else ''}", highlight=False
+    )
+    for run in runs:
+        if run.message and run.state in ("failed", "diverged", "interrupted"):
+            console.print(
+                f"{run.arm} seed {run.seed} {run.state}: {run.message}", markup=False, highlight=False
+            )

@@ -1,0 +1,134 @@
+"""Files of text to documents, the unit that is held out, compared and separated by an end-of-text token.
+
+In JSON lines a document is a line. A text file is one document up to 65,536 characters; a longer one has
+no document structure that could be known, so it is cut at blank lines into pieces of 8,192 to 16,384
+characters (at a line end or a space where there is no blank line). Text that is no UTF-8 is decoded with
+replacement characters. Files are streamed: a corpus larger than memory is fine.
+
+Fails with ``UserError`` at the file and, where it has one, the line: damaged gzip, a line that is not a
+JSON object, a line without the text field.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import re
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+from ablate.data.sources import unreadable
+from ablate.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ablate.data.sources import SourceFile
+
+WHOLE_CHARACTERS = 65_536
+PIECE_CHARACTERS = (8_192, 16_384)
+
+_BLOCK = 1 << 20
+_GZIP_BUFFER = 1 << 15  # what is lost at a damaged place, before which lines are counted
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+
+
+def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
+    """Yield the documents of a text file; ``report`` hears how many of its bytes are read."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    place = _Place(file)
+    with _open(file, place) as (stream, raw):
+        buffer = ""
+        cutting = False
+        while block := stream.read(_BLOCK):
+            report(raw.tell())
+            place.line += block.count(b"\n")
+            buffer += decoder.decode(block)
+            cutting = cutting or len(buffer) > WHOLE_CHARACTERS
+            if cutting:
+                start = 0
+                while len(buffer) - start > PIECE_CHARACTERS[1]:
+                    end = _cut(buffer, start)
+                    yield buffer[start:end]
+                    start = end
+                buffer = buffer[start:]
+        buffer += decoder.decode(b"", final=True)
+    if buffer:
+        yield buffer
+
+
+def _cut(text: str, start: int) -> int:
+    """Return where the piece that begins at ``start`` ends."""
+    low, high = start + PIECE_CHARACTERS[0], start + PIECE_CHARACTERS[1]
+    blank = _BLANK_LINE.search(text, low, high)
+    if blank:
+        return blank.end()
+    for mark in ("\n", " "):
+        at = text.rfind(mark, low, high)
+        if at >= 0:
+            return at + 1
+    return high
+
+
+def json_documents(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
+    """Yield the text of each JSON line, with or without gzip."""
+    place = _Place(file)
+    with _open(file, place) as (stream, raw):
+        for number, line in enumerate(stream, start=1):
+            if number % 256 == 0:
+                report(raw.tell())
+            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if content.strip():
+                yield _json_text(file, number, content, text_field)
+            place.line = number
+        report(raw.tell())
+
+
+def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> str:
+    try:
+        value = json.loads(line.decode("utf-8", "replace"))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        hint = "expected one JSON object a line"
+        raise UserError(Problem(file=file.path, line=number, what="is not a JSON object", hint=hint))
+    text = value.get(text_field)
+    if not isinstance(text, str):
+        hint = f"fields here: {', '.join(value) or 'none'}; set data.text_field"
+        raise UserError(
+            Problem(file=file.path, line=number, what=f"no text in field '{text_field}'", hint=hint)
+        )
+    return text
+
+
+class _Place:
+    """The last line that was read well, for the message when the next one cannot be."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.line = 0
+
+
+@contextmanager
+def _open(file: SourceFile, place: _Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file as (decompressed stream, raw file whose position is the progress)."""
+    try:
+        with open(file.path, "rb") as raw:  # noqa: PTH123
+            if file.path.endswith(".gz"):
+                with io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) as stream:
+                    yield stream, raw
+            else:
+                yield raw, raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        hint = "the download or copy is incomplete; fetch the file again"
+        what = (
+            f"gzip data is damaged after this line: {error}"
+            if place.line
+            else f"gzip data is damaged: {error}"
+        )
+        raise UserError(Problem(file=file.path, line=place.line or None, what=what, hint=hint)) from error
+    except OSError as error:
+        raise unreadable(file.path, error) from error

@@ -1,0 +1,95 @@
+"""Content hashes of files, remembered so that planning again only calls ``stat``.
+
+A remembered hash is used while a file's size, modification time and change time are the same. A file that
+was modified within the last two seconds is not remembered, because a second change within the clock's
+grain would go unseen (git calls such entries racy). One cache file per corpus, under ``$ABLATE_CACHE``,
+``$XDG_CACHE_HOME/ablate`` or ``~/.cache/ablate``.
+
+The cache can only cost time: one that is damaged or cannot be written is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.data.sources import unreadable
+from ablate.store.files import write_bytes_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.data.sources import SourceFile
+
+_FORMAT = 1
+_RACY_NS = 2_000_000_000
+
+
+def user_cache() -> Path:
+    """Return the folder for what may be deleted at any time."""
+    own = os.environ.get("ABLATE_CACHE")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "ablate"
+
+
+def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
+    """Return the SHA-256 of each file; ``key`` names the corpus and so the cache file."""
+    try:
+        cache = user_cache() / "hashes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    except RuntimeError:  # no home folder
+        cache = None
+    known = _read(cache)
+    fresh: dict[str, list[int | str]] = {}
+    result = []
+    for file in files:
+        stamp = [file.size, file.mtime_ns, file.ctime_ns]
+        entry = known.get(file.path)
+        if entry is not None and entry[:3] == stamp:
+            digest = str(entry[3])
+        else:
+            began_ns = time.time_ns()
+            digest = _hash(file.path)
+            if began_ns - max(file.mtime_ns, file.ctime_ns) < _RACY_NS:
+                result.append(digest)
+                continue
+        fresh[file.path] = [*stamp, digest]
+        result.append(digest)
+    if cache is not None and fresh != known:
+        _write(cache, fresh)
+    return result
+
+
+def _hash(path: str) -> str:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _read(cache: Path | None) -> dict[str, list[int | str]]:
+    if cache is None:
+        return {}
+    try:
+        value = json.loads(cache.read_bytes())
+        if value["format"] != _FORMAT:
+            return {}
+        entries: dict[str, list[int | str]] = value["files"]
+        sound = all(len(entry) == 4 and len(str(entry[3])) == 64 for entry in entries.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return entries if sound else {}
+
+
+def _write(cache: Path, entries: dict[str, list[int | str]]) -> None:
+    text = json.dumps({"format": _FORMAT, "files": entries}, separators=(",", ":"))
+    try:
+        write_bytes_atomic(cache, text.encode())
+    except OSError:
+        return  # a read-only home: the next plan hashes again

@@ -1,0 +1,124 @@
+"""Find a Hugging Face tokeniser's files: a ``tokenizer.json``, a folder that has one, or a name on the hub.
+
+Planning needs the vocabulary's size and a hash, and both stand in the JSON file; so the ``tokenizers``
+package is not imported here. A name is looked up in the local hub cache first and downloaded only if it is
+not there. The end-of-text token is the ``eos_token`` of ``tokenizer_config.json``, else a special token
+with one of the usual names.
+
+Fails with ``UserError`` when there is no such tokeniser, the hub cannot be reached, or no end-of-text
+token can be found (documents could then not be told apart).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ablate.data.sources import unreadable
+from ablate.errors import Problem, UserError
+
+_USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfTokenizer:
+    """A tokeniser's file and what planning must know of it."""
+
+    name: str
+    json_path: Path
+    vocab_size: int
+    end_of_text: str
+    content_hash: str
+
+    def identity(self) -> dict[str, str]:
+        """Return what can change the tokens: the file's content, not its place."""
+        return {"hf": self.content_hash, "end_of_text": self.end_of_text}
+
+
+def locate(name: str) -> HfTokenizer:
+    """Return the tokeniser of a path or a hub name."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        json_path, config_path = path / "tokenizer.json", path / "tokenizer_config.json"
+    elif path.is_file():
+        json_path, config_path = path, path.with_name("tokenizer_config.json")
+    elif name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
+        raise UserError(
+            Problem(
+                file=name,
+                what="no such tokenizer file or folder",
+                hint="relative paths start at the study file",
+            )
+        )
+    else:
+        json_path, config_path = _from_hub(name)
+    try:
+        content = json_path.read_bytes()
+    except FileNotFoundError:
+        hint = "only fast tokenizers can be used; save one with tokenizers' Tokenizer.save"
+        raise UserError(Problem(file=str(json_path), what="no such file", hint=hint)) from None
+    except OSError as error:
+        raise unreadable(json_path, error) from error
+    try:
+        value = json.loads(content)
+        tokens = _vocabulary(value)
+        vocab_size = max(tokens.values()) + 1
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = "expected the file that tokenizers' Tokenizer.save writes"
+        raise UserError(Problem(file=str(json_path), what="is not a tokenizer", hint=hint)) from error
+    return HfTokenizer(
+        name=name,
+        json_path=json_path,
+        vocab_size=vocab_size,
+        end_of_text=_end_of_text(json_path, config_path, tokens),
+        content_hash=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _from_hub(name: str) -> tuple[Path, Path]:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    def fetch(file: str, *, local: bool) -> Path:
+        return Path(hf_hub_download(name, file, local_files_only=local))
+
+    try:
+        local, json_path = True, fetch("tokenizer.json", local=True)
+    except Exception:  # not in the local hub cache, which has many ways of saying so
+        try:
+            # Asked first because it fails at once when offline; the download tries for half a minute.
+            HfApi().model_info(name, timeout=20)
+            local, json_path = False, fetch("tokenizer.json", local=False)
+        except Exception as error:
+            first_line = str(error).strip().split("\n")[0] or type(error).__name__
+            hint = "check the name and the connection, or give the path of a tokenizer.json"
+            what = f"tokenizer '{name}' is neither a path nor to be had from the hub: {first_line}"
+            raise UserError(Problem(what=what, hint=hint)) from error
+    try:
+        return json_path, fetch("tokenizer_config.json", local=local)
+    except Exception:  # optional: the end-of-text token may be found by name
+        return json_path, json_path.with_name("tokenizer_config.json")
+
+
+def _vocabulary(value: dict[str, Any]) -> dict[str, int]:
+    vocabulary = value["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: [[piece, score], …]
+        vocabulary = {piece: index for index, (piece, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in value.get("added_tokens") or []}
+    return {**vocabulary, **added}
+
+
+def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> str:
+    try:
+        named = json.loads(config_path.read_bytes()).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    if isinstance(named, dict):
+        named = named.get("content")
+    for candidate in (named, *_USUAL_END_TOKENS):
+        if candidate in tokens:
+            return str(candidate)
+    hint = "put a tokenizer_config.json with eos_token beside it"
+    raise UserError(Problem(file=str(json_path), what="the tokenizer has no end-of-text token", hint=hint))

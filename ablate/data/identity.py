@@ -1,0 +1,200 @@
+"""What a corpus *is*: a digest of everything that can change its tokens, and of nothing else.
+
+The digest is part of every run's id, so it covers the content of the files, their relative names, the rule
+that splits training from validation text, and the tokeniser with its parameters; it does not cover where
+the files lie. ``resolve`` also returns what it found, so that ``prepare`` reads exactly what was hashed.
+
+Fails with ``UserError``: fields that contradict each other, files that are missing or unreadable, a hub
+data set or tokeniser that cannot be reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sysconfig
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.data import hf_tokenizer, hub
+from ablate.data.hashes import content_hashes
+from ablate.data.sources import (
+    JSON_SUFFIXES,
+    TEXT_SUFFIXES,
+    TOKEN_SUFFIXES,
+    SourceFile,
+    find_files,
+    stdlib_files,
+)
+from ablate.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.config import DataConfig
+
+# Raise this when documents, their split or their tokens would come out differently from the same files.
+RULES_VERSION = 1
+
+BYTES_VOCABULARY = 256
+# BPE: the 256 bytes and the end-of-text token.
+BPE_MINIMUM = 257
+
+_SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFFIXES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIdentity:
+    """Which corpus and tokens these are.
+
+    ``num_bytes`` is the size of the source as it is stored, or ``max_bytes`` where that is less.
+    """
+
+    digest: str
+    vocab_size: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """An identity and what it was computed from: where ``prepare`` reads."""
+
+    identity: DataIdentity
+    train: tuple[SourceFile, ...] = ()
+    validation: tuple[SourceFile, ...] = ()
+    hub: hub.HubSource | None = None
+    hf: hf_tokenizer.HfTokenizer | None = None
+
+
+def identify(data: DataConfig) -> DataIdentity:
+    """Return the identity of a corpus without reading text that was hashed before.
+
+    Raises:
+        UserError: the corpus cannot be used as configured; every problem found, one line each.
+    """
+    return resolve(data).identity
+
+
+def resolve(data: DataConfig) -> Corpus:
+    """Return the identity together with the files, hub revision and tokeniser behind it."""
+    _check_fields(data)
+    hub_source = hub.locate(data) if data.source == "hub" else None
+    hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
+    train: list[SourceFile]
+    validation: list[SourceFile] = []
+    if data.source == "stdlib":
+        train = stdlib_files()
+    elif hub_source is not None:
+        train = list(hub_source.files)
+    else:
+        train = find_files(data.paths, _SUFFIXES[data.source])
+        validation = find_files(data.validation_paths, _SUFFIXES[data.source])
+    if data.source == "tokens":
+        _check_token_files(data, [*train, *validation])
+    files = [*train, *validation]
+    places = [*data.paths, "", *data.validation_paths] if data.paths else [sysconfig.get_path("stdlib")]
+    key = "\n".join([data.source, *map(os.path.abspath, places)])
+    hashes = content_hashes(files, key)
+    if data.source == "tokens":
+        _check_no_shared_file(train, validation, hashes)
+    hashed_train = _ordered(train, hashes[: len(train)])
+    hashed_validation = _ordered(validation, hashes[len(train) :])
+    vocab_size = hf.vocab_size if hf else (data.vocab_size or BYTES_VOCABULARY)
+    content = {
+        "rules": RULES_VERSION,
+        "source": data.source,
+        "train": [(file.name, content_hash) for file, content_hash in hashed_train],
+        "validation": [(file.name, content_hash) for file, content_hash in hashed_validation],
+        "hub": hub_source.identity() if hub_source else None,
+        "text_field": data.text_field if data.source in ("jsonl", "hub") else None,
+        "max_bytes": data.max_bytes,
+        "token_dtype": data.token_dtype if data.source == "tokens" else None,
+        "tokenizer": None if data.source == "tokens" else (hf.identity() if hf else data.tokenizer),
+        "vocab_size": vocab_size,
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    stored = sum(file.size for file in files)
+    num_bytes = min(stored or data.max_bytes or 0, data.max_bytes or stored)
+    return Corpus(
+        identity=DataIdentity(digest=digest, vocab_size=vocab_size, num_bytes=num_bytes),
+        train=tuple(file for file, _ in hashed_train),
+        validation=tuple(file for file, _ in hashed_validation),
+        hub=hub_source,
+        hf=hf,
+    )
+
+
+def _ordered(files: Sequence[SourceFile], hashes: Sequence[str]) -> list[tuple[SourceFile, str]]:
+    """Put files in an order that does not depend on where they lie, even where names are equal."""
+    return sorted(zip(files, hashes, strict=True), key=lambda pair: (pair[0].name, pair[1]))
+
+
+def _check_fields(data: DataConfig) -> None:
+    """Refuse fields that are missing, and fields that would be ignored: a grid over one would be a lie."""
+    wrong: list[Problem] = []
+
+    def need(condition: bool, what: str, hint: str) -> None:
+        if not condition:
+            wrong.append(Problem(what=what, hint=hint))
+
+    source, tokenizer = f"data.source: {data.source}", f"data.tokenizer: {data.tokenizer}"
+    if data.source == "stdlib":
+        need(not data.paths, f"data.paths has no effect with {source}", "leave it out, or use source: text")
+        need(
+            not data.validation_paths,
+            f"data.validation_paths has no effect with {source}",
+            "leave it out: validation text is held out by itself",
+        )
+    else:
+        need(bool(data.paths), f"data.paths is empty, but {source} needs it", "name files, folders or globs")
+    if data.source == "tokens":
+        need(data.tokenizer == "bytes", f"{tokenizer} has no effect with {source}", "leave it out")
+        need(
+            data.vocab_size is not None,
+            f"data.vocab_size is missing, but {source} needs it",
+            "highest id + 1",
+        )
+    elif data.tokenizer == "bpe":
+        enough = data.vocab_size is not None and data.vocab_size >= BPE_MINIMUM
+        got = data.vocab_size or "missing"
+        need(
+            enough, f"data.vocab_size is {got}", f"tokenizer: bpe needs at least {BPE_MINIMUM}, such as 4096"
+        )
+    else:
+        need(data.vocab_size is None, f"data.vocab_size has no effect with {tokenizer}", "leave it out")
+    if data.tokenizer == "hf":
+        hint = "a tokenizer.json, its folder or a hub name"
+        need(bool(data.tokenizer_path), "data.tokenizer_path is missing, but tokenizer: hf needs it", hint)
+    else:
+        need(
+            data.tokenizer_path is None, f"data.tokenizer_path has no effect with {tokenizer}", "leave it out"
+        )
+    if wrong:
+        raise UserError(*wrong)
+
+
+def _check_token_files(data: DataConfig, files: Sequence[SourceFile]) -> None:
+    width = {"uint16": 2, "uint32": 4}[data.token_dtype]
+    wrong = [
+        Problem(
+            file=file.path,
+            what=f"{file.size} bytes are no whole number of {data.token_dtype} tokens",
+            hint="set data.token_dtype to the type it was written with",
+        )
+        for file in files
+        if file.size % width
+    ]
+    if wrong:
+        raise UserError(*wrong)
+
+
+def _check_no_shared_file(
+    train: Sequence[SourceFile], validation: Sequence[SourceFile], hashes: Sequence[str]
+) -> None:
+    """Token files have no documents to compare; that a whole file is on both sides can at least be seen."""
+    in_training = dict(zip(hashes, train, strict=False))
+    for file, digest in zip(validation, hashes[len(train) :], strict=True):
+        if digest in in_training:
+            what = f"has the same content as the training file {in_training[digest].path}"
+            raise UserError(Problem(file=file.path, what=what, hint="validate on other tokens"))

@@ -1,0 +1,179 @@
+"""Which files a corpus is made of, by names that do not depend on where it lies.
+
+Paths become files here: folders are searched recursively, globs expanded, and each file gets a name
+relative to the folder, glob or parent it was found under. Two copies of a corpus in two places therefore
+list the same names. Only ``stat`` is called, so that planning stays fast; unreadable content shows later.
+
+Fails with ``UserError`` for a path that is not there (with the nearest name that is), a folder or glob
+without a match, and a folder that may not be read.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+TEXT_SUFFIXES = (
+    *(".txt", ".text", ".md", ".rst", ".tex"),
+    *(
+        ".py",
+        ".pyi",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".hpp",
+        ".cu",
+        ".rs",
+        ".go",
+        ".java",
+        ".js",
+        ".ts",
+        ".jl",
+        ".sh",
+    ),
+)
+JSON_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+TOKEN_SUFFIXES = (".bin", ".tokens")
+
+# Tests repeat each other and hold odd encodings; the rest is not the library's own text.
+_STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One file as ``stat`` saw it; ``name`` does not depend on the place of the corpus."""
+
+    name: str
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def stdlib_files() -> list[SourceFile]:
+    """Return the Python sources of the running interpreter's standard library.
+
+    Files that a build or a distribution generates for one machine are left out, so that equal Python
+    builds have equal corpora.
+    """
+    root = sysconfig.get_path("stdlib")
+
+    def wanted(name: str) -> bool:
+        top = name.split("/", 1)[0]
+        generated = top.startswith(("_sysconfigdata", "config-")) or top == "sitecustomize.py"
+        return name.endswith(".py") and not generated
+
+    files = list(_walk(root, wanted, skipped=_STDLIB_SKIPPED)) if os.path.isdir(root) else []  # noqa: PTH112
+    if not files:
+        raise UserError(
+            Problem(
+                file=root,
+                what="this Python has no source files of its standard library",
+                hint="use data.source: text with data.paths",
+            )
+        )
+    return files
+
+
+def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFile]:
+    """Return the files of all paths, each once, sorted by name.
+
+    ``suffixes`` choose among the files of a folder; a file that is named, or matched by a glob, is taken
+    whatever it is called. An empty tuple takes every file of a folder.
+    """
+    found: dict[str, SourceFile] = {}
+    problems: list[Problem] = []
+    for text in paths:
+        try:
+            for file in _expand(text, suffixes):
+                found.setdefault(file.path, file)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return sorted(found.values(), key=lambda file: (file.name, file.path))
+
+
+def _expand(text: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+    path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  Path.resolve would follow links
+    if os.path.isdir(path):  # noqa: PTH112
+        files = list(_walk(path, lambda name: name.lower().endswith(suffixes) if suffixes else True))
+        if not files:
+            kinds = f"; looked for {', '.join(suffixes)}" if suffixes else ""
+            hint = f"name the files, or a glob such as '{text.rstrip('/')}/*'{kinds}"
+            raise UserError(Problem(file=text, what="the folder has no file of this source", hint=hint))
+        yield from files
+    elif os.path.lexists(path):
+        yield _stat(path, os.path.basename(path))  # noqa: PTH119
+    elif glob.has_magic(path):
+        matches = [match for match in glob.iglob(path, recursive=True) if os.path.isfile(match)]  # noqa: PTH113, PTH207
+        if not matches:
+            raise UserError(
+                Problem(file=text, what="no file matches", hint="relative paths start at the study file")
+            )
+        parts = Path(path).parts
+        base = Path(*parts[: next(i for i, part in enumerate(parts) if glob.has_magic(part))])
+        for match in matches:
+            yield _stat(match, os.path.relpath(match, base))
+    else:
+        raise UserError(Problem(file=text, what="no such file or folder", hint=_nearest(Path(path))))
+
+
+def _walk(
+    root: str, wanted: Callable[[str], bool], skipped: set[str] | frozenset[str] = frozenset()
+) -> Iterator[SourceFile]:
+    def refuse(error: OSError) -> None:
+        raise UserError(
+            Problem(
+                file=str(error.filename),
+                what=f"cannot read the folder: {error.strerror}",
+                hint="check its rights",
+            )
+        )
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
+        prefix = os.path.relpath(folder, root)
+        for name in names:
+            relative = name if prefix == "." else f"{prefix}/{name}"
+            if not name.startswith(".") and wanted(relative):
+                yield _stat(f"{folder}/{name}", relative)
+
+
+def _stat(path: str, name: str) -> SourceFile:
+    try:
+        status = os.stat(path)  # noqa: PTH116  a Path for each of 700 files costs as much as the call
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return SourceFile(
+        name=name, path=path, size=status.st_size, mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns
+    )
+
+
+def unreadable(path: str | Path, error: OSError) -> UserError:
+    """Return the user's view of an ``OSError`` on one of the corpus's files."""
+    hint = "check the file's rights" if isinstance(error, PermissionError) else "check the file"
+    return UserError(Problem(file=str(path), what=f"cannot read: {error.strerror or error}", hint=hint))
+
+
+def _nearest(path: Path) -> str:
+    import difflib
+
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    try:
+        siblings = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        siblings = []
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    return f"did you mean {close[0]}?" if close else "relative paths start at the study file"

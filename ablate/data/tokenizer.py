@@ -1,0 +1,115 @@
+"""Text to token ids: bytes, a BPE trained on the training text, or a Hugging Face tokeniser.
+
+Every document is followed by the end-of-text token. For bytes that is byte 0, so that the vocabulary is
+256; a NUL inside a text becomes U+FFFD. The others have a special token, which text cannot spell: where
+it stands literally in a document it is tokenised as ordinary text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ablate.data.hf_tokenizer import HfTokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+BPE_SAMPLE_BYTES = 64 << 20
+"""Merges are learnt from the first so many bytes of training text: more changes few of them."""
+
+_NUL_INSTEAD = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+class Tokenizer(Protocol):
+    """What preparation needs of a tokeniser."""
+
+    description: str
+
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the ids of all texts in a row, each followed by the end-of-text token."""
+
+    def save(self, folder: Path) -> None:
+        """Keep beside the tokens what is needed to decode them."""
+
+
+class ByteTokenizer:
+    """The id of a byte is its value."""
+
+    description = "bytes"
+
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the bytes of all texts, each followed by 0."""
+        joined = b"".join(text.replace(b"\0", _NUL_INSTEAD) + b"\0" for text in texts)
+        return np.frombuffer(joined, dtype=np.uint8)
+
+    def save(self, folder: Path) -> None:
+        """Nothing to keep."""
+
+
+class JsonTokenizer:
+    """A tokeniser of the ``tokenizers`` package."""
+
+    def __init__(self, tokenizer: Any, end_of_text: str, description: str) -> None:
+        self._tokenizer = tokenizer
+        self._end_id = tokenizer.token_to_id(end_of_text)
+        self.description = description
+        # Set by some tokenizer.json files for single inputs; here they would cut documents short.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the ids of all texts, each followed by the end-of-text token."""
+        encodings = self._tokenizer.encode_batch_fast(
+            [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
+        )
+        end = [self._end_id]
+        return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
+
+    def save(self, folder: Path) -> None:
+        """Keep ``tokenizer.json``."""
+        self._tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
+    """Train a byte-level BPE. The same texts give the same tokeniser.
+
+    A small corpus can run out of pairs before ``vocab_size``; the ids above then never occur.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+    def sample() -> Iterable[str]:
+        taken = 0
+        for text in texts:
+            yield text.decode("utf-8", "replace")
+            taken += len(text)
+            if taken >= BPE_SAMPLE_BYTES:
+                return
+
+    backend.train_from_iterator(sample(), trainer)
+    return JsonTokenizer(backend, END_OF_TEXT, f"byte-level BPE, {backend.get_vocab_size()} tokens")
+
+
+def open_hf(found: HfTokenizer) -> JsonTokenizer:
+    """Open a tokeniser that ``hf_tokenizer.locate`` found."""
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(found.json_path))
+    return JsonTokenizer(backend, found.end_of_text, f"{found.name}, {found.vocab_size} tokens")

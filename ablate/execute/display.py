@@ -1,0 +1,148 @@
+"""What a person sees while a study runs: a live table on a terminal, plain lines anywhere else.
+
+Both are drawn from ``ProgressReader`` alone, so that what is shown is what is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+from ablate.execute.progress import ProgressReader, RunProgress, count_states
+from ablate.store import STATES, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+    from rich.table import Table
+
+_LINE_EVERY_SEC = 30.0
+_REFRESH_SEC = 0.5
+_STYLES: dict[State, str] = {
+    "finished": "green", "diverged": "magenta", "failed": "red", "interrupted": "yellow",
+    "running": "bold", "pending": "dim",
+}  # fmt: skip
+
+
+def format_count(n: float | None) -> str:
+    """Return a count in k, M or B: 1234567 → 1.23M."""
+    if n is None:
+        return "–"
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.0f}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a duration as 1:02 or 3:04:05."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Table:
+    """Return a table of runs that fits 80 columns; losses in nats per token."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("arm", overflow="ellipsis", no_wrap=True, max_width=28)
+    table.add_column("seed", justify="right")
+    table.add_column("state", no_wrap=True)
+    for name in ("tokens", "train", "val", "tok/s", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            escape(run.arm),
+            str(run.seed),
+            f"[{_STYLES[run.state]}]{run.state}[/]",
+            f"{format_count(run.tokens)}/{format_count(run.budget)}",
+            _loss(run.loss),
+            _loss(run.val_loss),
+            format_count(run.tokens_per_sec),
+            format_seconds(run.seconds_left),
+        )
+    return table
+
+
+def summary(runs: list[RunProgress]) -> str:
+    """Return the states in one line: ``8 of 12 done · 2 running · 2 pending``."""
+    counts = count_states(runs)
+    done = counts.get("finished", 0) + counts.get("diverged", 0)
+    parts = [f"{done} of {len(runs)} done"]
+    parts += [f"{counts[state]} {state}" for state in STATES if state != "finished" and counts.get(state)]
+    return " · ".join(parts)
+
+
+class LiveDisplay(AbstractContextManager["LiveDisplay"]):
+    """Shows the given runs until the block ends; ``update`` may be called as often as one likes."""
+
+    def __init__(self, reader: ProgressReader, run_ids: list[str], console: Console) -> None:
+        self._reader = reader
+        self._run_ids = run_ids
+        self._console = console
+        self._started = time.monotonic()
+        self._last_drawn = 0.0
+        self._states: dict[str, State] = {}
+        self._draw: Callable[[], None] = self._print_lines
+        self._close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            live = Live(console=self._console, auto_refresh=False, transient=True)
+            live.start()
+            self._draw = lambda: live.update(self._renderable(), refresh=True)
+            self._close = live.stop
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.update(force=True)
+        self._close()
+
+    def update(self, *, force: bool = False) -> None:
+        """Draw again if it is time."""
+        now = time.monotonic()
+        if force or now - self._last_drawn >= _REFRESH_SEC:
+            self._draw()
+            self._last_drawn = now
+
+    def _renderable(self) -> Table:
+        runs = self._reader.read(self._run_ids)
+        # What moves comes first; a terminal has few lines and a study may have thousands of runs.
+        order = {"running": 0, "failed": 1, "diverged": 2, "interrupted": 3, "finished": 4, "pending": 5}
+        room = max(4, self._console.size.height - 6)
+        shown = sorted(runs, key=lambda run: order[run.state])[:room]
+        hidden = len(runs) - len(shown)
+        more = f" · {hidden} not shown" if hidden else ""
+        elapsed = format_seconds(time.monotonic() - self._started)
+        return progress_table(shown, title=f"{summary(runs)} · {elapsed}{more}")
+
+    def _print_lines(self) -> None:
+        runs = self._reader.read(self._run_ids)
+        elapsed = format_seconds(time.monotonic() - self._started)
+        changed = [run for run in runs if self._states.get(run.run_id, "pending") != run.state]
+        for run in changed:
+            self._states[run.run_id] = run.state
+            detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
+            detail += f" at {format_count(run.tokens)} tokens" if run.tokens else ""
+            detail += f": {run.message}" if run.message else ""
+            self._line(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}")
+        if changed or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
+            self._line(f"[{elapsed}] {summary(runs)}")
+
+    _last_line = float("-inf")
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

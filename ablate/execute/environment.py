@@ -1,0 +1,77 @@
+"""What a run ran on: versions, hardware and back end, written beside its result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ablate
+from ablate._version import __version__
+
+if TYPE_CHECKING:
+    from ablate.backends.protocol import Backend
+
+_PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, with ``+`` if it has changes."""
+    folder = Path(ablate.__file__).resolve().parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True, text=True, check=True, timeout=10,
+        ).stdout.strip()  # fmt: skip
+        changed = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "--", str(folder)],
+            capture_output=True, text=True, check=True, timeout=10,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def describe_environment(backend: Backend, device: str, commit: str | None) -> dict[str, Any]:
+    """Return the environment record of one attempt (see docs/architecture.md)."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
+    return {
+        "ablate": __version__,
+        "git_commit": commit,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpus_visible": len(os.sched_getaffinity(0)),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "backend": backend.name,
+        "backend_mode": backend.mode,
+        "backend_detail": backend.detail(),
+        # Emulated speed says nothing of FP4 hardware, so only native timing can be valid.
+        "timing_valid": backend.mode == "native",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,121 @@
+"""How far a study is, read from the run store alone: the same for the live table and for ``ablate status``.
+
+Each run's metrics are read on from where the last look ended, so that a look costs what is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ablate.store import RunDir, State, StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """One run at one moment. Losses are in nats per token."""
+
+    run_id: str
+    arm: str
+    seed: int
+    state: State
+    tokens: int
+    budget: int
+    loss: float | None
+    val_loss: float | None
+    tokens_per_sec: float | None
+    message: str | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the end of the budget at the present rate."""
+        if self.state != "running" or not self.tokens_per_sec:
+            return None
+        return max(0, self.budget - self.tokens) / self.tokens_per_sec
+
+
+@dataclass
+class _Tail:
+    offset: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_sec: float | None = None
+
+
+class ProgressReader:
+    """Reads the progress of a study's runs again and again."""
+
+    def __init__(self, store: StudyStore, *, executor_alive: bool = True) -> None:
+        """``executor_alive=False`` reads a leftover ``running`` as interrupted: nobody is running it."""
+        self._store = store
+        self._executor_alive = executor_alive
+        self._tails: dict[str, _Tail] = {}
+        plan = store.plan()
+        self._budget = int(plan["training"]["tokens"])
+        self.runs: list[tuple[str, str, int]] = [
+            (run["id"], arm["name"], run["seed"]) for arm in plan["arms"] for run in arm["runs"]
+        ]
+
+    def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
+        """Return the progress of all runs, or of those ids, in the plan's order."""
+        wanted = None if only is None else set(only)
+        return [
+            self._read(run_id, arm, seed)
+            for run_id, arm, seed in self.runs
+            if wanted is None or run_id in wanted
+        ]
+
+    def _read(self, run_id: str, arm: str, seed: int) -> RunProgress:
+        run = self._store.run(run_id)
+        status = run.status()
+        state, message = status.state, status.message
+        if state == "running" and not self._executor_alive:
+            state, message = "interrupted", "its executor is gone"
+        tail = self._tail(run)
+        return RunProgress(
+            run_id=run_id,
+            arm=arm,
+            seed=seed,
+            state=state,
+            tokens=max(tail.tokens, status.tokens),
+            budget=self._budget,
+            loss=tail.loss,
+            val_loss=tail.val_loss,
+            tokens_per_sec=tail.tokens_per_sec,
+            message=message,
+        )
+
+    def _tail(self, run: RunDir) -> _Tail:
+        tail = self._tails.setdefault(run.run_id, _Tail())
+        try:
+            size = run.metrics_path.stat().st_size
+        except FileNotFoundError:
+            return tail
+        if size < tail.offset:  # a new attempt began the file anew
+            tail = self._tails[run.run_id] = _Tail()
+        if size == tail.offset:
+            return tail
+        with run.metrics_path.open("rb") as file:
+            file.seek(tail.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                tail.offset += len(line)
+                row = json.loads(line)
+                tail.tokens = row["tokens"]
+                if row["kind"] == "eval":
+                    tail.val_loss = row["val_loss"]
+                else:
+                    tail.loss, tail.tokens_per_sec = row["loss"], row["tokens_per_sec"]
+        return tail
+
+
+def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:
+    """Return how many runs are in each state that occurs."""
+    return dict(Counter(run.state for run in runs))

@@ -1,0 +1,78 @@
+"""What a configuration amounts to: steps, evaluations, parameters, operations per token, its schedule.
+
+Steps are rounded as ``ablate.train.schedule`` rounds them; that module cannot be imported here, because its
+package brings torch, so a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ablate.config import ModelConfig, TrainingConfig
+
+_TRAIN_ROWS_PER_EVAL = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """The batch arithmetic of a run. ``tokens`` is the budget rounded up to whole steps."""
+
+    tokens_per_step: int
+    micro_batches: int
+    steps: int
+    tokens: int
+    warmup_steps: int
+    evals: int
+    metric_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """Parameters, and floating-point operations of a forward and backward pass per token."""
+
+    parameters: int
+    flops_per_token: int
+
+
+def batches(training: TrainingConfig) -> Batches:
+    """Return the batch arithmetic of a training section."""
+    tokens_per_step = training.batch_size * training.seq_len
+    steps = math.ceil(training.tokens / tokens_per_step)
+    eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
+    evals = math.ceil(steps / eval_every)
+    log_every = max(1, eval_every // _TRAIN_ROWS_PER_EVAL)
+    return Batches(
+        tokens_per_step=tokens_per_step,
+        micro_batches=training.batch_size // (training.micro_batch_size or training.batch_size),
+        steps=steps,
+        tokens=steps * tokens_per_step,
+        warmup_steps=math.ceil(training.warmup_tokens / tokens_per_step),
+        evals=evals,
+        metric_rows=math.ceil(steps / log_every) + evals,
+    )
+
+
+def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:
+    """Return a model's size; causal attention counts half of the full square."""
+    kv_width = (model.kv_heads or model.heads) * (model.width // model.heads)
+    linear = model.layers * (2 * model.width * (model.width + kv_width) + 3 * model.width * model.ffn)
+    head = model.width * vocab_size
+    norms = (2 * model.layers + 1) * model.width
+    return ModelSize(
+        parameters=linear + norms + head * (1 if model.tied_head else 2),
+        flops_per_token=6 * (linear + head) + 6 * model.layers * model.width * seq_len,
+    )
+
+
+def schedule_text(training: TrainingConfig) -> str:
+    """Say what the learning rate does, in a line."""
+    peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"
+    text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
+    if training.schedule == "constant":
+        return f"{text}constant at {peak}"
+    if training.schedule == "cosine":
+        return f"{text}cosine from {peak} to {final} at the end of the budget"
+    return f"{text}{peak}, and linear decay to {final} over the last {training.decay_tokens:,} tokens"

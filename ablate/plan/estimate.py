@@ -1,0 +1,99 @@
+"""How long a plan will take and what it will store, with the ground for each figure.
+
+Where runs of an arm are finished, their measured speed is used. Otherwise the time is modelled from the
+shapes of the model and an assumed rate, scaled by how far the model was off on the arms that were measured.
+A modelled time is a guide to minutes or days, not a promise; it leaves out that emulated formats cost more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from ablate.store import END_STATES
+
+if TYPE_CHECKING:
+    from ablate.plan.plan import Plan, PlannedArm
+    from ablate.plan.progress import Progress
+
+FLOPS_PER_CPU_CORE = 60e9
+FLOPS_PER_GPU = 100e12
+"""Assumed rates of useful work, operations per second; of a GPU, about a tenth of a current one's peak."""
+
+_BYTES_PER_ROW = 180
+_BYTES_PER_RUN = 12 * 1024  # configuration, status, environment and a short log
+
+Ground = Literal["measured", "scaled", "modelled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Time and storage. ``wall_seconds`` is for the runs still to do, on ``cores`` cores or one GPU a run."""
+
+    run_seconds: dict[str, float]
+    ground: dict[str, Ground]
+    wall_seconds: float
+    cores: int
+    uses_gpu: bool
+    storage_bytes: int
+
+
+def estimate(plan: Plan, progress: Progress, *, cores: int) -> Estimate:
+    """Estimate a plan on a machine with so many CPU cores."""
+    modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
+    ratios = [
+        _measured_seconds(arm, progress.tokens_per_sec[arm.name]) / modelled[arm.name]
+        for arm in plan.arms
+        if arm.name in progress.tokens_per_sec
+    ]
+    scale = median(ratios) if ratios else 1.0
+    run_seconds: dict[str, float] = {}
+    ground: dict[str, Ground] = {}
+    for arm in plan.arms:
+        speed = progress.tokens_per_sec.get(arm.name)
+        if speed is None:
+            run_seconds[arm.name] = modelled[arm.name] * scale
+            ground[arm.name] = "scaled" if ratios else "modelled"
+        else:
+            run_seconds[arm.name] = _measured_seconds(arm, speed)
+            ground[arm.name] = "measured"
+    return Estimate(
+        run_seconds=run_seconds,
+        ground=ground,
+        wall_seconds=_wall_seconds(plan, progress, run_seconds, cores),
+        cores=cores,
+        uses_gpu=any(arm.resources.gpus for arm in plan.arms),
+        storage_bytes=sum(
+            len(arm.runs) * (_BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW) for arm in plan.arms
+        ),
+    )
+
+
+def _work_tokens(arm: PlannedArm) -> float:
+    """Training tokens, and those of evaluation at the third of their cost that a forward pass has."""
+    return arm.batches.tokens + arm.batches.evals * arm.training.eval_tokens / 3
+
+
+def _modelled_seconds(arm: PlannedArm) -> float:
+    rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
+    return _work_tokens(arm) * arm.size.flops_per_token / rate
+
+
+def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
+    return _work_tokens(arm) / tokens_per_sec
+
+
+def _wall_seconds(plan: Plan, progress: Progress, run_seconds: dict[str, float], cores: int) -> float:
+    """Spread the runs to do over the cores, and those on GPUs one after the other; none shorter than one."""
+    longest = cpu_work = gpu_work = 0.0
+    for arm in plan.arms:
+        left = sum(progress.state(run.id) not in END_STATES for run in arm.runs)
+        seconds = run_seconds[arm.name]
+        if left:
+            longest = max(longest, seconds)
+        if arm.resources.gpus:
+            gpu_work += left * seconds
+        else:
+            cpu_work += left * seconds * min(1.0, arm.resources.cpus / cores)
+    return max(longest, cpu_work, gpu_work)

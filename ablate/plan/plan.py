@@ -1,0 +1,259 @@
+"""Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
+
+The only thing that planning must learn from outside is what the data are; ``identify`` tells, once for each
+distinct data section. No clock, no random number, no torch.
+
+How it fails: ``UserError`` from ``identify`` (files that are missing), for all data sections at once; and two
+arms whose data differ in name alone, which are one arm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ablate.config import (
+    BackendName,
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+    canonical_json,
+)
+from ablate.errors import Problem, UserError
+from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size
+from ablate.plan.ids import RunIds
+from ablate.recipes import Recipe, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ablate.spec import DroppedCell, FoldedCell, ResolvedArm, Study, Target
+
+
+class DataIdentity(Protocol):
+    """What planning must know of a corpus; ``ablate.data.identify`` returns one."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content and of how it becomes tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One arm with one seed."""
+
+    id: str
+    arm: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedArm:
+    """One arm: its configuration, its runs, and what they amount to.
+
+    ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
+    that are this same arm.
+    """
+
+    name: str
+    description: str | None
+    recipe_text: str
+    factors: dict[str, Any]
+    differs: dict[str, tuple[Any, Any]]
+    folded: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+    model: ModelConfig
+    data: DataConfig
+    data_digest: str
+    vocab_size: int
+    training: TrainingConfig
+    recipe: Recipe
+    backend: BackendName
+    resources: ResourcesConfig
+    batches: Batches
+    size: ModelSize
+
+    def config(self, seed: int) -> RunConfig:
+        """Return the configuration of the run with this seed."""
+        return RunConfig(
+            model=self.model,
+            data=self.data,
+            data_digest=self.data_digest,
+            vocab_size=self.vocab_size,
+            training=self.training,
+            recipe=self.recipe,
+            backend=self.backend,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything that a study will run."""
+
+    study: str
+    description: str | None
+    baseline: str
+    target: Target
+    paired_seeds: bool
+    training: TrainingConfig
+    arms: tuple[PlannedArm, ...]
+    folded: tuple[FoldedCell, ...]
+    dropped: tuple[DroppedCell, ...]
+
+    def arm(self, name: str) -> PlannedArm:
+        """Return an arm by name; raises ``KeyError``."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise KeyError(name)
+
+    def runs(self) -> Iterator[tuple[PlannedArm, PlannedRun]]:
+        """Yield every run with its arm."""
+        for arm in self.arms:
+            for run in arm.runs:
+                yield arm, run
+
+
+def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> Plan:
+    """Plan a study. ``identify`` tells what a data section's content is; default: ``ablate.data.identify``.
+
+    Raises:
+        UserError: data that cannot be used, or two arms that are the same run.
+    """
+    if identify is None:
+        from ablate.data import identify as identify_data
+
+        identify = identify_data
+    identities = _identify_all(study, identify)
+    ids = RunIds()
+    differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
+    described: dict[int, str] = {}
+    counted: dict[int, Batches] = {}
+    sized: dict[tuple[int, int, int], ModelSize] = {}
+    folded: dict[str, list[str]] = {}
+    for cell in study.folded:
+        folded.setdefault(cell.into, []).append(cell.name)
+    arms = []
+    for arm in study.arms:  # what depends on one section only is worked out once for all that share it
+        identity = identities[id(arm.data)]
+        if id(arm.recipe) not in described:
+            described[id(arm.recipe)] = describe(arm.recipe)
+        if id(arm.training) not in counted:
+            counted[id(arm.training)] = batches(arm.training)
+        size_key = (id(arm.model), identity.vocab_size, arm.training.seq_len)
+        if size_key not in sized:
+            sized[size_key] = model_size(
+                arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len
+            )
+        fields: dict[str, Any] = {
+            "model": arm.model,
+            "data": arm.data,
+            "data_digest": identity.digest,
+            "vocab_size": identity.vocab_size,
+            "training": arm.training,
+            "recipe": arm.recipe,
+            "backend": arm.backend,
+        }
+        runs = zip(ids.of_arm(fields, study.seeds), study.seeds, strict=True)
+        arms.append(
+            PlannedArm(
+                name=arm.name,
+                description=arm.description,
+                recipe_text=described[id(arm.recipe)],
+                factors=arm.factors,
+                differs=differences.of(arm),
+                folded=tuple(folded.get(arm.name, ())),
+                runs=tuple(PlannedRun(id=run_id, arm=arm.name, seed=seed) for run_id, seed in runs),
+                **fields,
+                resources=arm.resources,
+                batches=counted[id(arm.training)],
+                size=sized[size_key],
+            )
+        )
+    _refuse_shared_ids(study, arms)
+    return Plan(
+        study=study.name,
+        description=study.description,
+        baseline=study.baseline,
+        target=study.target,
+        paired_seeds=study.paired_seeds,
+        training=study.training,
+        arms=tuple(arms),
+        folded=study.folded,
+        dropped=study.dropped,
+    )
+
+
+def _identify_all(study: Study, identify: Callable[[DataConfig], DataIdentity]) -> dict[int, DataIdentity]:
+    """Return the identity of each data section, by the section's id; asks once for equal sections."""
+    by_id: dict[int, DataIdentity] = {}
+    by_content: dict[str, DataIdentity | None] = {}
+    problems: dict[Problem, None] = {}
+    for arm in study.arms:
+        if id(arm.data) in by_id:
+            continue
+        content = canonical_json(arm.data)
+        if content not in by_content:
+            try:
+                by_content[content] = identify(arm.data)
+            except UserError as error:
+                by_content[content] = None
+                problems |= dict.fromkeys(error.problems)
+        identity = by_content[content]
+        if identity is not None:
+            by_id[id(arm.data)] = identity
+    if problems:
+        raise UserError(*problems)
+    return by_id
+
+
+def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
+    first: dict[str, str] = {}
+    problems = []
+    for arm in arms:
+        same = first.setdefault(arm.runs[0].id, arm.name)
+        if same != arm.name:
+            what = f"arm '{arm.name}' is the same as arm '{same}'"
+            problems.append(Problem(file=str(study.path), what=what, hint="their data have the same content"))
+    if problems:
+        raise UserError(*problems)
+
+
+class _Differences:
+    """What arms differ in from the baseline; sections that arms share are compared once."""
+
+    def __init__(self, baseline: ResolvedArm) -> None:
+        self._baseline = baseline
+        self._plain: dict[str, dict[str, Any]] = {}
+        self._found: dict[int, tuple[Any, dict[str, tuple[Any, Any]]]] = {}
+
+    def of(self, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
+        differs: dict[str, tuple[Any, Any]] = {}
+        for section in ("model", "data", "training"):
+            differs |= self._section(section, getattr(arm, section), getattr(self._baseline, section))
+        if arm.recipe != self._baseline.recipe:
+            differs |= self._section("recipe", arm.recipe_spec, self._baseline.recipe_spec)
+        if arm.backend != self._baseline.backend:
+            differs["backend"] = (self._baseline.backend, arm.backend)
+        return differs
+
+    def _section(self, name: str, own: Any, baseline: Any) -> dict[str, tuple[Any, Any]]:
+        if own is baseline:
+            return {}
+        if id(own) not in self._found:
+            if name not in self._plain:
+                self._plain[name] = asdict(baseline)
+            found = {
+                f"{name}.{key}": (self._plain[name][key], value)
+                for key, value in asdict(own).items()
+                if value != self._plain[name][key]
+            }
+            self._found[id(own)] = (own, found)
+        return self._found[id(own)][1]

@@ -1,0 +1,63 @@
+"""What the run store says of a plan: the state of each run, and how fast finished runs went.
+
+How it fails: not at all on a store that is missing or half written; a run whose status cannot be read counts
+as pending, and one whose metrics cannot be read is not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ablate.plan.plan import Plan
+    from ablate.store import RunDir, State, StudyStore
+
+_MEASURED_RUNS_PER_ARM = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """States by run id (those that are not pending), and measured tokens per second by arm."""
+
+    states: dict[str, State]
+    tokens_per_sec: dict[str, float]
+
+    def state(self, run_id: str) -> State:
+        """Return the state of a run."""
+        return self.states.get(run_id, "pending")
+
+
+def read_progress(plan: Plan, store: StudyStore) -> Progress:
+    """Look up the runs of a plan in the store."""
+    try:
+        there = {path.name for path in (store.path / "runs").iterdir()}
+    except OSError:
+        there = set()
+    states: dict[str, State] = {}
+    speeds: dict[str, list[float]] = {}
+    for arm, run in plan.runs():
+        if run.id not in there:
+            continue
+        run_dir = store.run(run.id)
+        try:
+            state = run_dir.status().state
+        except (OSError, ValueError, TypeError, AttributeError):  # not JSON, or not an object
+            continue
+        if state != "pending":
+            states[run.id] = state
+        known = speeds.setdefault(arm.name, [])
+        if state == "finished" and len(known) < _MEASURED_RUNS_PER_ARM:
+            speed = _mean_tokens_per_sec(run_dir)
+            known += [speed] if speed else []
+    measured = {arm: sum(values) / len(values) for arm, values in speeds.items() if values}
+    return Progress(states=states, tokens_per_sec=measured)
+
+
+def _mean_tokens_per_sec(run_dir: RunDir) -> float | None:
+    try:
+        rows = [row for row in run_dir.metrics() if row.get("kind") == "train"]
+    except (OSError, ValueError, AttributeError):
+        return None
+    speeds = [row["tokens_per_sec"] for row in rows if isinstance(row.get("tokens_per_sec"), int | float)]
+    return sum(speeds) / len(speeds) if speeds and sum(speeds) > 0 else None

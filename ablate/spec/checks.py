@@ -1,0 +1,185 @@
+"""What must hold between the values of one arm. Each fault names the value that broke it, where it stands.
+
+Faults of one value alone are found earlier, in place; a rule here may rely on every value being in range.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ablate.recipes import GEMMS, MX_BLOCK, Gemm, GemmPolicy, Recipe, SenselessRecipe, group_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ablate.config import DataConfig, ModelConfig, TrainingConfig
+    from ablate.spec.faults import Faults
+    from ablate.spec.merge import Draft
+    from ablate.spec.tree import Node
+
+BPE_MINIMUM = 257
+
+FieldPath = tuple[str, ...]
+_WIDTH: FieldPath = ("model", "width")
+_HEADS: FieldPath = ("model", "heads")
+_KV_HEADS: FieldPath = ("model", "kv_heads")
+_SEQ_LEN: FieldPath = ("training", "seq_len")
+_BATCH: FieldPath = ("training", "batch_size")
+_MICRO: FieldPath = ("training", "micro_batch_size")
+_TOKENS: FieldPath = ("training", "tokens")
+
+
+class ArmChecks:
+    """The checks of one arm; adds what it finds to ``faults``."""
+
+    def __init__(self, draft: Draft, faults: Faults) -> None:
+        self._draft = draft
+        self._faults = faults
+
+    def _add(self, what: str, *paths: FieldPath, hint: str | None = None) -> None:
+        self._add_at(self._draft.blame(*paths), what, hint)
+
+    def _add_at(self, node: Node, what: str, hint: str | None = None) -> None:
+        arm = None if self._draft.owns(node) else self._draft.name
+        self._faults.add(node, what, hint, arm=arm)
+
+    def senseless(self, error: SenselessRecipe) -> None:
+        """Report a recipe that contradicts itself."""
+        is_cell = self._draft.node.path[0] == "grid"
+        hint = "exclude the cell, or set grid.senseless: drop" if is_cell else None
+        node = self._draft.blame(("recipe", error.key))
+        if node is self._draft.node:
+            node = self._draft.blame(("recipe",))
+        self._add_at(node, str(error), hint)
+
+    def model(self, model: ModelConfig) -> bool:
+        """Check the shapes of attention; returns whether the head dimension is a whole number."""
+        if model.width % model.heads:
+            self._add(f"width {model.width} is not a multiple of heads {model.heads}", _HEADS, _WIDTH)
+            return False
+        head_dim = model.width // model.heads
+        if head_dim % 2:
+            what = f"head dimension {head_dim} (width / heads) is odd"
+            self._add(what, _HEADS, _WIDTH, hint="rotary positions need it even")
+        if model.kv_heads is not None and model.heads % model.kv_heads:
+            what = f"heads {model.heads} is not a multiple of kv_heads {model.kv_heads}"
+            self._add(what, _KV_HEADS, _HEADS)
+        return True
+
+    def training(self, training: TrainingConfig) -> None:
+        """Check batch, schedule and evaluation against the budget."""
+        if training.micro_batch_size and training.batch_size % training.micro_batch_size:
+            what = f"batch_size {training.batch_size} is not a multiple of micro_batch_size"
+            self._add(f"{what} {training.micro_batch_size}", _MICRO, _BATCH)
+        decay: FieldPath = ("training", "decay_tokens")
+        schedule: FieldPath = ("training", "schedule")
+        if training.schedule == "wsd" and not training.decay_tokens:
+            self._add("schedule wsd needs decay_tokens", decay, schedule, hint="the tokens of its decay")
+        if training.schedule != "wsd" and training.decay_tokens:
+            what = f"decay_tokens {training.decay_tokens} with schedule {training.schedule}"
+            self._add(what, decay, schedule, hint="only wsd decays at the end; set decay_tokens: 0")
+        elif training.warmup_tokens + training.decay_tokens > training.tokens:
+            parts = f"warmup_tokens {training.warmup_tokens}"
+            if training.decay_tokens:
+                parts += f" + decay_tokens {training.decay_tokens}"
+            self._add(
+                f"{parts} exceeds tokens {training.tokens}", ("training", "warmup_tokens"), decay, _TOKENS
+            )
+        if training.eval_every_tokens > training.tokens:
+            what = f"eval_every_tokens {training.eval_every_tokens} exceeds tokens {training.tokens}"
+            self._add(what, ("training", "eval_every_tokens"), _TOKENS)
+        if training.eval_tokens < training.seq_len:
+            what = f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}"
+            self._add(what, ("training", "eval_tokens"), _SEQ_LEN)
+
+    def data(self, data: DataConfig) -> None:
+        """Check that each key of the data section means something for this source and tokenizer."""
+        source: FieldPath = ("data", "source")
+        tokenizer: FieldPath = ("data", "tokenizer")
+        paths: FieldPath = ("data", "paths")
+        if data.source == "stdlib":
+            for key, given in (("paths", data.paths), ("validation_paths", data.validation_paths)):
+                if given:
+                    self._add(f"source stdlib takes no {key}", ("data", key), source)
+        elif not data.paths:
+            self._add(f"source {data.source} needs paths", paths, source)
+        if data.text_field != "text" and data.source not in ("jsonl", "hub"):
+            self._add(f"source {data.source} has no text_field", ("data", "text_field"), source)
+        if data.source == "tokens":
+            self._tokens(data, source, tokenizer)
+            return
+        if data.token_dtype != "uint16":  # noqa: S105  a data type, no password
+            self._add(f"source {data.source} has no token_dtype", ("data", "token_dtype"), source)
+        vocab: FieldPath = ("data", "vocab_size")
+        if data.tokenizer == "bpe" and data.vocab_size is None:
+            self._add("tokenizer bpe needs vocab_size", vocab, tokenizer, hint="the size to train")
+        if data.tokenizer == "bpe" and data.vocab_size is not None and data.vocab_size < BPE_MINIMUM:
+            what = f"vocab_size {data.vocab_size} is too small for bpe"
+            self._add(what, vocab, tokenizer, hint=f"from {BPE_MINIMUM} up: the bytes and an end of text")
+        if data.tokenizer != "bpe" and data.vocab_size is not None:
+            what = f"tokenizer {data.tokenizer} has a vocabulary of its own"
+            self._add(what, vocab, tokenizer, hint="vocab_size is for bpe, and for source tokens")
+        self._tokenizer_path(data, tokenizer)
+
+    def _tokenizer_path(self, data: DataConfig, tokenizer: FieldPath) -> None:
+        path: FieldPath = ("data", "tokenizer_path")
+        if data.tokenizer == "hf" and data.tokenizer_path is None:
+            self._add("tokenizer hf needs tokenizer_path", path, tokenizer, hint="a local path or a hub name")
+        if data.tokenizer != "hf" and data.tokenizer_path is not None:
+            self._add(f"tokenizer {data.tokenizer} takes no tokenizer_path", path, tokenizer)
+
+    def _tokens(self, data: DataConfig, source: FieldPath, tokenizer: FieldPath) -> None:
+        vocab: FieldPath = ("data", "vocab_size")
+        if data.tokenizer != "bytes":
+            self._add(f"source tokens takes no tokenizer {data.tokenizer}", tokenizer, source)
+        elif data.tokenizer_path is not None:
+            self._add("source tokens takes no tokenizer_path", ("data", "tokenizer_path"), source)
+        if data.vocab_size is None:
+            self._add("source tokens needs vocab_size", vocab, source, hint="one above the largest token")
+        elif data.token_dtype == "uint16" and data.vocab_size > 2**16:  # noqa: S105
+            what = f"vocab_size {data.vocab_size} does not fit uint16"
+            self._add(what, vocab, ("data", "token_dtype"), hint="token_dtype: uint32?")
+
+    def shapes(self, model: ModelConfig, training: TrainingConfig, recipe: Recipe) -> None:
+        """Check that blocks and Hadamard groups divide the dimensions that the GEMMs contract over."""
+        divisors = {gemm: _divisor(recipe.gemm(gemm)) for gemm in GEMMS}
+        if max(divisors.values()) == 1:
+            return
+        for shown, size, gemm, layers, paths in _contractions(model, training):
+            divisor = divisors[gemm]
+            if size % divisor:
+                what = f"{shown} is not a multiple of {divisor}, as {gemm.capitalize()} of {layers} needs it"
+                why = "its block" if divisor == MX_BLOCK else "its Hadamard group"
+                self._add(what, *paths, hint=f"{why} of {divisor} lies along this dimension")
+
+
+def _divisor(policy: GemmPolicy) -> int:
+    return max(group_size(policy.left), group_size(policy.right))  # both are powers of two
+
+
+def _contractions(
+    model: ModelConfig, training: TrainingConfig
+) -> Iterator[tuple[str, int, Gemm, str, tuple[FieldPath, ...]]]:
+    """Yield (dimension in words, size, GEMM, linear layers, fields) for what each GEMM contracts over."""
+    width, ffn = model.width, model.ffn
+    kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
+    micro = training.micro_batch_size or training.batch_size
+    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
+    tokens = micro * training.seq_len
+    kv_width = kv_heads * head_dim
+    qkv = "q, k, v, o and down" if kv_width == width else "q, o and down"
+    kv_shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
+    ffn_paths: tuple[FieldPath, ...] = (("model", "ffn"),)
+    yield f"width {width}", width, "fprop", "q, k, v, o, gate and up", (_WIDTH,)
+    yield f"ffn {ffn}", ffn, "fprop", "down", ffn_paths
+    yield f"width {width}", width, "dgrad", qkv, (_WIDTH,)
+    if kv_width != width:
+        yield kv_shown, kv_width, "dgrad", "k and v", (_KV_HEADS, _HEADS, _WIDTH)
+    yield f"ffn {ffn}", ffn, "dgrad", "gate and up", ffn_paths
+    yield (
+        f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
+        tokens,
+        "wgrad",
+        "every layer",
+        (_SEQ_LEN, _MICRO, _BATCH),
+    )

@@ -1,0 +1,127 @@
+"""From drafts to arms: build each, check it, and fold what is another arm under a second name.
+
+Two named arms that are one configuration are a mistake; cells of a grid that coincide are a matter of
+course (no FP4 GEMM has no Hadamard size), and are listed, not run twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ablate.config import canonical_json
+from ablate.recipes import SenselessRecipe
+from ablate.spec.checks import ArmChecks
+from ablate.spec.merge import SectionBuilder
+from ablate.spec.sections import SECTIONS
+from ablate.spec.study import DroppedCell, FoldedCell, ResolvedArm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ablate.recipes import Recipe
+    from ablate.spec.faults import Faults
+    from ablate.spec.grid import Cell
+    from ablate.spec.merge import Draft
+
+MAX_NAME = 80
+
+
+def name_rule(name: str) -> str | None:
+    """Return what a name must be, if this one is not."""
+    is_good = name.isprintable() and name == name.strip() and 0 < len(name) <= MAX_NAME
+    return None if is_good else f"1 to {MAX_NAME} printable characters, no space around"
+
+
+class ArmCollector:
+    """Collects the arms of one study. ``drop_senseless``: what the grid says of senseless cells."""
+
+    def __init__(self, folder: Path, faults: Faults, *, drop_senseless: bool) -> None:
+        self.arms: dict[str, ResolvedArm] = {}
+        self.folded: list[FoldedCell] = []
+        self.dropped: list[DroppedCell] = []
+        self.builder = SectionBuilder(folder=folder)
+        self._faults = faults
+        self._drop_senseless = drop_senseless
+        self._by_content: dict[tuple[str, ...], str] = {}
+        self._texts: dict[int, tuple[Any, str]] = {}
+
+    def add_named(self, draft: Draft) -> None:
+        """Add a named arm; one that equals another is a fault."""
+        if rule := name_rule(draft.name):
+            self._faults.add(draft.node, "cannot name an arm", rule)
+        arm = self._build(draft, is_cell=False)
+        if arm is None:
+            return
+        same = self._by_content.setdefault(self._content(arm), arm.name)
+        if same != arm.name:
+            hint = "names, descriptions and resources do not count"
+            self._faults.add(draft.node, f"the same arm as '{same}'", hint)
+            return
+        self.arms[arm.name] = arm
+
+    def add_cell(self, cell: Cell, draft: Draft) -> None:
+        """Add a cell of the grid; one that equals an arm is folded into it."""
+        if cell.excluded:
+            self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
+            return
+        arm = self._build(draft, is_cell=True)
+        if arm is None:
+            return
+        hint = "give the values labels: {label: value}"
+        if rule := name_rule(arm.name):
+            self._faults.add(draft.node, "the values make names that cannot name an arm", f"{rule}; {hint}")
+            return
+        content = self._content(arm)
+        if content in self._by_content:
+            self.folded.append(FoldedCell(name=arm.name, into=self._by_content[content]))
+        elif arm.name in self.arms:
+            self._faults.add(draft.node, f"two different arms would be called '{arm.name}'", hint)
+        else:
+            self._by_content[content] = arm.name
+            self.arms[arm.name] = arm
+
+    def _build(self, draft: Draft, *, is_cell: bool) -> ResolvedArm | None:
+        """Build and check one arm; None if it is dropped or cannot be built."""
+        built = {section: self.builder.build(section, draft.sections.get(section)) for section in SECTIONS}
+        model, data, training, spec = (built[s] for s in ("model", "data", "training", "recipe"))
+        checks = ArmChecks(draft, self._faults)
+        recipe: Recipe | None = None
+        if spec is not None:
+            resolved = self.builder.recipe(spec)
+            if not isinstance(resolved, SenselessRecipe):
+                recipe = resolved
+            elif is_cell and self._drop_senseless:
+                self.dropped.append(DroppedCell(name=draft.name, reason=str(resolved)))
+                return None
+            else:
+                checks.senseless(resolved)
+        has_heads = model is not None and checks.model(model)
+        if training is not None:
+            checks.training(training)
+        if data is not None:
+            checks.data(data)
+        if has_heads and training is not None and recipe is not None:
+            checks.shapes(model, training, recipe)
+        if recipe is None or any(value is None for value in built.values()):
+            return None
+        return ResolvedArm(
+            name=draft.name,
+            description=draft.description,
+            factors=dict(draft.factors),
+            model=model,
+            data=data,
+            training=training,
+            recipe=recipe,
+            recipe_spec=spec,
+            backend=built["backend"],
+            resources=built["resources"],
+        )
+
+    def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
+        parts = (arm.model, arm.data, arm.training, arm.recipe)
+        return (arm.backend, *(self._text(part) for part in parts))
+
+    def _text(self, section: Any) -> str:
+        if id(section) not in self._texts:  # sections are shared: each is written out once
+            self._texts[id(section)] = (section, canonical_json(section))
+        return self._texts[id(section)][1]

@@ -1,0 +1,150 @@
+"""What a study file may say: the shape of each of its parts, for validation and for the JSON Schema.
+
+Only shape and type are checked here, each part in the place where it stands. What depends on several values
+at once (a width that the heads must divide) is checked on the merged arms, in ``checks``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from ablate.config import (
+    BackendName,
+    DataConfig,
+    ModelConfig,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ResourcesConfig,
+    TrainingConfig,
+)
+from ablate.recipes import SHORT_RECIPES, RecipeSpec
+
+MAX_SEEDS = 10_000
+
+# Built on first use: a verb that reads no study does not pay for it.
+_CLOSED = ConfigDict(extra="forbid", defer_build=True)
+
+RecipeWord = Literal["bf16", "fp8", "mxfp4"]
+assert set(RecipeWord.__args__) == set(SHORT_RECIPES)  # type: ignore[attr-defined]  # a Literal has them
+
+
+def _expand_word(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in SHORT_RECIPES:
+        raise PydanticCustomError("literal_error", "unknown recipe", {"words": list(SHORT_RECIPES)})
+    return SHORT_RECIPES[value]
+
+
+def _count_seeds(value: Any) -> Any:
+    if type(value) is int and 0 < value <= MAX_SEEDS:
+        return list(range(value))
+    if isinstance(value, list) and 0 < len(value) <= MAX_SEEDS:
+        return value
+    raise PydanticCustomError("seeds", "not seeds")
+
+
+RecipeEntry = Annotated[
+    RecipeSpec,
+    BeforeValidator(_expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
+    Field(description="one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"),
+]
+Backend = Annotated[
+    BackendName,
+    Field(description="who quantises and multiplies; auto: the fastest that this machine has"),
+]
+Description = Annotated[str, Field(description="free text, shown in the report")]
+Crossing = Literal["confirmed", "first_eval"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class BaseSection:
+    """What every arm starts from. Any field of it can be a factor of the grid."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    recipe: RecipeEntry = Field(default_factory=RecipeSpec)
+    backend: Backend = "auto"
+    resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
+
+
+SECTIONS = ("model", "data", "training", "recipe", "backend", "resources")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ArmSection(BaseSection):
+    """One arm: whatever it names is laid over what it inherits."""
+
+    from_: Annotated[
+        str | None, Field(alias="from", description="the arm to inherit from; default: the base")
+    ] = None
+    description: Description | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class TargetSection:
+    """The validation loss at which arms are compared; exactly one of the two units."""
+
+    val_loss: Annotated[
+        PositiveFloat | None, Field(description="validation loss in nats per token, e.g. 3.3")
+    ] = None
+    perplexity: Annotated[PositiveFloat | None, Field(description="exp(val_loss), e.g. 27.1")] = None
+    crossing: Annotated[
+        Crossing,
+        Field(
+            description="confirmed: the first crossing that the next evaluation confirms, interpolated; "
+            "first_eval: the first evaluation at or under the target, as MLPerf scores"
+        ),
+    ] = "confirmed"
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class GridSection:
+    """Arms as the product of factors."""
+
+    factors: Annotated[
+        dict[str, Any],
+        Field(description="path of a field → its values, as a list or as {label: value}", min_length=1),
+    ]
+    from_: Annotated[
+        str | None, Field(alias="from", description="the named arm that every cell inherits from")
+    ] = None
+    zip: Annotated[
+        list[list[str]], Field(description="groups of factors that step together, not crossed")
+    ] = Field(default_factory=list)
+    exclude: Annotated[
+        list[dict[str, Any]], Field(description="cells to leave out: those that match every pair of a rule")
+    ] = Field(default_factory=list)
+    senseless: Annotated[
+        Literal["error", "drop"],
+        Field(description="a cell whose recipe contradicts itself: an error, or dropped and listed"),
+    ] = "error"
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class StudyFile:
+    """A study: arms to compare, each run with every seed."""
+
+    name: Annotated[str, Field(description="names the study's folder in the storage")]
+    baseline: Annotated[str, Field(description="the arm against which costs are stated")]
+    target: TargetSection
+    description: Description | None = None
+    seeds: Annotated[
+        list[NonNegativeInt],
+        BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
+        Field(description="how many seeds (0, 1, …), or a list of them"),
+    ] = Field(default_factory=lambda: [0, 1])
+    paired_seeds: Annotated[
+        bool, Field(strict=True, description="compare arms seed by seed (paired differences)")
+    ] = False
+    base: BaseSection = Field(default_factory=BaseSection)
+    arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
+        default_factory=dict
+    )
+    grid: GridSection | None = None

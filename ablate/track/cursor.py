@@ -1,0 +1,164 @@
+"""What has been sent where: one small file a study and tracking address, ``<study>/mirror/<digest>.json``.
+
+The cursor only saves work. Without it everything is sent again, which changes nothing in MLflow, since runs
+are found by their tags and equal points are kept once. It is written atomically after what it records was
+accepted, so that a crash can only lead to sending twice.
+
+How it fails: an unreadable or foreign file counts as lost. ``pending`` compares files alone, without
+MLflow, so that it can say what is unsent when MLflow is the thing that is broken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ablate.store import RunDir, Status, StudyStore, read_json, write_json_atomic
+from ablate.store.files import write_bytes_atomic
+from ablate.track.rows import read_points, tail_digest
+from ablate.track.uri import uri_digest
+
+_FORMAT = 1
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorReport:
+    """What one synchronisation did, and what is left.
+
+    ``unsent`` holds the ids of runs with something left, and ``report``; ``problem`` is one line without
+    secrets.
+    """
+
+    runs_sent: int = 0
+    metrics_sent: int = 0
+    unsent: tuple[str, ...] = ()
+    problem: str | None = None
+    experiment_id: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether MLflow holds everything."""
+        return not self.unsent and self.problem is None
+
+
+@dataclass(kw_only=True)
+class RunCursor:
+    """What of one run was accepted. ``tail`` guards ``offset`` against a file that was rewound."""
+
+    mlflow_id: str
+    name: str = ""
+    offset: int = 0
+    tail: str = ""
+    tags: str = ""
+    state: str = ""
+    mlflow_status: str = ""
+    artifacts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Cursor:
+    """What of one study was accepted by one tracking store."""
+
+    experiment_id: str | None = None
+    note: str = ""
+    runs: dict[str, RunCursor] = field(default_factory=dict)
+    report_run: str | None = None
+    report: str = ""
+    problem: str | None = None
+
+
+def mirror_dir(store: StudyStore) -> Path:
+    """Return the folder of the mirror's own files."""
+    return store.path / "mirror"
+
+
+def cursor_path(store: StudyStore, tracking_uri: str) -> Path:
+    """Return the cursor's file."""
+    return mirror_dir(store) / f"{uri_digest(tracking_uri)}.json"
+
+
+def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
+    """Return the cursor, an empty one if there is none that can be read."""
+    try:
+        content = read_json(cursor_path(store, tracking_uri))
+        if content.pop("format") != _FORMAT:
+            return Cursor()
+        runs = {run_id: RunCursor(**entry) for run_id, entry in content.pop("runs").items()}
+        return Cursor(runs=runs, **content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Cursor()
+
+
+def save_cursor(store: StudyStore, tracking_uri: str, cursor: Cursor) -> None:
+    """Replace the cursor's file."""
+    write_json_atomic(cursor_path(store, tracking_uri), {"format": _FORMAT} | asdict(cursor))
+
+
+def store_id(store: StudyStore) -> str:
+    """Return the identity of this study's folder, made at its first use.
+
+    Two people may run the same study against one server: equal configurations have equal run ids, and
+    without this their curves would be mixed in one MLflow run. It lies outside ``mirror/``, so that clearing
+    that folder doubles nothing.
+    """
+    path = store.path / "mirror.id"
+    if not path.exists():
+        write_bytes_atomic(path, f"{uuid.uuid4().hex}\n".encode())
+    return path.read_text(encoding="utf-8").strip()
+
+
+def state_key(status: Status) -> str:
+    """Return what of a status MLflow is told; the counters that move at every step are no part of it."""
+    return digest(f"{status.state} {status.attempt} {status.ended_unix} {status.message}")
+
+
+def digest(content: Any) -> str:
+    """Return a short digest of bytes or text."""
+    return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of every file's name and content under a folder."""
+    parts = [
+        f"{path.relative_to(folder)} {digest(path.read_bytes())}"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return digest("\n".join(parts))
+
+
+def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
+    """Say from the files alone which runs, and whether the report, have something unsent."""
+    cursor = load_cursor(store, tracking_uri)
+    try:
+        planned = [run["id"] for arm in store.plan()["arms"] for run in arm["runs"]]
+    except FileNotFoundError:
+        planned = []
+    unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
+    folder = report_dir(store)
+    if (folder / "report.html").exists() and folder_digest(folder) != cursor.report:
+        unsent.append("report")
+    return MirrorReport(unsent=tuple(unsent), problem=cursor.problem, experiment_id=cursor.experiment_id)
+
+
+def report_dir(store: StudyStore) -> Path:
+    """Return the folder of the study's report."""
+    return store.path / "report"
+
+
+def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
+    try:
+        if entry is None:
+            return run.metrics_path.exists() or run.status().state != "pending"
+        if (
+            tail_digest(run.metrics_path, entry.offset) != entry.tail
+            or state_key(run.status()) != entry.state
+        ):
+            return True
+        return read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)[1] > entry.offset
+    except (OSError, ValueError):
+        return True  # what cannot be read was not sent

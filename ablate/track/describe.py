@@ -1,0 +1,153 @@
+"""What MLflow shows of a study besides curves: names, tags, parameters, and the description in Markdown.
+
+Pure functions of the plan, the resolved configuration, the status and the environment. Tags may change (an
+arm is renamed, a state moves on); MLflow's parameters may not, so they hold only what belongs to a run's
+identity, and the factors that its arm was given.
+
+How it fails: it does not; long texts are cut to MLflow's limits, characters that MLflow refuses in a name
+become ``_``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ablate.store import Status
+
+_MAX_NOTE = 15_000
+_MAX_PARAM = 500
+_MAX_TAG = 5_000
+_REFUSED = re.compile(r"[^\w\-. ]")
+# Okabe and Ito's palette, which colour-blind readers can tell apart; runs of an arm share a colour.
+_BASELINE_COLOUR = "#333333"
+_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
+_TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
+
+
+def run_name(arm: str, seed: int) -> str:
+    """Return how MLflow calls a run."""
+    return f"{arm} seed {seed}"
+
+
+def text(value: Any) -> str:
+    """Return a value as a person writes it: ``fprop+dgrad``, ``none``, ``true``, ``0.004``."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return "+".join(text(item) for item in value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def run_tags(
+    plan: dict[str, Any], place: int, run: dict[str, Any], status: Status, environment: dict[str, Any]
+) -> dict[str, str]:
+    """Return the tags by which a run of the arm at ``place`` is found, filtered and coloured."""
+    arm = plan["arms"][place]
+    is_baseline = arm["name"] == plan["baseline"]
+    tags = {
+        "ablate.run_id": run["id"],
+        "ablate.arm": arm["name"],
+        "ablate.seed": text(run["seed"]),
+        "ablate.baseline": text(is_baseline),
+        "ablate.recipe": arm["recipe"],
+        "ablate.state": status.state,
+        "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
+        "mlflow.source.name": "ablate",
+        "mlflow.note.content": _run_note(arm, status),
+    }
+    for key, tag in {
+        "backend": "ablate.backend",
+        "backend_mode": "ablate.backend_mode",
+        "timing_valid": "ablate.timing_valid",
+        "git_commit": "mlflow.source.git.commit",
+    }.items():
+        if environment.get(key) is not None:
+            tags[tag] = text(environment[key])
+    tags |= {f"factor.{key}": text(value) for key, value in arm.get("factors", {}).items()}
+    return {_name(key): _cut(value, _MAX_TAG) for key, value in tags.items()}
+
+
+def run_params(config: dict[str, Any], arm: dict[str, Any]) -> dict[str, str]:
+    """Return the resolved configuration, flattened, and the arm's factors."""
+    params = {key: text(value) for key, value in _flat(config, "")}
+    params |= {f"factor.{key}": text(value) for key, value in arm.get("factors", {}).items()}
+    return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}
+
+
+def study_note(plan: dict[str, Any]) -> str:
+    """Return the study's description, design and arms in Markdown."""
+    target, arms = plan["target"], plan["arms"]
+    runs = sum(len(arm["runs"]) for arm in arms)
+    facts = {
+        "Target": _TARGETS.get(target["kind"], target["kind"] + " {}").format(text(target["value"])),
+        "Baseline": f"`{plan['baseline']}`",
+        "Design": f"{len(arms)} arms, {runs} runs",
+        "Schedule": text(plan.get("training", {}).get("schedule")),
+        "Axis": "the step of every metric is the number of training tokens",
+    }
+    lines = [
+        plan.get("description") or "",
+        "",
+        *(f"- **{key}**: {value}" for key, value in facts.items()),
+        "",
+    ]
+    lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
+    dropped = len(plan.get("dropped", []))
+    closing = [f"\nSenseless cells of the design, dropped: {dropped}."] if dropped else []
+    room = _MAX_NOTE - sum(len(line) + 1 for line in lines + closing)
+    for place, arm in enumerate(arms):
+        seeds = ", ".join(str(run["seed"]) for run in arm["runs"])
+        row = f"| {_cell(arm['name'])} | {_cell(arm['recipe'])} | {_cell(_differs(arm))} | {seeds} |"
+        room -= len(row) + 1
+        if room < 0:
+            lines.append(f"| … {len(arms) - place} more arms | | | |")
+            break
+        lines.append(row)
+    return "\n".join(lines + closing).strip()
+
+
+def summary_note() -> str:
+    """Return the description of the run that holds the report."""
+    return "The study's report: open **Artifacts**, then `report/report.html`."
+
+
+def _run_note(arm: dict[str, Any], status: Status) -> str:
+    lines = [
+        arm.get("description") or "",
+        f"**{arm['recipe']}**",
+        f"Differs from the baseline: {_differs(arm)}",
+    ]
+    if status.state in ("diverged", "failed", "interrupted"):
+        lines.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
+    return "\n\n".join(line for line in lines if line).strip()
+
+
+def _differs(arm: dict[str, Any]) -> str:
+    changes = arm.get("differs", {})
+    return "; ".join(f"{key}: {text(old)} → {text(new)}" for key, (old, new) in changes.items()) or "–"
+
+
+def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [
+        pair
+        for key, inner in value.items()
+        for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    ]
+
+
+def _name(key: str) -> str:
+    return _REFUSED.sub("_", key)[:250]
+
+
+def _cut(value: str, length: int) -> str:
+    return value if len(value) <= length else value[: length - 1] + "…"
+
+
+def _cell(value: str) -> str:
+    return value.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,306 @@
+"""The mirror: whatever is new in a study's run store is sent to MLflow, in one pass, by one writer.
+
+Training only writes files; this reads them. A pass takes one run after the other: status first (so that a
+final status means that all rows are there), then rows from where the cursor stands, then tags, artifacts
+and the end. See ``docs/mlflow.md`` for what MLflow holds in the end.
+
+A run whose rows were rewound after they had been sent (a failed run tried again) is sent to a new MLflow
+run and the old one goes to MLflow's bin: MLflow keeps every point that it was ever given, and would show
+both curves in one.
+
+How it fails: never by raising. What goes wrong is a line in the report; what was not accepted stays unsent
+and is sent by the next pass. Two mirrors of one study take turns by a lock on the cursor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ablate.store import RunDir, State, Status, StudyStore
+from ablate.track import describe
+from ablate.track.cursor import (
+    Cursor,
+    MirrorReport,
+    RunCursor,
+    cursor_path,
+    digest,
+    folder_digest,
+    load_cursor,
+    mirror_dir,
+    pending,
+    report_dir,
+    save_cursor,
+    state_key,
+    store_id,
+)
+from ablate.track.rows import points, read_points, tail_digest
+from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
+from ablate.track.uri import redact
+
+_CHUNK_BYTES = 1 << 18
+_SAVE_EVERY_SEC = 1.0
+_LOCK_PATIENCE_SEC = 30.0
+_MLFLOW_STATUS: dict[State, str] = {
+    "pending": "RUNNING",
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "diverged": "FINISHED",  # a result like any other; the tag ablate.state tells them apart
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+_ARTIFACTS = ("config.json", "environment.json")
+
+_log = logging.getLogger(__name__)
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class Mirror:
+    """Sends one study's runs to one tracking store; keep it for several passes, for it remembers files."""
+
+    def __init__(self, store: StudyStore, tracking_uri: str) -> None:
+        self._store = store
+        self._uri = tracking_uri
+        self._forget()
+
+    def sync_once(self) -> MirrorReport:
+        """Send everything that is new since the last pass; never raises for what MLflow does."""
+        self._runs_sent = self._metrics_sent = 0
+        self._problems: list[str] = []
+        try:
+            with _locked(cursor_path(self._store, self._uri).with_suffix(".lock")):
+                if not cursor_path(self._store, self._uri).exists():
+                    self._forget()
+                cursor = load_cursor(self._store, self._uri)
+                try:
+                    self._sync(cursor)
+                except Exception as error:  # a mirror must never end a study, whatever it meets
+                    self._problems.append(_one_line(error))
+                cursor.problem = self._problem()
+                self._save(cursor)
+        except Exception as error:  # the study's folder itself cannot be written
+            self._problems.append(_one_line(error))
+        report = MirrorReport(
+            runs_sent=self._runs_sent,
+            metrics_sent=self._metrics_sent,
+            unsent=pending(self._store, self._uri).unsent if self._problems else (),
+            problem=self._problem(),
+            experiment_id=self._experiment_id,
+        )
+        if self._problems:
+            self._forget()
+        return report
+
+    def _problem(self) -> str | None:
+        return "; ".join(self._problems[:3]) or None
+
+    def _forget(self) -> None:
+        """Start anew with the next pass: what MLflow held may have changed while it was away."""
+        self._sink = Sink(self._uri, self._store.path.parent)
+        self._experiment_id: str | None = None
+        self._known: dict[str, str] = {}
+        self._stamps: dict[str, _Stamp] = {}
+        self._report_stamp: _Stamp | None = None
+        self._saved_sec = 0.0
+        self._saved = ""
+
+    def _sync(self, cursor: Cursor) -> None:
+        plan = self._store.plan()
+        note = describe.study_note(plan)
+        if self._experiment_id is None:
+            self._open(cursor, plan["study"], note)
+        assert self._experiment_id is not None
+        if cursor.note != digest(note):
+            self._sink.describe(self._experiment_id, note)
+            cursor.note = digest(note)
+        for place, arm in enumerate(plan["arms"]):
+            for planned in arm["runs"]:
+                run = self._store.run(planned["id"])
+                files = _stamp(run.path / "status.json", run.metrics_path, run.environment_path)
+                stamp = (*files, *_stamp(self._store.plan_path))
+                if not any(files) or self._stamps.get(run.run_id) == stamp:
+                    continue
+                try:
+                    self._sync_run(cursor, plan, place, planned)
+                    self._stamps[run.run_id] = stamp
+                    self._runs_sent += 1
+                except Away:
+                    raise
+                except Exception as error:  # one run that cannot be read or sent must not hold up the others
+                    # Most often a run deleted by hand in MLflow: the next pass looks and starts it anew.
+                    cursor.runs.pop(run.run_id, None)
+                    self._problems.append(f"run {run.run_id}: {_one_line(error)}")
+                if time.monotonic() - self._saved_sec > _SAVE_EVERY_SEC:
+                    self._save(cursor)
+        self._sync_report(cursor, plan["study"])
+
+    def _open(self, cursor: Cursor, study: str, note: str) -> None:
+        """Find the experiment and its runs, and drop from the cursor what MLflow no longer has."""
+        owner = store_id(self._store)
+        experiment_id = self._sink.experiment(study, note, owner)
+        self._known = self._sink.known_runs(experiment_id, owner)
+        there = set(self._known.values())
+        cursor.runs = {key: entry for key, entry in cursor.runs.items() if entry.mlflow_id in there}
+        if cursor.report_run not in there:
+            cursor.report_run, cursor.report = None, ""
+        if cursor.experiment_id != experiment_id:
+            cursor.note = ""
+        cursor.experiment_id = self._experiment_id = experiment_id
+
+    def _sync_run(self, cursor: Cursor, plan: dict[str, Any], place: int, planned: dict[str, Any]) -> None:
+        arm = plan["arms"][place]
+        run = self._store.run(planned["id"])
+        status, environment = run.status(), run.environment()
+        name = describe.run_name(arm["name"], planned["seed"])
+        tags = describe.run_tags(plan, place, planned, status, environment)
+        tags_key = digest(sorted(tags.items()))
+
+        entry = cursor.runs.get(run.run_id)
+        if entry and tail_digest(run.metrics_path, entry.offset) != entry.tail:
+            _log.info("run %s was rewound: it gets a new MLflow run", run.run_id)
+            del cursor.runs[run.run_id]
+            self._sink.delete_run(entry.mlflow_id)
+            self._known.pop(run.run_id, None)
+            entry = None
+        params: dict[str, str] = {}
+        if entry is None:
+            params = describe.run_params(run.config(), arm)
+            entry = self._adopt(run)
+            if entry:
+                there = self._sink.params(entry.mlflow_id)
+                params = {key: value for key, value in params.items() if key not in there}
+            else:
+                entry = RunCursor(mlflow_id=self._create(run, name, status, tags), name=name, tags=tags_key)
+                entry.mlflow_status = "RUNNING"
+            cursor.runs[run.run_id] = entry
+
+        new_tags = tags if entry.tags != tags_key else {}
+        while True:
+            found, offset = read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)
+            if found or params or new_tags:
+                self._sink.log(entry.mlflow_id, found, params, new_tags)
+                self._metrics_sent += len(found)
+                params, new_tags = {}, {}
+            if offset == entry.offset:
+                break
+            entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
+        entry.tags = tags_key
+        self._send_artifacts(run, entry)
+        if entry.name != name:
+            self._sink.rename(entry.mlflow_id, name)
+            entry.name = name
+        mlflow_status = _MLFLOW_STATUS[status.state]
+        if entry.state != state_key(status):
+            if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
+                self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
+            entry.state, entry.mlflow_status = state_key(status), mlflow_status
+
+    def _create(self, run: RunDir, name: str, status: Status, tags: dict[str, str]) -> str:
+        assert self._experiment_id is not None
+        owned = tags | {STORE_TAG: store_id(self._store)}
+        mlflow_id = self._sink.create_run(self._experiment_id, name, status.started_unix, owned)
+        self._known[run.run_id] = mlflow_id
+        return mlflow_id
+
+    def _adopt(self, run: RunDir) -> RunCursor | None:
+        """Return the MLflow run that this run already has, unless it holds points that the file does not."""
+        mlflow_id = self._known.get(run.run_id)
+        if mlflow_id is None:
+            return None
+        ours = {(point.step, point.timestamp_ms) for row in run.metrics() for point in points(row)}
+        for key in ("train_loss", "val_loss"):
+            if not self._sink.history(mlflow_id, key) <= ours:
+                self._sink.delete_run(mlflow_id)
+                return None
+        return RunCursor(mlflow_id=mlflow_id)
+
+    def _send_artifacts(self, run: RunDir, entry: RunCursor) -> None:
+        for file in _ARTIFACTS:
+            path = run.path / file
+            if not path.exists():
+                continue
+            content = digest(path.read_bytes())
+            if entry.artifacts.get(file) != content:
+                self._sink.log_file(entry.mlflow_id, path)
+                entry.artifacts[file] = content
+
+    def _sync_report(self, cursor: Cursor, study: str) -> None:
+        folder = report_dir(self._store)
+        if not (folder / "report.html").exists():
+            return
+        stamp = _stamp(*(path for path in sorted(folder.rglob("*")) if path.is_file()))
+        if stamp == self._report_stamp:
+            return
+        content = folder_digest(folder)
+        try:
+            if cursor.report_run is None:
+                cursor.report_run = self._known.get("summary") or self._new_report_run(study)
+            if cursor.report != content:
+                self._sink.log_folder(cursor.report_run, folder, "report")
+                cursor.report = content
+            self._report_stamp = stamp
+        except Refused as error:
+            cursor.report_run, cursor.report = None, ""
+            self._problems.append(f"report: {error}")
+
+    def _new_report_run(self, study: str) -> str:
+        assert self._experiment_id is not None
+        tags = {
+            STORE_TAG: store_id(self._store),
+            SUMMARY_TAG: "true",
+            "mlflow.source.name": "ablate",
+            "mlflow.note.content": describe.summary_note(),
+        }
+        mlflow_id = self._sink.create_run(self._experiment_id, f"report: {study}", None, tags)
+        self._sink.set_state(mlflow_id, "FINISHED", None)
+        self._known["summary"] = mlflow_id
+        return mlflow_id
+
+    def _save(self, cursor: Cursor) -> None:
+        content = repr(cursor)
+        if content != self._saved:
+            mirror_dir(self._store).mkdir(parents=True, exist_ok=True)
+            save_cursor(self._store, self._uri, cursor)
+            self._saved = content
+        self._saved_sec = time.monotonic()
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, Away | Refused):
+        return str(error)
+    return redact(f"{type(error).__name__}: {error}".replace("\n", " "))
+
+
+def _stamp(*paths: Path) -> _Stamp:
+    """Return what changes whenever one of the files does."""
+
+    def one(path: Path) -> tuple[int, int, int] | None:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    return tuple(one(path) for path in paths)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the operating system frees it when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        deadline = time.monotonic() + _LOCK_PATIENCE_SEC
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("another mirror of this study is at work") from None
+                time.sleep(0.1)
+        yield

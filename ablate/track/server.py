@@ -1,0 +1,115 @@
+"""MLflow's own server on loopback, for the pages of a database.
+
+Small on purpose: one worker and no job runner (2 processes instead of 15), 127.0.0.1 only since it has no
+login, no telemetry. It lives in a process group of its own, which is ended as a whole.
+
+How it fails: a port that is taken, and a server that ends or does not answer, are ``UserError``s that name
+the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ablate.errors import UserError
+from ablate.track.sink import MLFLOW_ENVIRONMENT
+from ablate.track.uri import redact
+
+DEFAULT_PORT = 5000
+_START_SEC = 90.0
+_STOP_SEC = 5.0
+
+
+@contextmanager
+def local_server(
+    tracking_uri: str, artifacts: Path, log_path: Path, port: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Serve a database's pages; give the address and the process, and end both with the block.
+
+    Raises:
+        UserError: the port is taken, or the server does not come up.
+    """
+    chosen = _choose_port(port)
+    environment = os.environ | MLFLOW_ENVIRONMENT
+    environment |= {
+        # By the environment, not the command line, which everybody on the machine can read.
+        "MLFLOW_BACKEND_STORE_URI": tracking_uri,
+        "MLFLOW_ARTIFACTS_DESTINATION": artifacts.resolve().as_uri(),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*command, "--port", str(chosen), "--workers", "1"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+    )
+    copier = threading.Thread(target=_copy_redacted, args=(process, log_path), daemon=True)
+    copier.start()
+    url = f"http://127.0.0.1:{chosen}"
+    try:
+        _wait_until_up(url, process, log_path)
+        yield url, process
+    finally:
+        _end_group(process)
+        copier.join(_STOP_SEC)
+
+
+def _choose_port(port: int | None) -> int:
+    """Return ``port`` if it is free; without one, MLflow's usual port or any free one."""
+    for candidate in (port,) if port else (DEFAULT_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", candidate))
+                number: int = probe.getsockname()[1]
+                return number
+    raise UserError(f"port {port} is in use (leave --port out to take a free one)")
+
+
+def _wait_until_up(url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    deadline = time.monotonic() + _START_SEC
+    # Straight to loopback: a proxy of the user's environment has no business here.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise UserError(f"MLflow's server ended at once (see {log_path})")
+        with contextlib.suppress(OSError), opener.open(f"{url}/health", timeout=2) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    raise UserError(f"MLflow's server did not answer at {url} within {_START_SEC:.0f} s (see {log_path})")
+
+
+def _copy_redacted(process: subprocess.Popen[bytes], log_path: Path) -> None:
+    assert process.stdout is not None
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with process.stdout as output, log_path.open("w", encoding="utf-8") as log:
+        for line in output:
+            log.write(redact(line.decode(errors="replace")))
+            log.flush()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its worker, kindly first."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SEC)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,75 @@
+"""Which MLflow store a study is mirrored to, and how its address may be written down.
+
+An address can hold a password (``https://user:password@host``), so whatever is logged, stored or shown goes
+through ``redact`` first; the mirror's files are named by the hash of the redacted address.
+
+How it fails: an address that MLflow no longer accepts (a plain folder) is a ``UserError`` before anything
+starts, because the mirror could only repeat the same error for the whole study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from ablate.errors import UserError
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+"""Schemes of which MLflow is served by a process of our own."""
+
+_USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
+_SECRET_QUERY = re.compile(r"([?&](?:password|token|secret)=)[^&\s]+", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """Replace user, password and token of every address in ``text``."""
+    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
+
+
+def scheme(uri: str) -> str:
+    """Return ``postgresql`` for ``postgresql+psycopg2://…``, and nothing for a path."""
+    head, separator, _ = uri.partition(":")
+    return head.partition("+")[0].lower() if separator else ""
+
+
+def is_database(uri: str) -> bool:
+    """Return whether the address is a database, which needs a server of ours for its pages."""
+    return scheme(uri) in DATABASES
+
+
+def is_http(uri: str) -> bool:
+    """Return whether the address is an MLflow server."""
+    return scheme(uri) in ("http", "https")
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of a sqlite address, None for every other address."""
+    return Path(uri.split(":///", 1)[1]) if scheme(uri) == "sqlite" and ":///" in uri else None
+
+
+def default_tracking_uri(storage: Path) -> str:
+    """Return the address of the store that lies beside the studies."""
+    return f"sqlite:///{storage.resolve() / 'mlflow.db'}"
+
+
+def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
+    """Return the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths made absolute.
+
+    Raises:
+        UserError: a plain folder or ``file:``, which MLflow refuses.
+    """
+    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(storage)
+    if scheme(uri) in ("", "file") and uri not in ("databricks", "uc"):
+        raise UserError(
+            f"MLflow keeps no runs in plain files: '{redact(uri)}' "
+            "(expected http(s)://host:port or sqlite:///path/to/mlflow.db)"
+        )
+    path = sqlite_path(uri)
+    return f"sqlite:///{path.resolve()}" if path else uri
+
+
+def uri_digest(uri: str) -> str:
+    """Return a short name for an address; a password is no part of it, so that it may change."""
+    return hashlib.sha256(redact(uri).encode()).hexdigest()[:16]

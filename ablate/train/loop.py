@@ -1,0 +1,237 @@
+"""The shared trainer: one run from its configuration to its last evaluation.
+
+``train(config, on_metrics)`` works by itself in a notebook: it knows nothing of Ray, MLflow, YAML or the run
+store. Four random streams are seeded apart (initial weights, data order, stochastic rounding, Hadamard
+signs), so arms with the same seed share weights and data order, and the same configuration gives the same
+bits on the same machine and number of threads.
+
+How it fails: a non-finite loss or gradient, or a validation loss above a bound for several evaluations,
+ends the run as *diverged*, with the tokens seen; that is a result, not an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ablate.backends import get_backend
+from ablate.data.batches import batch, sequence_starts, validation_batches
+from ablate.numerics.linear import RecipeState
+from ablate.train.model import Llama
+from ablate.train.schedule import StepPlan, learning_rate, plan_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.config import RunConfig, TrainingConfig
+
+Metrics = dict[str, Any]
+TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+_EVAL_CALL = 1 << 31
+"""First stream position of evaluation's forward passes, apart from those of training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended. ``tokens`` counts the training tokens seen."""
+
+    state: Literal["finished", "diverged", "interrupted"]
+    tokens: int
+    step: int
+    message: str | None = None
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Return the 63-bit seed of one of a run's streams."""
+    digest = hashlib.blake2b(f"{stream}:{seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def train(
+    config: RunConfig,
+    on_metrics: Callable[[Metrics], None],
+    *,
+    tokens: TokenArrays | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    device: str = "cpu",
+) -> TrainResult:
+    """Train one run and return how it ended.
+
+    Args:
+        config: everything that can change the result.
+        on_metrics: called with rows as ``metrics.jsonl`` holds them, without the time: ``kind`` train
+            (loss in nats per token, mean since the last row; lr; grad_norm; tokens_per_sec) or eval
+            (val_loss).
+        tokens: training and validation tokens; by default the configured corpus, prepared in the cache.
+        should_stop: asked after every step; true ends the run as interrupted.
+        device: a torch device.
+
+    Raises:
+        ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
+    """
+    train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
+    settings = config.training
+    plan = plan_steps(settings)
+    state = RecipeState(recipe=config.recipe, backend=get_backend(config.backend), seed=config.seed)
+    model = Llama(config.model, config.vocab_size, state)
+    model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
+    model.to(device)
+    optimizer = _optimizer(model, settings)
+    guard = _DivergenceGuard(settings, config.vocab_size)
+    window = _Window()
+
+    for step in range(plan.steps):
+        started = time.perf_counter()
+        state.step = step
+        rate = learning_rate(settings, step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
+        loss = _accumulate(model, state, batch(train_tokens, starts, settings.seq_len), plan, device)
+        norm = torch.nn.utils.clip_grad_norm_(
+            model.parameters(), settings.grad_clip if settings.grad_clip is not None else math.inf
+        ).item()
+        done = step + 1
+        seen = done * plan.tokens_per_step
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            what = "loss" if not math.isfinite(loss) else "gradient norm"
+            return TrainResult(
+                state="diverged", tokens=seen, step=done, message=f"non-finite training {what}"
+            )
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
+
+        if done % plan.log_every_steps == 0 or done == plan.steps:
+            on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.flush()})
+        if done % plan.eval_every_steps == 0 or done == plan.steps:
+            val_loss = evaluate(model, state, validation_tokens, settings, device)
+            if math.isfinite(val_loss):
+                on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
+            if message := guard.verdict(val_loss):
+                return TrainResult(state="diverged", tokens=seen, step=done, message=message)
+        if done < plan.steps and should_stop():
+            return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
+    return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
+
+
+def evaluate(
+    model: Llama,
+    state: RecipeState,
+    tokens: np.ndarray[Any, Any],
+    settings: TrainingConfig,
+    device: str = "cpu",
+) -> float:
+    """Return the mean loss in nats per token on the fixed validation set, with the recipe's own Fprop."""
+    micro = settings.micro_batch_size or settings.batch_size
+    total, count = 0.0, 0
+    training_call = state.call
+    with torch.no_grad():
+        windows = validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro)
+        for index, window in enumerate(windows):
+            state.call = _EVAL_CALL + index
+            inputs, targets = _split(window, device)
+            total += _loss(model, inputs, targets, reduction="sum").item()
+            count += targets.numel()
+    state.call = training_call
+    return total / count
+
+
+def _accumulate(
+    model: Llama, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
+) -> float:
+    """Run forward and backward over the micro-batches; return the mean loss in nats per token."""
+    total = 0.0
+    for call, part in enumerate(np.split(window, plan.micro_batches)):
+        state.call = call
+        inputs, targets = _split(part, device)
+        loss = _loss(model, inputs, targets, reduction="mean") / plan.micro_batches
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+def _loss(model: Llama, inputs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
+    logits = model(inputs)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+
+def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
+    """Split [sequences, seq_len + 1] tokens into inputs and next-token targets."""
+    tensor = torch.from_numpy(window).to(device)
+    return tensor[:, :-1], tensor[:, 1:]
+
+
+def _optimizer(model: Llama, settings: TrainingConfig) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.adam_eps,
+        fused=True,
+    )
+
+
+def _prepared_tokens(config: RunConfig) -> TokenArrays:
+    from ablate.cache import cache_folder
+    from ablate.data import open_tokens, prepare
+
+    return open_tokens(prepare(config.data, cache_folder("tokens")))
+
+
+class _DivergenceGuard:
+    """Counts evaluations in a row above the bound."""
+
+    def __init__(self, settings: TrainingConfig, vocab_size: int) -> None:
+        self.bound = settings.divergence_loss or 1.5 * math.log(vocab_size)
+        self.patience = settings.divergence_evals
+        self.above = 0
+
+    def verdict(self, val_loss: float) -> str | None:
+        """Return why the run has diverged, or None."""
+        if not math.isfinite(val_loss):
+            return "non-finite validation loss"
+        self.above = self.above + 1 if val_loss > self.bound else 0
+        if self.above < self.patience:
+            return None
+        return f"validation loss above {self.bound:.3g} nats/token for {self.above} evaluations"
+
+
+class _Window:
+    """Means since the last training row."""
+
+    def __init__(self) -> None:
+        self.steps, self.tokens = 0, 0
+        self.loss = self.norm = self.seconds = 0.0
+
+    def add(self, loss: float, norm: float, tokens: int, seconds: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.tokens += tokens
+        self.loss += loss
+        self.norm += norm
+        self.seconds += seconds
+
+    def flush(self) -> Metrics:
+        """Return the row's means and start anew."""
+        row = {
+            "loss": self.loss / self.steps,
+            "grad_norm": self.norm / self.steps,
+            "tokens_per_sec": self.tokens / self.seconds,
+        }
+        self.__init__()  # type: ignore[misc]
+        return row

@@ -1,0 +1,156 @@
+"""The built-in model: a Llama-style decoder (Touvron et al. 2302.13971, with grouped-query attention).
+
+Master weights in fp32, activations in bf16. The linear layers of the blocks carry the recipe; embedding,
+head, norms and the products inside attention stay in high precision. q, k and v are one linear layer and
+gate and up another, as in Megatron and TransformerEngine, so that their input is quantised once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ablate.numerics.linear import QuantLinear, RecipeState
+
+if TYPE_CHECKING:
+    from ablate.config import ModelConfig
+
+
+class Llama(nn.Module):
+    """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, state: RecipeState) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
+        self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state) for i in range(config.layers))
+        self.norm = _RMSNorm(config)
+        self.head = None if config.tied_head else nn.Parameter(torch.empty(vocab_size, config.width))
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers)."""
+        std = self.config.init_std
+        shrink = 1 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                nn.init.ones_(parameter)
+                continue
+            into_residual = name.endswith(("out.weight", "down.weight"))
+            nn.init.normal_(parameter, std=std * (shrink if into_residual else 1), generator=generator)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        x = F.embedding(tokens, self.embedding.to(torch.bfloat16))
+        rotation = _rotation(tokens.shape[1], self.config, tokens.device)
+        for block in self.blocks:
+            x = block(x, rotation)
+        head = self.embedding if self.head is None else self.head
+        return F.linear(self.norm(x), head.to(torch.bfloat16))
+
+
+class _RMSNorm(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class _Block(nn.Module):
+    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+        super().__init__()
+        self.attention_norm = _RMSNorm(config)
+        self.attention = _Attention(config, f"{name}.attention", state)
+        self.ffn_norm = _RMSNorm(config)
+        self.ffn = _SwiGLU(config, f"{name}.ffn", state)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_dim = config.width // config.heads
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = QuantLinear(config.width, rows, name=f"{name}.qkv", state=state)
+        self.out = QuantLinear(config.width, config.width, name=f"{name}.out", state=state)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        batch, positions, width = x.shape
+        heads = self.qkv(x).view(batch, positions, -1, self.head_dim).transpose(1, 2)
+        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        q, k = _Rotate.apply(qk, *rotation).split((self.heads, self.kv_heads), dim=1)  # type: ignore[no-untyped-call]
+        y = _causal_attention(q, k, v)
+        out: Tensor = self.out(y.transpose(1, 2).reshape(batch, positions, width))
+        return out
+
+
+class _SwiGLU(nn.Module):
+    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+        super().__init__()
+        self.gate_up = QuantLinear(config.width, 2 * config.ffn, name=f"{name}.gate_up", state=state)
+        self.down = QuantLinear(config.ffn, config.width, name=f"{name}.down", state=state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
+    half = config.width // config.heads // 2
+    frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), frequency)
+    return angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+
+
+class _Rotate(torch.autograd.Function):
+    """Turn the pairs (x[i], x[i + half]) by their angles; the gradient turns back.
+
+    Written as one function because autograd's version takes some three times as many passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, sin, -1.0), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=direction)
+    return out
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over [batch, heads, positions, head_dim]; k and v may have fewer heads."""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    # Written out: on CPUs the backward pass of torch's fused bf16 attention takes about three times as long.
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    positions = q.shape[2]
+    mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask
+    return torch.matmul(torch.softmax(scores, dim=-1), v)

@@ -1,0 +1,83 @@
+"""Time of a report after imports, at the size of the quickstart and of a large study.
+
+python benchmarks/report.py        prints one line a size, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from ablate.reports import analyse, load_frames, write_report
+from ablate.store import Status, StudyStore, write_json_atomic
+
+# name -> (arms, seeds, evaluations a run, training rows for each evaluation)
+SIZES = {
+    "quickstart: 6 arms x 2 seeds, 25 evaluations": (6, 2, 25, 10),
+    "large: 10 arms x 10 seeds, 500 evaluations": (10, 10, 500, 4),
+}
+
+
+def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> StudyStore:
+    """Write a study of falling curves with noise, and a cost that grows with the arm."""
+    draw = random.Random(0)
+    store = StudyStore(folder / "bench")
+    plan_arms = []
+    for arm in range(arms):
+        runs = []
+        for seed in range(seeds):
+            run = store.run(f"{arm:03d}{seed:03d}")
+            run.create({"training": {"tokens": evals * 1000}, "recipe": {}})
+            pace = math.exp(draw.gauss(0, 0.02)) / (1 + 0.03 * arm)
+            lines = []
+            for step in range(1, evals * rows + 1):
+                tokens = step * 1000 // rows
+                loss = 1.3 + 4 * (1 + tokens * pace / (20 * evals)) ** -0.45 + draw.gauss(0, 0.001)
+                row = {"kind": "train", "tokens": tokens, "step": step, "time_unix": 1.7e9, "loss": loss}
+                lines.append(row | {"lr": 0.004, "grad_norm": 1.0, "tokens_per_sec": 3e4})
+                if step % rows == 0:
+                    lines.append({"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
+            text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+            run.metrics_path.write_text(text + "\n")
+            write_json_atomic(run.environment_path, {"backend_mode": "emulated"})
+            run.write_status(Status(state="finished", tokens=evals * 1000))
+            runs.append({"id": run.run_id, "seed": seed})
+        plan_arms.append({"name": f"arm {arm}", "recipe": "", "runs": runs})
+    target = {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
+    store.write_plan(
+        {"format": 1, "study": "bench", "baseline": "arm 0", "target": target, "arms": plan_arms}
+    )
+    return store
+
+
+def timed(function, *arguments):  # noqa: ANN001, ANN002, ANN201  any call
+    start = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    for name, size in SIZES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            store = write_study(Path(folder), *size)
+            whole = min(timed(write_report, store)[0] for _ in range(3))
+            load, frames = timed(load_frames, store)
+            numbers, _ = timed(analyse, frames)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        line = {
+            "size": name,
+            "report_sec": round(whole, 2),
+            "load_sec": round(load, 2),
+            "analyse_sec": round(numbers, 3),
+            "peak_mib": round(memory),
+        }
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Frames → every number of the report, as plain frozen data. Pure: no files, no pictures, no clock.
+
+How it fails: it does not raise on a study that is only half there. Runs that are no results are counted as
+missing, figures that cannot be had are None with a note, and what a reader must know is in ``warnings``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ablate.reports.cost import Cost, mean_tokens, token_cost
+from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
+from ablate.reports.intervals import Interval
+from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
+from ablate.reports.steps import Step, find_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.load import StudyFrames
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The target as declared, and as a validation loss in nats per token."""
+
+    kind: str
+    value: float
+    val_loss: float
+    rule: Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run: how it stands (``state``), and how it ended with regard to the target (``end``)."""
+
+    run_id: str
+    arm: str
+    seed: int
+    state: str
+    end: End
+    tokens: int
+    tokens_to_target: float | None
+    left_bound: bool
+    last_loss: float | None
+    message: str | None
+    seconds: float | None
+    tokens_per_sec: float | None
+    backend_mode: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResult:
+    """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet)."""
+
+    name: str
+    description: str | None
+    recipe: str
+    differs: dict[str, Any]
+    folded: tuple[str, ...]
+    n: int
+    hit: int
+    censored: int
+    diverged: int
+    missing: int
+    tokens_to_target: Interval
+    token_cost: Cost
+    break_even: Interval
+    final_loss: Interval
+    difference: LossDifference
+    runs: tuple[RunResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """The evaluation interval, in tokens and as a share of the baseline's tokens to target."""
+
+    interval_tokens: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """Everything that the report says in numbers."""
+
+    study: str
+    description: str | None
+    baseline: str
+    target: Target
+    paired: bool
+    training: dict[str, Any]
+    arms: tuple[ArmResult, ...]
+    steps: tuple[Step, ...]
+    resolution: Resolution
+    timing: str
+    environments: tuple[tuple[dict[str, Any], int], ...]
+    dropped: tuple[dict[str, Any], ...]
+    last_ended_unix: float | None
+    curves: tuple[Curve, ...]
+
+    @property
+    def baseline_arm(self) -> ArmResult:
+        """The arm that costs are stated against."""
+        return next(arm for arm in self.arms if arm.name == self.baseline)
+
+    @property
+    def others(self) -> tuple[ArmResult, ...]:
+        """The arms compared with the baseline."""
+        return tuple(arm for arm in self.arms if arm.name != self.baseline)
+
+    @property
+    def missing(self) -> int:
+        """Runs of the plan that are no results."""
+        return sum(arm.missing for arm in self.arms)
+
+    @property
+    def planned(self) -> int:
+        """Runs of the plan."""
+        return sum(len(arm.runs) for arm in self.arms)
+
+
+def analyse(frames: StudyFrames) -> Analysis:
+    """Compute every number of the report."""
+    plan = frames.plan
+    target = Target(
+        kind=plan["target"]["kind"],
+        value=float(plan["target"]["value"]),
+        val_loss=target_loss(plan["target"]["kind"], float(plan["target"]["value"])),
+        rule=plan["target"].get("crossing", "confirmed"),
+    )
+    paired = bool(plan.get("paired_seeds", False))
+    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
+    outcomes: dict[str, list[Outcome]] = {}
+    curves: dict[str, list[Curve]] = {}
+    results: dict[str, list[RunResult]] = {}
+    for row in frames.runs.to_dict("records"):
+        run_id, arm = str(row["run_id"]), str(row["arm"])
+        group = evals.get(run_id)
+        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
+        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
+        end = outcome(
+            seed=int(row["seed"]),
+            state=str(row["state"]),
+            tokens=tokens,
+            loss=loss,
+            target=target.val_loss,
+            rule=target.rule,
+            budget_tokens=_number(row["budget_tokens"]) or 0.0,
+        )
+        outcomes.setdefault(arm, []).append(end)
+        results.setdefault(arm, []).append(_run_result({str(k): v for k, v in row.items()}, end, loss))
+        # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
+        if len(tokens) or end.end != "missing":
+            curves.setdefault(arm, []).append(
+                Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
+            )
+    base = plan["baseline"]
+    arms = tuple(
+        _arm_result(
+            entry,
+            outcomes=outcomes.get(entry["name"], []),
+            base_outcomes=outcomes.get(base, []),
+            curves=curves.get(entry["name"], []),
+            base_curves=curves.get(base, []),
+            runs=results.get(entry["name"], []),
+            is_baseline=entry["name"] == base,
+            paired=paired,
+        )
+        for entry in plan["arms"]
+    )
+    every = tuple(curve for entry in plan["arms"] for curve in curves.get(entry["name"], []))
+    ended = [value for row in frames.runs["ended_unix"] if (value := _number(row)) is not None]
+    return Analysis(
+        study=plan["study"],
+        description=plan.get("description"),
+        baseline=base,
+        target=target,
+        paired=paired,
+        training=dict(plan.get("training") or {}),
+        arms=arms,
+        steps=find_steps(
+            frames.configs,
+            {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
+            paired=paired,
+        ),
+        resolution=_resolution(every, outcomes.get(base, [])),
+        timing=_timing(frames.environments),
+        environments=_distinct(frames.environments),
+        dropped=tuple(plan.get("dropped") or ()),
+        last_ended_unix=max(ended) if ended else None,
+        curves=every,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Return a number out of a data frame's cell, None where it is empty."""
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _run_result(row: dict[str, Any], end: Outcome, loss: np.ndarray) -> RunResult:
+    started, ended = _number(row["started_unix"]), _number(row["ended_unix"])
+    mode = row["backend_mode"]
+    return RunResult(
+        run_id=str(row["run_id"]),
+        arm=str(row["arm"]),
+        seed=int(row["seed"]),
+        state=str(row["state"]),
+        end=end.end,
+        tokens=int(row["tokens"]),
+        tokens_to_target=end.high if end.end == "hit" else None,
+        left_bound=end.end == "hit" and not end.exact,
+        last_loss=float(loss[-1]) if len(loss) else None,
+        message=row["message"] if isinstance(row["message"], str) else None,
+        seconds=ended - started if started is not None and ended is not None else None,
+        tokens_per_sec=_number(row["tokens_per_sec"]),
+        backend_mode=mode if isinstance(mode, str) else None,
+    )
+
+
+def _arm_result(
+    entry: dict[str, Any],
+    *,
+    outcomes: Sequence[Outcome],
+    base_outcomes: Sequence[Outcome],
+    curves: Sequence[Curve],
+    base_curves: Sequence[Curve],
+    runs: Sequence[RunResult],
+    is_baseline: bool,
+    paired: bool,
+) -> ArmResult:
+    ends = [run.end for run in outcomes]
+    cost = Cost(kind="baseline") if is_baseline else token_cost(outcomes, base_outcomes, paired=paired)
+
+    def plus_one(value: float | None) -> float | None:
+        return None if value is None else 1 + value
+
+    return ArmResult(
+        name=entry["name"],
+        description=entry.get("description"),
+        recipe=entry.get("recipe") or "",
+        differs=dict(entry.get("differs") or {}),
+        folded=tuple(
+            folded if isinstance(folded, str) else str(folded.get("name", folded))
+            for folded in entry.get("folded") or ()
+        ),
+        n=sum(end != "missing" for end in ends),
+        hit=ends.count("hit"),
+        censored=ends.count("censored"),
+        diverged=ends.count("diverged"),
+        missing=ends.count("missing"),
+        tokens_to_target=mean_tokens(outcomes),
+        token_cost=cost,
+        break_even=Interval(
+            estimate=plus_one(cost.estimate), low=plus_one(cost.low), high=plus_one(cost.high)
+        ),
+        final_loss=final_loss(curves),
+        difference=LossDifference(interval=Interval(note="baseline"))
+        if is_baseline
+        else final_difference(curves, base_curves),
+        runs=tuple(runs),
+    )
+
+
+def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:
+    """Take the widest of the runs' usual intervals: the coarsest reading limits the comparison."""
+    steps = [float(np.median(np.diff(curve.tokens))) for curve in curves if len(curve.tokens) > 1]
+    interval = max(steps) if steps else None
+    reached = mean_tokens(baseline).estimate
+    share = interval / reached if interval is not None and reached else None
+    return Resolution(
+        interval_tokens=interval, share=share if share is not None and math.isfinite(share) else None
+    )
+
+
+def _timing(environments: dict[str, dict[str, Any]]) -> str:
+    """Return ``native`` only if every run that ran says so and vouches for its timing."""
+    native = bool(environments) and all(
+        environment.get("backend_mode") == "native" and environment.get("timing_valid") is True
+        for environment in environments.values()
+    )
+    return "native" if native else "emulated"
+
+
+def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, Any], int], ...]:
+    """Return the different environments with the number of runs in each, in the order of the plan."""
+    counts: list[tuple[dict[str, Any], int]] = []
+    for environment in environments.values():
+        for i, (known, count) in enumerate(counts):
+            if known == environment:
+                counts[i] = (known, count + 1)
+                break
+        else:
+            counts.append((environment, 1))
+    return tuple(counts)

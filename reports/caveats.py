@@ -1,0 +1,88 @@
+"""What stands between the figures and a conclusion: notices (the study is not complete) and warnings.
+
+Each is one line, and each is computed, so that a report never carries a caution that does not apply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ablate.reports import words
+
+if TYPE_CHECKING:
+    from ablate.reports.analyse import Analysis
+
+
+def notices(analysis: Analysis) -> tuple[str, ...]:
+    """Return what a reader must know first: how much of the study is missing."""
+    if not analysis.missing:
+        return ()
+    states = Counter(run.state for arm in analysis.arms for run in arm.runs if run.end == "missing")
+    listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    empty = [arm.name for arm in analysis.arms if not arm.n]
+    text = (
+        f"Partial: {analysis.missing} of {words.plural(analysis.planned, 'run')} are no results ({listed})."
+    )
+    if empty and len(empty) < len(analysis.arms):
+        text += f" Without any result: {', '.join(empty)}."
+    return (text,)
+
+
+def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cautions that apply to these figures."""
+    found: list[str] = []
+    found.extend(_resolution(analysis))
+    found.extend(_samples(analysis))
+    left = [arm.name for arm in analysis.arms if any(run.left_bound for run in arm.runs)]
+    if left:
+        found.append(
+            f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
+            "or take a lower target."
+        )
+    if analysis.training.get("schedule") == "cosine":
+        found.append(
+            "The cosine schedule is tied to the token budget: a crossing before its end is read at a "
+            "learning rate that a shorter run would not have had. Prefer a constant rate or "
+            "warm-up–stable–decay."
+        )
+    if len(analysis.environments) > 1:
+        found.append(
+            f"The runs come from {len(analysis.environments)} different environments (see Method); "
+            "differences between them are part of the error bars at best."
+        )
+    found.extend(f"Left out: {fault}" for fault in faults)
+    return tuple(found)
+
+
+def _resolution(analysis: Analysis) -> list[str]:
+    share = analysis.resolution.share
+    if share is None:
+        return []
+    below = [
+        arm.name
+        for arm in analysis.others
+        if arm.token_cost.estimate is not None and abs(arm.token_cost.estimate) < share
+    ]
+    if not below:
+        return []
+    text = (
+        f"Smaller than the evaluation interval ({words.share(share)} of the baseline's tokens to target): "
+        f"the token cost of {', '.join(below)}. It rests on interpolation between evaluations: evaluate more "
+        "often."
+    )
+    return [text]
+
+
+def _samples(analysis: Analysis) -> list[str]:
+    sizes = [arm.n for arm in analysis.arms if arm.n]
+    if not sizes or not analysis.others:
+        return []
+    if min(sizes) == 1:
+        single = [arm.name for arm in analysis.arms if arm.n == 1]
+        return [f"One result only, so no interval: {', '.join(single)}. Add seeds."]
+    if min(sizes) == 2:
+        return [
+            "With 2 results an arm the intervals are wide and lean on the normal distribution: add seeds."
+        ]
+    return []

@@ -1,0 +1,130 @@
+"""``report.json``: every number of the report for scripts, with null where there is no honest figure.
+
+The keys are an interface; docs/report.md lists them. Values are strict JSON: no NaN, no Infinity.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ablate.reports import words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.analyse import Analysis, ArmResult, RunResult
+    from ablate.reports.cost import Cost
+    from ablate.reports.intervals import Interval
+    from ablate.reports.verdict import Verdict
+
+FORMAT = 1
+
+
+def build_document(
+    analysis: Analysis, verdict: Verdict, notices: Sequence[str], warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Return the content of ``report.json``."""
+    return {
+        "format": FORMAT,
+        "study": analysis.study,
+        "description": analysis.description,
+        "baseline": analysis.baseline,
+        "target": {
+            "kind": analysis.target.kind,
+            "value": analysis.target.value,
+            "val_loss": analysis.target.val_loss,
+            "crossing": analysis.target.rule,
+        },
+        "verdict": list(verdict.sentences),
+        "notices": list(notices),
+        "warnings": list(warnings),
+        "runs_planned": analysis.planned,
+        "runs_missing": analysis.missing,
+        "paired_seeds": analysis.paired,
+        "timing": analysis.timing,
+        "evaluation_interval": {
+            "tokens": analysis.resolution.interval_tokens,
+            "share_of_tokens_to_target": analysis.resolution.share,
+        },
+        "arms": [_arm(arm) for arm in analysis.arms],
+        "steps": [
+            {"gemm": step.gemm, "from": step.from_arm, "to": step.to_arm, "token_cost": _cost(step.cost)}
+            for step in analysis.steps
+        ],
+        "dropped": list(analysis.dropped),
+        "training": analysis.training,
+        "environments": [
+            {"runs": count, "environment": environment} for environment, count in analysis.environments
+        ],
+    }
+
+
+def _interval(interval: Interval) -> dict[str, Any]:
+    values: dict[str, Any] = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
+    return values | ({"note": interval.note} if interval.note else {})
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {
+        "estimate": cost.estimate,
+        "low": cost.low,
+        "high": cost.high,
+        "kind": cost.kind,
+        "reason": cost.reason,
+        "n": cost.n,
+        "n_baseline": cost.n_baseline,
+        "pairs": cost.pairs,
+        "pairing_variance_ratio": cost.variance_ratio,
+        "restricted": None if cost.restricted is None else _interval(cost.restricted),
+    }
+
+
+def _arm(arm: ArmResult) -> dict[str, Any]:
+    loss = _interval(arm.final_loss)
+    loss["mean"] = loss.pop("estimate")
+    return {
+        "name": arm.name,
+        "description": arm.description,
+        "recipe": arm.recipe,
+        "differs": arm.differs,
+        "folded": list(arm.folded),
+        "n": arm.n,
+        "hit": arm.hit,
+        "censored": arm.censored,
+        "diverged": arm.diverged,
+        "missing": arm.missing,
+        "tokens_to_target": _interval(arm.tokens_to_target),
+        "token_cost": _cost(arm.token_cost),
+        "break_even_throughput": _interval(arm.break_even),
+        "final_loss": loss
+        | {
+            "difference": _interval(arm.difference.interval)
+            | {
+                "tokens": arm.difference.tokens,
+                "n": arm.difference.n,
+                "n_baseline": arm.difference.n_baseline,
+            }
+        },
+        "text": {
+            "tokens_to_target": words.tokens_interval(arm.tokens_to_target),
+            "token_cost": words.cost(arm.token_cost),
+        },
+        "runs": [_run(run) for run in arm.runs],
+    }
+
+
+def _run(run: RunResult) -> dict[str, Any]:
+    return {
+        "id": run.run_id,
+        "seed": run.seed,
+        "state": run.state,
+        "end": run.end,
+        "tokens": run.tokens,
+        "tokens_to_target": run.tokens_to_target,
+        "at_or_before_first_evaluation": run.left_bound,
+        "last_loss": run.last_loss,
+        "message": run.message,
+        "seconds": run.seconds,
+        "tokens_per_sec": run.tokens_per_sec,
+        "backend_mode": run.backend_mode,
+    }

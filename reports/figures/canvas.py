@@ -1,0 +1,162 @@
+"""What all figures share: colours, line styles, fonts, and how a figure becomes bytes.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; past six arms the line style
+tells them apart as well, and every line has its name beside it. The colours stand in the SVG as fixed
+words, so that the page can put others in their place in the dark.
+
+The same figure gives the same bytes: no date, a fixed salt for the ids. User strings are drawn as they are
+(``text.parse_math`` off), for a ``$`` in the name of an arm is no formula.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+INK = "#1b1f24"
+FAINT = "#6a737d"
+GRID = "#d8dde3"
+CONTEXT = "#b9c0c8"
+SHADE = "#eceff2"
+HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+
+_RC: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.5,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "figure.facecolor": "#ffffff",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "#ffffff",
+    "svg.fonttype": "none",
+    "path.simplify": True,
+    "path.simplify_threshold": 0.2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A finished figure. ``alt`` says in words what it shows."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    svg: bytes
+    png: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one arm is drawn, the same in every figure."""
+
+    color: str
+    dash: Any
+    marker: str
+    width: float
+
+
+@contextmanager
+def drawing_style(name: str) -> Iterator[None]:
+    """Apply the style for the duration of one figure; nothing global is left changed."""
+    with mpl.rc_context(_RC | {"svg.hashsalt": name}):
+        yield
+
+
+def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
+    """Return each arm's look: the baseline in ink, the others through hues and then through line styles."""
+    others = [arm for arm in arms if arm != baseline]
+    result = {baseline: Look(color=INK, dash="-", marker="o", width=2.4)}
+    for i, arm in enumerate(others):
+        result[arm] = Look(
+            color=HUES[i % len(HUES)],
+            dash=DASHES[(i // len(HUES)) % len(DASHES)],
+            marker=MARKERS[(i + 1) % len(MARKERS)],
+            width=1.9,
+        )
+    return result
+
+
+def to_bytes(figure: Any) -> tuple[bytes, bytes]:
+    """Return a figure as SVG and PNG; both are free of dates."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return svg.getvalue(), png.getvalue()
+
+
+def short(name: str, length: int = 26) -> str:
+    """Return a name that fits beside a line, without characters that XML does not allow."""
+    clean = "".join(c if c.isprintable() else " " for c in name)
+    return clean if len(clean) <= length else clean[: length - 1] + "…"
+
+
+def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
+    """Label an x axis of tokens in one unit for all its ticks."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if largest >= size),
+        (1.0, ""),
+    )
+
+    def label(value: float, _: object) -> str:
+        # As many decimals as the tick that needs most: 0.9 beside 1.0.
+        decimals = max(len(f"{tick / size:.6g}".partition(".")[2]) for tick in axis.get_xticks())
+        return f"{value / size:.{decimals}f}"
+
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=nbins, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    axis.xaxis.set_major_formatter(FuncFormatter(label))
+    words = {"B": "billions", "M": "millions", "k": "thousands"}
+    axis.set_xlabel(f"training tokens ({words[unit]})" if unit else "training tokens")
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move labels as little as possible so that neighbours are at least ``gap`` apart, within low … high."""
+    count = len(positions)
+    if not count:
+        return []
+    gap = min(gap, (high - low) / max(1, count - 1)) if count > 1 else gap
+    order = np.argsort(positions, kind="stable")
+    # With i gaps taken off, "at least a gap apart" becomes "not falling": pool adjacent violators.
+    blocks: list[tuple[float, int]] = []
+    for i, index in enumerate(order):
+        mean, size = positions[index] - i * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            before, weight = blocks.pop()
+            mean = (before * weight + mean * size) / (weight + size)
+            size += weight
+        blocks.append((mean, size))
+    flat = [mean for mean, size in blocks for _ in range(size)]
+    result = [0.0] * count
+    for i, index in enumerate(order):
+        result[index] = min(max(flat[i], low), high - (count - 1) * gap) + i * gap
+    return result

@@ -1,0 +1,145 @@
+"""The difference to the baseline over tokens, one small panel an arm, with its 95 % band.
+
+Small panels, because a dozen bands in one picture hide each other. All share their scales, and each shows
+the other arms in grey.
+
+How it fails: with one result an arm there is no band, only the line, and the panel says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ablate.reports import words
+from ablate.reports.figures.canvas import (
+    CONTEXT,
+    FAINT,
+    INK,
+    Drawing,
+    Look,
+    drawing_style,
+    looks,
+    short,
+    to_bytes,
+    token_axis,
+)
+from ablate.reports.losses import Band, difference_band
+
+if TYPE_CHECKING:
+    from ablate.reports.analyse import Analysis
+
+_EARLY = 0.25
+
+
+def draw_difference(analysis: Analysis) -> Drawing | None:
+    """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
+    by_arm = {
+        arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
+    }
+    bands = {
+        arm.name: difference_band(by_arm[arm.name], by_arm[analysis.baseline]) for arm in analysis.others
+    }
+    bands = {name: band for name, band in bands.items() if len(band.tokens)}
+    if not bands:
+        return None
+    with drawing_style("difference"):
+        svg, png = _draw(analysis, bands)
+    without = [arm.name for arm in analysis.others if arm.name not in bands]
+    caption = (
+        f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
+        "with its pointwise 95\u00a0% band (Welch), as far as all runs of both go; above zero the arm is "
+        "worse. Grey: the other arms. The scale follows the later part; early differences and wide bands may "
+        "leave it."
+    )
+    if without:
+        caption += f" No evaluation in common: {', '.join(without)}."
+    last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
+    alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
+    return Drawing(
+        name="difference", title="Difference to the baseline", caption=caption, alt=alt, svg=svg, png=png
+    )
+
+
+def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
+    from matplotlib.figure import Figure
+
+    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
+    columns = min(len(bands), 3 if len(bands) <= 6 else 4)
+    rows = -(-len(bands) // columns)
+    height = 0.75 + 2.05 * rows
+    figure = Figure(figsize=(11 if columns > 1 else 6, height))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure.subplots_adjust(
+        left=0.085 if columns > 1 else 0.15,
+        right=0.985,
+        top=1 - 0.3 / height,
+        bottom=0.55 / height,
+        wspace=0.1,
+        hspace=0.32,
+    )
+    diverged = {arm.name: arm.diverged for arm in analysis.others}
+    low, high = _limits(bands)
+    largest = max(float(band.tokens[-1]) for band in bands.values())
+    for axis, (name, band) in zip(axes.flat, bands.items(), strict=False):
+        for other, context in bands.items():
+            if other != name:
+                axis.plot(context.tokens, context.difference, color=CONTEXT, linewidth=0.7, zorder=1)
+        _panel(axis, name, band, style[name], diverged[name])
+        axis.set_ylim(low, high)
+        axis.set_xlim(0, largest * 1.01)
+    for i, axis in enumerate(axes.flat):
+        if i >= len(bands):
+            axis.set_axis_off()
+            continue
+        if i + columns >= len(bands):
+            token_axis(axis, largest, nbins=4)
+            axis.tick_params(labelbottom=True)
+    figure.supylabel("loss difference (nats/token)", fontsize=9, x=0.004 if columns > 1 else 0.01)
+    return to_bytes(figure)
+
+
+def _panel(axis: Any, name: str, band: Band, look: Look, diverged: int) -> None:
+    axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+    if np.isfinite(band.low).any():
+        axis.fill_between(
+            band.tokens, band.low, band.high, color=look.color, alpha=0.22, linewidth=0, zorder=2
+        )
+    axis.plot(
+        band.tokens,
+        band.difference,
+        color=look.color,
+        linewidth=look.width,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.8,
+        markevery=max(1, len(band.tokens) // 6),
+        zorder=3,
+    )
+    axis.set_title(short(name, 30))
+    n = f"n = {band.n}" if band.n == band.n_baseline else f"n = {band.n} against {band.n_baseline}"
+    if not np.isfinite(band.low).any():
+        n += ", no band"
+    if diverged:
+        n += f"\n{diverged} diverged"
+    axis.annotate(n, (0.985, 0.965), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=FAINT)
+
+
+def _limits(bands: dict[str, Band]) -> tuple[float, float]:
+    """Follow the later part of the lines, and of the bands only what is no wider than a few times that."""
+    largest = max(float(band.tokens[-1]) for band in bands.values())
+    late = [band.tokens >= min(_EARLY * largest, float(band.tokens[-1])) for band in bands.values()]
+    pairs = list(zip(bands.values(), late, strict=True))
+    lines = np.concatenate([[0.0], *(band.difference[keep] for band, keep in pairs)])
+    middle = np.percentile(np.abs(lines), 90)
+    lines = lines[np.abs(lines) <= 5 * middle] if middle > 0 else lines
+    low, high = float(lines.min()), float(lines.max())
+    extent = max(high - low, 1e-4)
+    edges = np.concatenate([np.concatenate([band.low[keep], band.high[keep]]) for band, keep in pairs])
+    edges = edges[np.isfinite(edges)]
+    if len(edges):
+        low = max(min(low, float(np.percentile(edges, 5))), low - 0.8 * extent)
+        high = min(max(high, float(np.percentile(edges, 95))), high + 0.8 * extent)
+    room = 0.1 * max(high - low, 1e-4)
+    return low - room, high + 2 * room

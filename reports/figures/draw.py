@@ -1,0 +1,19 @@
+"""All figures of a report, in the order in which it shows them. What cannot be drawn is left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ablate.reports.figures.convergence import draw_convergence
+from ablate.reports.figures.difference import draw_difference
+from ablate.reports.figures.forest import draw_forest
+
+if TYPE_CHECKING:
+    from ablate.reports.analyse import Analysis
+    from ablate.reports.figures.canvas import Drawing
+
+
+def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
+    """Draw every figure that the analysis has data for."""
+    drawings = (draw_forest(analysis), draw_convergence(analysis), draw_difference(analysis))
+    return tuple(drawing for drawing in drawings if drawing is not None)

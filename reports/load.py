@@ -1,0 +1,223 @@
+"""Run store → data frames, so that nothing later has to know of files.
+
+How it fails: a file that does not parse never stops a report. Each fault becomes one line in ``faults``,
+with file and line, and the rest is read. The last line of a metrics file that a crash cut is no fault.
+A missing plan is an error of the caller (``FileNotFoundError``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ablate.errors import UserError
+from ablate.store import RunDir, Status, StudyStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAN_FORMAT = 1
+_THROUGHPUT_SAMPLES = 200
+
+RUN_COLUMNS = (
+    "run_id",
+    "arm",
+    "seed",
+    "state",
+    "attempt",
+    "tokens",
+    "message",
+    "started_unix",
+    "ended_unix",
+    "budget_tokens",
+    "tokens_per_sec",
+    "backend_mode",
+    "timing_valid",
+)
+EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFrames:
+    """A study as plain data.
+
+    ``runs`` has one row for each run of the plan, ``evals`` one for each evaluation (``val_loss`` in nats
+    per token, ordered by run and tokens, each token count once). ``configs`` maps an arm to the resolved
+    configuration of its first run that has one; ``environments`` maps a run id to what it ran on.
+    """
+
+    plan: dict[str, Any]
+    runs: pd.DataFrame
+    evals: pd.DataFrame
+    configs: dict[str, dict[str, Any]]
+    environments: dict[str, dict[str, Any]]
+    faults: tuple[str, ...]
+
+
+def load_frames(store: StudyStore) -> StudyFrames:
+    """Read a study's run store.
+
+    Raises:
+        FileNotFoundError: the study never ran here.
+        UserError: the plan cannot be read.
+    """
+    plan = _read_plan(store)
+    faults: list[str] = []
+    run_rows: list[dict[str, Any]] = []
+    eval_frames: list[pd.DataFrame] = []
+    configs: dict[str, dict[str, Any]] = {}
+    environments: dict[str, dict[str, Any]] = {}
+    for arm in plan["arms"]:
+        for entry in arm["runs"]:
+            run = store.run(entry["id"])
+            config = _read_object(run.path / "config.json", faults)
+            environment = _read_object(run.environment_path, faults)
+            status = _read_status(run, faults)
+            if config:
+                configs.setdefault(arm["name"], config)
+            if environment:
+                environments[run.run_id] = environment
+            evals, tokens_per_sec = read_metrics(run.metrics_path, faults)
+            who = {"run_id": run.run_id, "arm": arm["name"], "seed": entry["seed"]}
+            evals.insert(0, "run_id", who["run_id"])
+            evals.insert(1, "arm", who["arm"])
+            evals.insert(2, "seed", who["seed"])
+            eval_frames.append(evals)
+            run_rows.append(
+                who
+                | {
+                    "state": status.state,
+                    "attempt": status.attempt,
+                    "tokens": status.tokens,
+                    "message": status.message,
+                    "started_unix": status.started_unix,
+                    "ended_unix": status.ended_unix,
+                    "budget_tokens": (config.get("training") or plan.get("training") or {}).get("tokens"),
+                    "tokens_per_sec": tokens_per_sec,
+                    "backend_mode": environment.get("backend_mode"),
+                    "timing_valid": bool(environment.get("timing_valid", False)),
+                }
+            )
+    filled = [frame for frame in eval_frames if len(frame)]
+    empty = pd.DataFrame(columns=list(EVAL_COLUMNS))
+    return StudyFrames(
+        plan=plan,
+        runs=pd.DataFrame(run_rows, columns=list(RUN_COLUMNS)),
+        evals=pd.concat(filled, ignore_index=True) if filled else empty,
+        configs=configs,
+        environments=environments,
+        faults=tuple(faults),
+    )
+
+
+def _read_plan(store: StudyStore) -> dict[str, Any]:
+    try:
+        plan = store.plan()
+        form = plan.get("format")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{store.plan_path}: not a plan: {error}") from error
+    if form != PLAN_FORMAT:
+        raise UserError(f"{store.plan_path}: plan of format {form} (expected format {PLAN_FORMAT})")
+    if plan["baseline"] not in [arm["name"] for arm in plan["arms"]]:
+        raise UserError(f"{store.plan_path}: the baseline '{plan['baseline']}' is none of the plan's arms")
+    return plan
+
+
+def _read_object(path: Path, faults: list[str]) -> dict[str, Any]:
+    """Return a JSON object; empty where the file is absent or damaged (which is then a fault)."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        faults.append(f"{path}: not JSON: {error}")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_status(run: RunDir, faults: list[str]) -> Status:
+    try:
+        return run.status()
+    except (ValueError, AttributeError) as error:
+        faults.append(f"{run.path / 'status.json'}: not a status: {error}")
+        return Status(state="failed", message="its status file cannot be read")
+
+
+def read_metrics(path: Path, faults: list[str]) -> tuple[pd.DataFrame, float | None]:
+    """Return the evaluations (tokens, step, val_loss) and the median training throughput in tokens/s.
+
+    Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    lines = content[: content.rfind(b"\n") + 1].split(b"\n")
+    evals: dict[int, tuple[int, float]] = {}
+    dropped = 0
+    for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
+        if math.isfinite(row["val_loss"]):
+            # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
+            evals[row["tokens"]] = (row.get("step", 0), float(row["val_loss"]))
+        else:
+            dropped += 1
+    if dropped:
+        faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
+    tokens = sorted(evals)
+    frame = pd.DataFrame(
+        {
+            "tokens": pd.Series(tokens, dtype="int64"),
+            "step": pd.Series([evals[t][0] for t in tokens], dtype="int64"),
+            "val_loss": pd.Series([evals[t][1] for t in tokens], dtype="float64"),
+        }
+    )
+    return frame, _throughput([line for line in lines if b'"tokens_per_sec"' in line])
+
+
+def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
+    """Parse evaluation rows: all at once, and one by one only where that fails."""
+    try:
+        rows = json.loads(b"[" + b",".join(line for _, line in lines) + b"]")
+        if len(rows) == len(lines) and all(_is_evaluation(row) for row in rows):
+            return list(rows)
+    except ValueError:
+        pass
+    good = []
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            faults.append(f"{path}:{number}: not JSON: {error}")
+            continue
+        if _is_evaluation(row):
+            good.append(row)
+        elif not (isinstance(row, dict) and row.get("kind") != "eval"):
+            faults.append(f"{path}:{number}: an evaluation needs the numbers 'tokens' and 'val_loss'")
+    return good
+
+
+def _is_evaluation(row: object) -> bool:
+    return (
+        isinstance(row, dict)
+        and row.get("kind") == "eval"
+        and type(row.get("tokens")) is int
+        and type(row.get("val_loss")) in (int, float)
+    )
+
+
+def _throughput(lines: list[bytes]) -> float | None:
+    stride = max(1, len(lines) // _THROUGHPUT_SAMPLES)
+    values = []
+    for line in lines[::stride]:
+        try:
+            value = json.loads(line)["tokens_per_sec"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(value, int | float) and math.isfinite(value):
+            values.append(value)
+    return float(statistics.median(values)) if values else None

@@ -1,0 +1,176 @@
+"""Analysis → ``report.html`` and ``report.md``.
+
+The HTML file holds everything inside itself (pictures as inline SVG, styles, no scripts) and forbids itself
+the network by its own content policy. Every user string goes through the template's escaping; Markdown has
+an escaping of its own, for a ``|`` in a name would break the table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ablate._version import __version__
+from ablate.reports import tables, words
+from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.analyse import Analysis
+    from ablate.reports.figures import Drawing
+    from ablate.reports.verdict import Verdict
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+# Colours of the SVG → style variables of the page, which has values for light and dark.
+_VARIABLES = {
+    INK: "ink",
+    FAINT: "faint",
+    GRID: "grid",
+    CONTEXT: "context",
+    SHADE: "shade",
+    "#ffffff": "paper",
+    **{hue: f"hue{i}" for i, hue in enumerate(HUES)},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Everything that a page shows."""
+
+    analysis: Analysis
+    verdict: Verdict
+    notices: Sequence[str]
+    warnings: Sequence[str]
+    drawings: Sequence[Drawing]
+
+
+def render_html(content: Content) -> str:
+    """Return the self-contained page."""
+    pictures = {drawing.name: _inline(drawing) for drawing in content.drawings}
+    return (
+        _environment(autoescape=True)
+        .get_template("report.html.j2")
+        .render(_values(content) | {"pictures": pictures})
+    )
+
+
+def render_markdown(content: Content) -> str:
+    """Return the page as Markdown, with the figures as links to their files."""
+    environment = _environment(autoescape=False)
+    environment.filters["md"] = escape_markdown
+    return environment.get_template("report.md.j2").render(_values(content))
+
+
+def escape_markdown(text: str) -> str:
+    """Escape what Markdown, or HTML inside it, would read as markup; a line break becomes a space."""
+    flat = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    # Markdown is not HTML: it has its own filter on every user string (the tests look).
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=autoescape,  # noqa: S701
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _values(content: Content) -> dict[str, Any]:
+    analysis = content.analysis
+    steps = tables.step_table(analysis)
+    return {
+        "analysis": analysis,
+        "verdict": content.verdict,
+        "notices": content.notices,
+        "warnings": content.warnings,
+        "drawings": content.drawings,
+        "headline": tables.headline(analysis),
+        "steps": steps,
+        "runs": tables.run_table(analysis),
+        "arms": tables.arm_table(analysis),
+        "definitions": definitions(analysis),
+        "environments": [
+            (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
+            for environment, count in analysis.environments
+        ],
+        "training": ", ".join(f"{k} {v}" for k, v in analysis.training.items() if v is not None),
+        "target": words.target(analysis.target),
+        "ended": words.moment(analysis.last_ended_unix),
+        "version": __version__,
+    }
+
+
+def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """Return the words of the report with what they mean in this study."""
+    if analysis.paired:
+        test = "by Student's t on the differences of seeds in common (the study declares its seeds paired)"
+    else:
+        test = "by Welch's t on log T"
+    ratios = [arm.token_cost.variance_ratio for arm in analysis.others if arm.token_cost.variance_ratio]
+    if ratios:
+        listed = ", ".join(
+            f"{arm.name} {arm.token_cost.variance_ratio:.2f}"
+            for arm in analysis.others
+            if arm.token_cost.variance_ratio
+        )
+        test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {listed}"
+    interval = words.tokens(analysis.resolution.interval_tokens)
+    of_target = words.share(analysis.resolution.share)
+    if analysis.timing == "native":
+        timing = "native and unshared in every run. This report makes no claim on speed."
+    else:
+        timing = (
+            "emulated, or not vouched for by every run: nothing here is a measured speed-up, and tokens/s of "
+            "these runs are not those of FP4 hardware."
+        )
+    not_reached = (
+        "censored: the budget ended before the target. Diverged is an end of its own and counts as never "
+        "reaching. Such an arm has no estimate, only a bound, with those runs at their budget."
+    )
+    return (
+        ("Target", f"{words.target(analysis.target)}."),
+        ("Tokens to target", f"{words.RULES[analysis.target.rule]}; over seeds the geometric mean."),
+        (
+            "Token cost",
+            f"exp(mean log T of the arm − mean log T of the baseline) − 1, with 95\u00a0% interval {test}.",
+        ),
+        ("Not reached", not_reached),
+        ("Break-even", "1 + token cost: the throughput over the baseline's from which the arm pays."),
+        ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
+        ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
+        ("Timing", timing),
+    )
+
+
+def _inline(drawing: Drawing) -> Markup:
+    """Return an SVG that can stand in the page: ids of its own, the page's colours, words for a reader."""
+    svg = drawing.svg.decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    # matplotlib's style element would speak to the whole page.
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{drawing.name}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{drawing.name}-", svg)
+    svg = re.sub(
+        r': (#[0-9a-f]{6})(?=[;"])',
+        lambda match: f": var(--{_VARIABLES[match[1]]})" if match[1] in _VARIABLES else match[0],
+        svg,
+    )
+    size = re.search(r'viewBox="[^"]*"', svg)
+    assert size is not None  # matplotlib always writes it
+    label = Markup.escape(drawing.alt)
+    opening = (
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size.group()} role="img" aria-label="{label}">'
+    )
+    return Markup(opening + svg[svg.index(">") + 1 :])  # noqa: S704  matplotlib has escaped the text inside

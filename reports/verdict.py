@@ -1,0 +1,194 @@
+"""The verdict in sentences: what the data say, and what they do not.
+
+A sentence claims a cost only where the 95 % interval excludes zero; a bound is called a bound; one run an
+arm is called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
+
+How it fails: it does not raise. A study without results gets the sentence that says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ablate.reports import words
+from ablate.reports.steps import greatest_step
+
+if TYPE_CHECKING:
+    from ablate.reports.analyse import Analysis, ArmResult
+
+Tone = Literal["more", "diverged", "fewer", "open", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One sentence on one arm. ``tone``: costs tokens, diverges, saves tokens, not settled, no say."""
+
+    arm: str
+    tone: Tone
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``lead`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to take them."""
+
+    lead: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The whole verdict as plain sentences."""
+        return (self.lead, *(finding.text for finding in self.findings), *self.notes)
+
+
+def write_verdict(analysis: Analysis) -> Verdict:
+    """Put an analysis into words."""
+    base = analysis.baseline_arm
+    if not any(arm.n for arm in analysis.arms):
+        lead = (
+            f"No results yet: none of the {words.plural(analysis.planned, 'run')} has finished or diverged."
+        )
+        return Verdict(lead=lead, findings=(), notes=())
+    if not analysis.others:
+        return Verdict(lead=_baseline_alone(analysis), findings=(), notes=())
+    findings = tuple(_finding(arm, base) for arm in analysis.others)
+    return Verdict(lead=_lead(analysis, findings), findings=findings, notes=_notes(analysis))
+
+
+def _baseline_alone(analysis: Analysis) -> str:
+    base = analysis.baseline_arm
+    text = f"The study has one arm, {base.name}: there is nothing to compare it with."
+    if base.hit == base.n:
+        reached = words.tokens_interval(base.tokens_to_target)
+        return f"{text} It reaches {words.target(analysis.target)} after {reached} tokens, n = {base.n}."
+    return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {words.target(analysis.target)}."
+
+
+def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
+    tones = Counter(finding.tone for finding in findings)
+    phrases: dict[Tone, tuple[str, str]] = {
+        "more": ("needs more tokens", "need more tokens"),
+        "diverged": ("diverged in every run", "diverged in every run"),
+        "fewer": ("needs fewer tokens", "need fewer tokens"),
+        "open": ("is not settled", "are not settled"),
+        "none": ("cannot be judged", "cannot be judged"),
+    }
+    parts = [
+        f"{tones[tone]} {one if tones[tone] == 1 else many}"
+        for tone, (one, many) in phrases.items()
+        if tones[tone]
+    ]
+    arms = words.plural(len(findings), "arm")
+    return f"Of {arms} compared with {analysis.baseline} at {words.target(analysis.target)}, {_and(parts)}."
+
+
+def _finding(arm: ArmResult, base: ArmResult) -> Finding:
+    cost = arm.token_cost
+    interval = words.percent_range(cost.low, cost.high)
+    n = words.counts(cost)
+    if (
+        cost.kind == "interval"
+        and cost.estimate is not None
+        and cost.low is not None
+        and cost.high is not None
+    ):
+        size = words.share(cost.estimate)
+        if cost.low > 0:
+            text = f"{arm.name} costs {size} more tokens than {base.name} {interval}, {n}."
+            return Finding(arm=arm.name, tone="more", text=text)
+        if cost.high < 0:
+            text = f"{arm.name} needs {size} fewer tokens than {base.name} {interval}, {n}."
+            return Finding(arm=arm.name, tone="fewer", text=text)
+        text = (
+            f"{arm.name} is inconclusive: {words.percent(cost.estimate)} tokens against {base.name} "
+            f"{interval}, {n}; the interval holds zero, and excludes costs above {words.share(cost.high)}."
+        )
+        return Finding(arm=arm.name, tone="open", text=text)
+    if cost.kind == "point":
+        text = (
+            f"{arm.name} took {words.percent(cost.estimate)} tokens against {base.name}, but that is no "
+            f"finding ({cost.reason})."
+        )
+        return Finding(arm=arm.name, tone="open", text=text)
+    if cost.kind == "bound":
+        return _bound_finding(arm, base)
+    return Finding(arm=arm.name, tone="none", text=f"{arm.name} has no token cost ({cost.reason}).")
+
+
+def _bound_finding(arm: ArmResult, base: ArmResult) -> Finding:
+    cost = arm.token_cost
+    if arm.n and arm.diverged == arm.n:
+        runs = "its one run" if arm.n == 1 else f"all {arm.n} runs"
+        text = f"{arm.name} did not reach the target: {runs} diverged."
+        return Finding(arm=arm.name, tone="diverged", text=text)
+    if cost.low is None or cost.low <= 0:
+        text = f"{arm.name} is inconclusive: the cost is {words.cost(cost)} in these runs ({cost.reason})."
+        return Finding(arm=arm.name, tone="open", text=text)
+    text = f"{arm.name} costs at least {words.share(cost.low)} more tokens than {base.name} ({cost.reason}"
+    restricted = cost.restricted
+    if restricted is None or restricted.low is None:
+        return Finding(
+            arm=arm.name, tone="open", text=f"{text}; a bound from these runs alone, {words.counts(cost)})."
+        )
+    settled = restricted.low > 0
+    cut = words.percent_range(restricted.low, restricted.high)
+    tail = "" if settled else ", which holds zero"
+    return Finding(
+        arm=arm.name,
+        tone="more" if settled else "open",
+        text=f"{text}; with all runs cut at the budget {cut}{tail}, {words.counts(cost)}).",
+    )
+
+
+def _notes(analysis: Analysis) -> tuple[str, ...]:
+    notes = []
+    base = analysis.baseline_arm
+    failed = base.n - base.hit
+    if failed:
+        notes.append(
+            f"The baseline itself did not reach the target in {failed} of {_runs(base.n)}: token costs "
+            "against it are bounds at best. Take a target that it reaches, or a larger budget."
+        )
+    notes.extend(_gemm_note(analysis))
+    with_interval = [arm for arm in analysis.others if arm.token_cost.kind == "interval"]
+    if with_interval:
+        text = "Brackets are 95\u00a0% intervals"
+        if len(with_interval) > 1:
+            text += (
+                f", each for its own comparison and not adjusted for there being {len(with_interval)}: the "
+                "chance that one of them misses is greater than 5\u00a0%"
+            )
+        notes.append(text + ".")
+    if analysis.timing != "native":
+        notes.append(
+            "Low precision was emulated, or its timing is not vouched for: no claim on speed is made."
+        )
+    return tuple(notes)
+
+
+def _gemm_note(analysis: Analysis) -> list[str]:
+    """Say which GEMM adds most, or that it is not settled; nothing where no pair of arms shows it."""
+    gemms = {step.gemm for step in analysis.steps}
+    if len(gemms) < 2 or not any(step.cost.estimate is not None for step in analysis.steps):
+        return []
+    greatest = greatest_step(analysis.steps)
+    if greatest is None:
+        return ["Which GEMM adds most is not settled: the intervals of the steps overlap or are lacking."]
+    step = next(step for step in analysis.steps if step.gemm == greatest)
+    interval = words.percent_range(step.cost.low, step.cost.high)
+    text = (
+        f"{greatest.capitalize()} adds most: from {step.from_arm} to {step.to_arm} "
+        f"{words.percent(step.cost.estimate)} tokens {interval}, above every other step."
+    )
+    return [text]
+
+
+def _runs(count: int) -> str:
+    return words.plural(count, "run")
+
+
+def _and(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,91 @@
+"""A study's run store → the files of its report.
+
+Each file is written through a temporary one and renamed, and the pages come last: a reader sees an old page
+or a new one, never half of it. The same run store gives the same bytes.
+
+How it fails: a damaged run is named in the report's warnings; only a plan that cannot be read stops it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.reports import caveats, tables
+from ablate.reports.analyse import analyse
+from ablate.reports.document import build_document
+from ablate.reports.figures import draw_figures
+from ablate.reports.load import load_frames
+from ablate.reports.render import Content, render_html, render_markdown
+from ablate.reports.verdict import Verdict, write_verdict
+from ablate.store.files import write_bytes_atomic
+
+if TYPE_CHECKING:
+    from ablate.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportPaths:
+    """What was written, and the verdict to print beside it."""
+
+    html: Path
+    markdown: Path
+    json: Path
+    tables: Path
+    figures: Path
+    verdict: Verdict
+    notices: tuple[str, ...]
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the files and folders written."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(value for value in values if isinstance(value, Path))
+
+
+def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
+    """Write the report of a study, by default into its folder under ``report/``.
+
+    Raises:
+        FileNotFoundError: the study never ran here.
+        UserError: its plan cannot be read.
+    """
+    folder = store.path / "report" if out is None else out
+    frames = load_frames(store)
+    analysis = analyse(frames)
+    # Faults name files relative to the study: the report must not depend on where the study lies.
+    faults = tuple(fault.replace(f"{store.path}/", "") for fault in frames.faults)
+    notices = caveats.notices(analysis)
+    content = Content(
+        analysis=analysis,
+        verdict=write_verdict(analysis),
+        notices=notices,
+        warnings=caveats.warnings(analysis, faults),
+        drawings=draw_figures(analysis),
+    )
+    document = build_document(analysis, content.verdict, content.notices, content.warnings)
+    files: dict[str, bytes] = {
+        "tables/arms.csv": tables.arms_csv(analysis).encode(),
+        "tables/runs.csv": tables.runs_csv(analysis).encode(),
+        "tables/evaluations.csv": tables.evaluations_csv(frames).encode(),
+    }
+    for drawing in content.drawings:
+        files[f"figures/{drawing.name}.svg"] = drawing.svg
+        files[f"figures/{drawing.name}.png"] = drawing.png
+    files["report.json"] = (
+        json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    ).encode()
+    files["report.md"] = render_markdown(content).encode()
+    files["report.html"] = render_html(content).encode()
+    for name, body in files.items():
+        write_bytes_atomic(folder / name, body)
+    return ReportPaths(
+        html=folder / "report.html",
+        markdown=folder / "report.md",
+        json=folder / "report.json",
+        tables=folder / "tables",
+        figures=folder / "figures",
+        verdict=content.verdict,
+        notices=notices,
+    )

@@ -1,0 +1,1 @@
+"""Studies that come with the package; ``ablate run NAME`` finds them from anywhere."""

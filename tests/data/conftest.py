@@ -1,0 +1,77 @@
+"""A small corpus, an own user cache for every test, and the place of the shared data."""
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("user-cache")
+    monkeypatch.setenv("ABLATE_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_text():
+    """Return the folder of real text that development uses; it is not part of the project."""
+    base = Path(os.environ.get("ABLATE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    folder = base / "text"
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder} (set ABLATE_SHARED_DATA)")
+    return folder
+
+
+def _sentences(seed, count):
+    rng = random.Random(seed)
+    words = "a small model reads each window once and then never forgets what it has not seen"
+    return [" ".join(rng.choices(words.split(), k=12)) + f" {seed}-{n}." for n in range(count)]
+
+
+@pytest.fixture
+def texts():
+    """Return 60 different documents of about 1 KB."""
+    return ["\n".join(_sentences(seed, 14)) for seed in range(60)]
+
+
+@pytest.fixture
+def write_texts(texts):
+    """Return a function that writes the documents as text files into a folder."""
+
+    def write(folder, documents=texts):
+        folder.mkdir(parents=True, exist_ok=True)
+        for n, text in enumerate(documents):
+            (folder / f"{n:03}.txt").write_text(text)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def write_json():
+    """Return a function that writes documents as JSON lines, compressed if the name says so."""
+
+    def write(path, documents, field="text"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps({field: text, "url": "x"}) + "\n" for text in documents).encode()
+        path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def age():
+    """Return a function that makes files look settled, as the hash cache wants them."""
+
+    def make(folder):
+        for path in folder.rglob("*"):
+            os.utime(path, (1_600_000_000, 1_600_000_000))
+
+    return make

@@ -1,0 +1,130 @@
+import json
+from types import SimpleNamespace
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+from ablate.config import DataConfig
+from ablate.data import hub, identify, open_tokens, prepare
+from ablate.errors import UserError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def local(tmp_path, write_json, texts):
+    pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    folder = tmp_path / "my-data-set"
+    write_json(folder / "train.jsonl", texts[:50], field="body")
+    write_json(folder / "validation.jsonl", texts[45:], field="body")
+    return DataConfig(source="hub", paths=[str(folder)], text_field="body")
+
+
+def test_a_local_folder_is_read_through_datasets(local, tmp_path, texts):
+    files = prepare(local, tmp_path / "cache")
+    train, validation = open_tokens(files)
+    both = bytes(train.astype(np.uint8)) + bytes(validation.astype(np.uint8))
+    assert sorted(both.decode().split("\0")[:-1]) == sorted(texts[:50])
+
+
+def test_another_split_is_the_validation_text_and_left_out_of_training(local, tmp_path, texts):
+    data = DataConfig(**{**vars_of(local), "validation_paths": ["validation"]})
+    assert identify(data).digest != identify(local).digest
+    files = prepare(data, tmp_path / "cache")
+    train, validation = open_tokens(files)
+    assert bytes(validation.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[45:])
+    assert bytes(train.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[:45])
+    assert json.loads((files.folder / "meta.json").read_text())["copies_left_out"] == 5
+
+
+def vars_of(data):
+    return {name: getattr(data, name) for name in data.__dataclass_fields__}
+
+
+def test_a_missing_field_and_a_missing_split_are_named(local, tmp_path):
+    with pytest.raises(UserError, match=r"my-data-set:1: no text in field 'text' \(fields here: body, url"):
+        prepare(DataConfig(source="hub", paths=local.paths), tmp_path / "cache")
+    wrong = DataConfig(**{**vars_of(local), "validation_paths": ["valid"]})
+    with pytest.raises(UserError, match=r"my-data-set' cannot be read: .*the split 'valid'"):
+        prepare(wrong, tmp_path / "cache")
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    """Return the hub's side: what it answers, and what it was asked."""
+    state = SimpleNamespace(commit=COMMIT, asked=[], error=None)
+
+    def dataset_info(_self, name, *, revision=None, timeout=None):
+        state.asked.append((name, revision))
+        if state.error:
+            raise state.error
+        return SimpleNamespace(sha=state.commit)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    return state
+
+
+def digest(*paths, **fields):
+    return identify(DataConfig(source="hub", paths=list(paths), **{"max_bytes": 1000, **fields})).digest
+
+
+def test_the_commit_stands_for_the_content(remote):
+    first = digest("someone/texts")
+    assert digest("someone/texts") == first
+    remote.commit = COMMIT[::-1]
+    assert digest("someone/texts") != first
+    assert remote.asked == [("someone/texts", None)] * 3
+
+
+def test_a_pinned_data_set_plans_offline(remote):
+    unpinned = digest("someone/texts")
+    remote.error = ConnectionError("offline")
+    assert digest(f"someone/texts@{COMMIT}") == unpinned
+
+
+def test_configuration_split_and_size_count(remote):
+    variants = [
+        digest("someone/texts"),
+        digest("someone/others"),
+        digest("someone/texts", "en"),
+        digest("someone/texts", validation_paths=["validation"]),
+        digest("someone/texts", max_bytes=2000),
+        digest("someone/texts", text_field="body"),
+    ]
+    assert len(set(variants)) == len(variants)
+
+
+def test_the_stream_is_of_the_commit_that_was_identified(remote, monkeypatch, tmp_path, texts):
+    datasets = pytest.importorskip("datasets")
+    calls = []
+
+    def load_dataset(*args, **kwargs):
+        calls.append((args, kwargs))
+        return iter([{"text": text} for text in texts])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = DataConfig(source="hub", paths=["someone/texts", "en"], max_bytes=10_000)
+    files = prepare(data, tmp_path / "cache")
+    assert calls == [(("someone/texts", "en"), {"split": "train", "streaming": True, "revision": COMMIT})]
+    assert 10_000 <= files.train_tokens + files.validation_tokens < 12_000
+
+
+def test_errors(remote, monkeypatch):
+    with pytest.raises(UserError, match=r"data\.max_bytes is missing, but data\.source: hub needs it"):
+        identify(DataConfig(source="hub", paths=["someone/texts"]))
+    with pytest.raises(
+        UserError, match=r"hub takes one data set \(paths: \[name\] or \[name, configuration\]"
+    ):
+        identify(DataConfig(source="hub", paths=["a", "b", "c"], max_bytes=1))
+    remote.error = ConnectionError("cannot resolve\nhuggingface.co")
+    with pytest.raises(UserError) as error:
+        digest("someone/texts")
+    assert str(error.value) == (
+        "hub data set 'someone/texts' cannot be read: cannot resolve (check the name and the connection; "
+        "pinned as someone/texts@<40-digit commit> it plans offline)"
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install 'ablate-fp4\[hub\]'\)"):
+        hub.locate(DataConfig(source="hub", paths=["x"], max_bytes=1))

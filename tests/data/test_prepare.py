@@ -1,0 +1,258 @@
+import errno
+import fcntl
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ablate.config import DataConfig
+from ablate.data import identify, prepare
+from ablate.errors import UserError
+
+module = sys.modules["ablate.data.prepare"]
+
+
+@pytest.fixture
+def data(tmp_path, write_texts):
+    return DataConfig(source="text", paths=[str(write_texts(tmp_path / "corpus"))])
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Return a list with an entry for each time that text was tokenised."""
+    done = []
+    real = module._write_tokens
+    monkeypatch.setattr(module, "_write_tokens", lambda *args: done.append(1) or real(*args))
+    return done
+
+
+def listed(cache):
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_the_folder_is_named_by_the_digest_and_complete(data, tmp_path):
+    files = prepare(data, tmp_path / "a" / "cache")
+    digest = identify(data).digest
+    assert files.digest == digest
+    assert files.folder == tmp_path / "a" / "cache" / digest[:16]
+    assert listed(files.folder) == ["meta.json", "train.bin", "validation.bin"]
+    assert listed(files.folder.parent) == [digest[:16]]
+
+
+def test_tokens_are_made_once(data, tmp_path, work):
+    assert prepare(data, tmp_path / "cache") == prepare(data, tmp_path / "cache")
+    assert len(work) == 1
+
+
+def test_two_caches_have_the_same_bytes(data, tmp_path):
+    for tokenizer in (data, DataConfig(source="text", paths=data.paths, tokenizer="bpe", vocab_size=300)):
+        one, two = (prepare(tokenizer, tmp_path / name) for name in ("one", "two"))
+        for name in listed(one.folder):
+            assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
+
+
+def test_equal_digests_have_the_same_bytes_wherever_files_of_one_name_lie(tmp_path, texts):
+    made = []
+    for name, half in (("one", (texts[:30], texts[30:])), ("two", (texts[30:], texts[:30]))):
+        paths = []
+        for place, part in zip("ab", half, strict=True):
+            paths.append(tmp_path / name / place / "same.jsonl")
+            paths[-1].parent.mkdir(parents=True)
+            paths[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        made.append(prepare(DataConfig(source="jsonl", paths=[*map(str, paths)]), tmp_path / f"cache-{name}"))
+    assert made[0].digest == made[1].digest
+    assert made[0].train.read_bytes() == made[1].train.read_bytes()
+
+
+def test_other_content_gets_another_folder(data, tmp_path, work):
+    first = prepare(data, tmp_path / "cache")
+    (tmp_path / "corpus" / "000.txt").write_text("other")
+    assert prepare(data, tmp_path / "cache").folder != first.folder
+    assert len(work) == 2
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "meta.json"])
+def test_a_damaged_folder_is_made_anew(data, tmp_path, work, name):
+    files = prepare(data, tmp_path / "cache")
+    content = (files.folder / name).read_bytes()
+    (files.folder / name).write_bytes(content[:-10])
+    assert prepare(data, tmp_path / "cache") == files
+    assert (files.folder / name).read_bytes() == content
+    assert len(work) == 2
+    assert listed(tmp_path / "cache") == [files.folder.name]
+
+
+def test_a_killed_preparation_leaves_nothing_in_the_way(data, tmp_path):
+    cache = tmp_path / "cache"
+    digest = identify(data).digest[:16]
+    program = f"""
+import os, sys
+from pathlib import Path
+from ablate.config import DataConfig
+from ablate.data import prepare
+module = sys.modules["ablate.data.prepare"]
+module._publish = lambda *args: os.kill(os.getpid(), 9)
+prepare(DataConfig(source="text", paths={data.paths!r}), Path({str(cache)!r}))
+"""
+    result = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert result.returncode == -9
+    (left,) = listed(cache)
+    assert left.startswith(f".{digest}.")
+    files = prepare(data, cache)
+    assert listed(cache) == [files.folder.name]
+
+
+def test_what_another_host_works_on_is_not_touched(data, tmp_path):
+    cache = tmp_path / "cache"
+    digest = identify(data).digest[:16]
+    (cache / f".{digest}.not-{socket.gethostname()}.x").mkdir(parents=True)
+    prepare(data, cache)
+    assert len(listed(cache)) == 2
+
+
+def test_a_failed_preparation_cleans_up(data, tmp_path):
+    (tmp_path / "corpus" / "bad.txt.gz").write_bytes(b"no gzip")
+    bad = DataConfig(source="text", paths=[*data.paths, str(tmp_path / "corpus" / "bad.txt.gz")])
+    with pytest.raises(UserError, match=r"bad\.txt\.gz: gzip data is damaged"):
+        prepare(bad, tmp_path / "cache")
+    assert listed(tmp_path / "cache") == []
+
+
+def test_two_processes_at_once_do_the_work_once(data, tmp_path):
+    program = f"""
+import sys, time
+from pathlib import Path
+from ablate.config import DataConfig
+from ablate.data import prepare
+module = sys.modules["ablate.data.prepare"]
+real = module._write_tokens
+def slow(*args):
+    time.sleep(0.5)
+    print("worked")
+    return real(*args)
+module._write_tokens = slow
+sys.stdin.readline()
+said = []
+files = prepare(DataConfig(source="text", paths={data.paths!r}), Path({str(tmp_path / "cache")!r}),
+                progress=lambda fraction, what: said.append(what))
+print(files.folder.name, files.train_tokens, "another process prepares these tokens" in said)
+"""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    output = "".join(process.communicate(timeout=60)[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert output.count("worked") == 1
+    name = listed(tmp_path / "cache")
+    assert output.count(name[0]) == 2
+    assert output.count("True") == 1
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def refuse(*_args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_the_first_rename_wins(data, tmp_path, monkeypatch):
+    real = module._write_tokens
+    results = {}
+
+    def meanwhile(*args):
+        monkeypatch.setattr(module, "_write_tokens", real)
+        results["other"] = prepare(data, tmp_path / "cache")
+        results["inode"] = results["other"].train.stat().st_ino
+        return real(*args)
+
+    monkeypatch.setattr(module, "_write_tokens", meanwhile)
+    files = prepare(data, tmp_path / "cache")
+    assert files == results["other"]
+    assert files.train.stat().st_ino == results["inode"]
+    assert listed(tmp_path / "cache") == [files.folder.name]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_threads_agree(data, tmp_path):
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(prepare(data, tmp_path / "cache"))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert len(set(results)) == 1
+    assert listed(tmp_path / "cache") == [results[0].folder.name]
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_refused(data, tmp_path, monkeypatch):
+    real = module._write_tokens
+
+    def meddle(*args):
+        (tmp_path / "corpus" / "000.txt").write_text("other")
+        return real(*args)
+
+    monkeypatch.setattr(module, "_write_tokens", meddle)
+    with pytest.raises(UserError, match="the corpus changed while it was read"):
+        prepare(data, tmp_path / "cache")
+    assert listed(tmp_path / "cache") == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(data, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot write the token cache: .*\(check free space and rights"):
+        prepare(data, tmp_path / "file" / "cache")
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_write_tokens", full)
+    with pytest.raises(UserError, match=r"cannot write the token cache: No space left on device"):
+        prepare(data, tmp_path / "cache")
+
+
+def test_progress_rises_to_one_and_names_the_stages(data, tmp_path):
+    seen = []
+    bpe = DataConfig(source="text", paths=data.paths, tokenizer="bpe", vocab_size=300)
+    prepare(bpe, tmp_path / "cache", progress=lambda *args: seen.append(args))
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert list(dict.fromkeys(what for _, what in seen)) == [
+        "reading text",
+        "comparing both sides",
+        "learning the BPE",
+        "tokenising",
+        "tokens are ready",
+    ]
+    assert len(seen) > 60
+
+
+def test_the_description_is_plain_json(data, tmp_path):
+    files = prepare(data, tmp_path / "cache")
+    meta = json.loads((files.folder / "meta.json").read_text())
+    assert meta["tokenizer"] == files.tokenizer == "bytes"
+    assert meta["train_documents"] + meta["validation_documents"] == 60
+
+
+def test_the_standard_library_takes_about_a_second(tmp_path):
+    begin = time.perf_counter()
+    files = prepare(DataConfig(), tmp_path / "cache")
+    assert time.perf_counter() - begin < 10  # 0.3 s on an idle core; a shared one may be slow
+    assert files.validation_tokens > 65_536
+    shutil.rmtree(tmp_path / "cache")

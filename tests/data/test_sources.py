@@ -1,0 +1,96 @@
+import os
+
+import pytest
+
+from ablate.data.sources import TEXT_SUFFIXES, find_files, stdlib_files
+from ablate.errors import UserError
+
+
+def names(paths):
+    return [file.name for file in find_files([str(path) for path in paths], TEXT_SUFFIXES)]
+
+
+def test_a_folder_is_searched_for_text_only_and_without_hidden_files(tmp_path):
+    for name in ("b.txt", "deep/er/a.md", "c.bin", ".git/config.txt", ".hidden.txt", "d.PY"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert names([tmp_path]) == ["b.txt", "d.PY", "deep/er/a.md"]
+
+
+def test_a_named_file_is_taken_whatever_its_suffix_and_only_once(tmp_path):
+    (tmp_path / "corpus.log").write_text("x")
+    (tmp_path / "a.txt").write_text("x")
+    assert names([tmp_path / "corpus.log", tmp_path / "corpus.log", tmp_path, tmp_path / "a.txt"]) == [
+        "a.txt",
+        "corpus.log",
+    ]
+
+
+def test_glob_names_are_relative_to_its_fixed_part(tmp_path):
+    for name in ("x/one.txt", "y/two.txt", "y/deep/three.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert names([tmp_path / "*" / "*.txt"]) == ["x/one.txt", "y/two.txt"]
+    assert names([tmp_path / "**" / "*.txt"]) == ["x/one.txt", "y/deep/three.txt", "y/two.txt"]
+
+
+def test_a_name_with_glob_letters_that_exists_is_a_name(tmp_path):
+    (tmp_path / "a[1].txt").write_text("x")
+    assert names([tmp_path / "a[1].txt"]) == ["a[1].txt"]
+
+
+def test_every_missing_path_is_reported_at_once_with_the_likely_name(tmp_path):
+    (tmp_path / "reviews.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    paths = [tmp_path / "review.txt", tmp_path / "nowhere" / "a.txt", tmp_path / "*.md", tmp_path / "empty"]
+    with pytest.raises(UserError) as error:
+        names(paths)
+    lines = str(error.value).split("\n")
+    assert lines[0] == f"{paths[0]}: no such file or folder (did you mean reviews.txt?)"
+    assert lines[1] == f"{paths[1]}: no such file or folder (there is no folder {tmp_path / 'nowhere'})"
+    assert lines[2].startswith(f"{paths[2]}: no file matches")
+    assert lines[3].startswith(
+        f"{paths[3]}: the folder has no file of this source (name the files, or a glob"
+    )
+    assert len(lines) == 4
+
+
+def test_a_broken_link_is_named(tmp_path):
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"gone\.txt: cannot read: No such file"):
+        names([tmp_path])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_rights_is_named(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    with pytest.raises(
+        UserError, match=r"locked: cannot read the folder: Permission denied \(check its rights\)"
+    ):
+        names([tmp_path])
+
+
+def test_a_walk_that_is_refused_is_a_user_error(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"cannot read the folder: Permission denied \(check its rights\)"):
+        names([tmp_path])
+
+
+def test_the_stdlib_has_its_modules_and_nothing_of_this_machine():
+    files = {file.name: file for file in stdlib_files()}
+    assert {"argparse.py", "asyncio/base_events.py"} <= set(files)
+    for name in files:
+        assert name.endswith(".py")
+        assert not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(name.split("/"))
+        assert "_sysconfigdata" not in name
+    assert sum(file.size for file in files.values()) > 5_000_000
+
+
+def test_a_python_without_sources_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path / "lib.zip"))
+    with pytest.raises(UserError, match=r"no source files of its standard library \(use data.source: text"):
+        stdlib_files()

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ablate.data.split import hold_out, leave_out, near_copies
+from ablate.errors import UserError
+
+hash_lists = st.lists(st.integers(0, 50).map(lambda n: n * 2**57 + n), min_size=1, max_size=300)
+
+
+@given(hash_lists, st.integers(1, 100_000))
+def test_no_document_is_on_both_sides_and_none_is_lost(values, length):
+    hashes = np.array(values, dtype=np.uint64)
+    lengths = np.full(len(values), length)
+    if len(set(values)) < 2:
+        with pytest.raises(UserError, match="too little text for a validation set: 1 distinct"):
+            hold_out(hashes, lengths)
+        return
+    train, validation = hold_out(hashes, lengths)
+    on_train, on_validation = set(hashes[train].tolist()), set(hashes[validation].tolist())
+    assert on_train
+    assert on_validation
+    assert not on_train & on_validation
+    assert on_train | on_validation == set(values)
+    assert len(on_validation) == len(validation)
+    assert train.tolist() == [n for n, value in enumerate(values) if value in on_train]
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "share"), [(1000, 0.1), (10_000, 384 * 1024 / 1e7), (100_000, 0.015)]
+)
+def test_the_held_out_share(num_documents, share):
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**63, num_documents).astype(np.uint64)
+    _, validation = hold_out(hashes, np.full(num_documents, 1000))
+    assert len(validation) / num_documents == pytest.approx(share, abs=1.5 / num_documents)
+
+
+def test_a_document_keeps_its_side_whatever_its_neighbours_order():
+    hashes = np.random.default_rng(0).integers(0, 2**63, 500).astype(np.uint64)
+    lengths = np.arange(500) + 100
+    order = np.random.default_rng(1).permutation(500)
+    one = hashes[hold_out(hashes, lengths)[1]]
+    other = hashes[order][hold_out(hashes[order], lengths[order])[1]]
+    assert one.tolist() == other.tolist()
+
+
+def test_documents_of_the_validation_text_are_left_out_of_training():
+    hashes = np.array([5, 6, 7, 5], dtype=np.uint64)
+    assert leave_out(hashes, np.array([5, 9], dtype=np.uint64)).tolist() == [1, 2]
+    with pytest.raises(UserError, match="there is no training text that is not validation text too"):
+        leave_out(hashes, hashes)
+    with pytest.raises(UserError, match="there is no validation text"):
+        leave_out(hashes, hashes[:0])
+
+
+def test_near_copies_share_half_of_their_long_lines():
+    lines = [f"line {n:02} ".encode() * 8 for n in range(20)]
+    validation = [b"\n".join(lines[:10])]
+    train = [
+        b"\n".join(lines[:10]) + b"\nnew end",
+        b"\n".join(lines[5:15]),
+        b"\n".join(lines[6:16]),
+        b"  \n".join(lines[10:]),
+        b"short\nlines",
+        b"",
+    ]
+    assert near_copies(train, validation).tolist() == [True, True, False, False, False, False]
+    assert near_copies([], validation).tolist() == []

@@ -1,0 +1,240 @@
+"""Synthetic studies, written through the run store as `ablate run` would write them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ablate.store import RunDir, Status, StudyStore, write_json_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Points = Sequence[tuple[int, float]]
+
+TRAINING = {
+    "tokens": 1_000_000,
+    "seq_len": 128,
+    "batch_size": 32,
+    "learning_rate": 0.004,
+    "schedule": "constant",
+    "warmup_tokens": 20_000,
+    "eval_every_tokens": 50_000,
+}
+ENVIRONMENT = {
+    "python": "3.11.9",
+    "torch": "2.13.0",
+    "ablate": "0.1.0",
+    "platform": "Linux-x86_64",
+    "cpu": "a CPU",
+    "gpu": None,
+    "threads": 1,
+    "backend": "emulated",
+    "backend_mode": "emulated",
+    "timing_valid": True,
+    "git_commit": "0123456789ab",
+}
+
+
+def resolved_recipe(*gemms: str, hadamard: int = 0, rest: str = "bf16") -> dict[str, Any]:
+    fp4 = {side: {"format": "mxfp4", "hadamard": hadamard} for side in ("left", "right")}
+    other = {side: {"format": rest, "hadamard": 0} for side in ("left", "right")}
+    return {gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")}
+
+
+def smooth_curve(
+    rng: np.random.Generator,
+    *,
+    cost: float = 0.0,
+    seed_noise: float = 0.01,
+    budget: int = 1_000_000,
+    every: int = 50_000,
+    diverge_at: int | None = None,
+) -> list[tuple[int, float]]:
+    """Return a falling loss in which a token cost stretches the token axis."""
+    tokens = np.arange(every, budget + 1, every)
+    pace = np.exp(rng.normal(0, seed_noise)) / (1 + cost)
+    loss = 1.3 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, 0.0015, len(tokens))
+    if diverge_at is not None:
+        keep = tokens <= diverge_at + 3 * every
+        tokens, loss = tokens[keep], loss[keep]
+        loss[tokens > diverge_at] = 7.5
+    return [(int(t), float(v)) for t, v in zip(tokens, loss, strict=True)]
+
+
+def write_run(
+    run: RunDir,
+    points: Points,
+    *,
+    state: str,
+    config: dict[str, Any],
+    environment: dict[str, Any] | None,
+    message: str | None = None,
+) -> None:
+    if state == "pending":
+        return
+    run.create(config)
+    if environment is not None:
+        write_json_atomic(run.environment_path, environment)
+    for step, (tokens, loss) in enumerate(points, 1):
+        run.append_metric(
+            {
+                "kind": "train",
+                "tokens": tokens,
+                "step": step,
+                "time_unix": 1.7e9 + step,
+                "loss": loss + 0.02,
+                "lr": 0.004,
+                "grad_norm": 1.0,
+                "tokens_per_sec": 31000.0,
+            }
+        )
+        run.append_metric(
+            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss}
+        )
+    last = points[-1][0] if points else 0
+    status = Status(
+        state=state,
+        attempt=1,
+        tokens=last,
+        step=len(points),
+        message=message,
+        started_unix=1.7e9,
+        ended_unix=1.7e9 + 60 if state in ("finished", "diverged", "failed") else None,
+    )
+    # write_status stamps the present; the report must not depend on it.
+    run.write_status(status)
+
+
+def build_study(
+    folder: Path,
+    curves: Mapping[str, Sequence[Points]],
+    *,
+    states: Mapping[tuple[str, int], str] | None = None,
+    messages: Mapping[tuple[str, int], str] | None = None,
+    recipes: Mapping[str, str] | None = None,
+    resolved: Mapping[str, dict[str, Any]] | None = None,
+    target: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = ENVIRONMENT,
+    study: str = "synthetic",
+    **plan: Any,
+) -> StudyStore:
+    """``curves`` maps an arm to the evaluations of its seeds 0, 1, …; the first is the baseline."""
+    store = StudyStore(folder / study)
+    arms = []
+    for name, seeds in curves.items():
+        own = TRAINING | dict(training or {})
+        runs = []
+        for seed, points in enumerate(seeds):
+            run_id = hashlib.sha256(f"{study}/{name}/{seed}".encode()).hexdigest()[:12]
+            runs.append({"id": run_id, "seed": seed})
+            write_run(
+                store.run(run_id),
+                points,
+                state=(states or {}).get((name, seed), "finished"),
+                message=(messages or {}).get((name, seed)),
+                config={
+                    "training": own,
+                    "recipe": (resolved or {}).get(name, resolved_recipe()),
+                    "seed": seed,
+                },
+                environment=dict(environment) if environment is not None else None,
+            )
+        arms.append(
+            {
+                "name": name,
+                "description": None,
+                "recipe": (recipes or {}).get(name, "bf16"),
+                "factors": {},
+                "differs": {},
+                "folded": [],
+                "runs": runs,
+            }
+        )
+    store.write_plan(
+        {
+            "format": 1,
+            "study": study,
+            "description": None,
+            "baseline": next(iter(curves)),
+            "target": {"kind": "val_loss", "value": 2.2, "crossing": "confirmed"} | dict(target or {}),
+            "paired_seeds": False,
+            "training": TRAINING | dict(training or {}),
+            "arms": arms,
+            "dropped": [],
+        }
+        | plan
+    )
+    return store
+
+
+def line(*losses: float, every: int = 100) -> list[tuple[int, float]]:
+    """Return evaluations every so many tokens, from the first interval on."""
+    return [(every * i, loss) for i, loss in enumerate(losses, 1)]
+
+
+def ladder_study(folder: Path, seeds: int = 2, seed: int = 1) -> StudyStore:
+    """Six arms as in the quickstart."""
+    rng = np.random.default_rng(seed)
+    three = ("fprop", "dgrad", "wgrad")
+    arms: dict[str, tuple[float, str, dict[str, Any]]] = {
+        "bf16": (0.0, "bf16", resolved_recipe()),
+        "fp8": (0.004, "fp8", resolved_recipe(rest="fp8_e4m3")),
+        "fprop": (0.06, "Fprop mxfp4; Dgrad+Wgrad bf16", resolved_recipe("fprop")),
+        "fprop+dgrad": (0.09, "Fprop+Dgrad mxfp4; Wgrad bf16", resolved_recipe("fprop", "dgrad")),
+        "all three": (0.24, "mxfp4", resolved_recipe(*three)),
+        "all three, H16": (0.085, "mxfp4 DHT16", resolved_recipe(*three, hadamard=16)),
+    }
+    return build_study(
+        folder,
+        {name: [smooth_curve(rng, cost=cost) for _ in range(seeds)] for name, (cost, _, _) in arms.items()},
+        recipes={name: recipe for name, (_, recipe, _) in arms.items()},
+        resolved={name: recipe for name, (_, _, recipe) in arms.items()},
+        study="quickstart",
+        target={"value": 2.14},
+        description="What FP4 in each GEMM costs on the text of the standard library.",
+    )
+
+
+def wide_study(folder: Path, seeds: int = 5, seed: int = 2) -> StudyStore:
+    """Twelve arms, with runs that end before the target and runs that diverge."""
+    rng = np.random.default_rng(seed)
+    stabilisers = ("plain", "SR", "RHT16", "H16")
+    widths = {"F": 0.05, "F+D": 0.09, "F+D+W": 0.22}
+    curves: dict[str, list[list[tuple[int, float]]]] = {"fp8": [smooth_curve(rng) for _ in range(seeds)]}
+    states: dict[tuple[str, int], str] = {}
+    messages: dict[tuple[str, int], str] = {}
+    for (gemms, cost), stabiliser in itertools.product(widths.items(), stabilisers):
+        name = f"{gemms} {stabiliser}"
+        if name == "F+D H16":
+            continue
+        factor = {"plain": 1.0, "SR": 1.1, "RHT16": 1.35, "H16": 0.4}[stabiliser]
+        diverging = {"F+D+W SR": seeds, "F+D+W RHT16": 1}.get(name, 0)
+        curves[name] = [
+            smooth_curve(
+                rng,
+                cost=cost * factor + (0.12 if name == "F+D+W RHT16" else 0),
+                seed_noise=0.025,
+                diverge_at=150_000 + 50_000 * i if i < diverging else None,
+            )
+            for i in range(seeds)
+        ]
+        for i in range(diverging):
+            states[name, i] = "diverged"
+            messages[name, i] = "validation loss above 7.1 for 3 evaluations"
+    states["F H16", seeds - 1] = "failed"
+    messages["F H16", seeds - 1] = "RuntimeError: out of memory"
+    return build_study(
+        folder,
+        curves,
+        states=states,
+        messages=messages,
+        study="amd-ladder",
+        target={"value": 2.09},
+        recipes={name: name for name in curves},
+    )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_study import line
+
+from ablate.reports.analyse import analyse
+from ablate.reports.figures import draw_figures
+from ablate.reports.figures.canvas import looks, short, spread
+from ablate.reports.load import load_frames
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=14))
+def test_labels_keep_their_distance_and_their_order(places):
+    gap = 0.05
+    moved = spread(places, gap, 0.0, 1.0)
+    assert min(moved) >= -1e-9
+    assert max(moved) <= 1 + 1e-9
+    order = np.argsort(places, kind="stable")
+    steps = np.diff(np.array(moved)[order])
+    assert (steps >= gap - 1e-9).all()
+
+
+def test_labels_that_have_room_stay_where_they_are():
+    assert spread([0.9, 0.1, 0.5], 0.1, 0, 1) == pytest.approx([0.9, 0.1, 0.5])
+
+
+def test_more_labels_than_room_share_it():
+    assert spread([0.5] * 3, 0.9, 0.0, 1.0) == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_fourteen_arms_look_different():
+    names = [f"arm{i}" for i in range(14)]
+    seen = {(look.color, str(look.dash)) for look in looks(names, "arm3").values()}
+    assert len(seen) == 14
+
+
+def test_names_are_cut_and_cleaned():
+    assert short("a\x00b\nc") == "a b c"
+    assert len(short("x" * 99)) == 26
+
+
+def figures_of(store):
+    return {drawing.name: drawing for drawing in draw_figures(analyse(load_frames(store)))}
+
+
+def test_the_same_study_gives_the_same_bytes_and_no_global_state(ladder):
+    before = dict(mpl.rcParams)
+    first, second = figures_of(ladder), figures_of(ladder)
+    assert set(first) == {"token-cost", "convergence", "difference"}
+    for name, drawing in first.items():
+        assert drawing.svg == second[name].svg
+        assert drawing.png == second[name].png
+        assert drawing.png.startswith(b"\x89PNG")
+        assert "n" in drawing.caption
+        assert drawing.alt
+    assert dict(mpl.rcParams) == before
+
+
+def test_every_arm_is_named_in_every_figure(wide):
+    names = [arm["name"] for arm in wide.plan()["arms"]]
+    for name, drawing in figures_of(wide).items():
+        for arm in names if name == "convergence" else names[1:]:
+            assert f">{arm}" in drawing.svg.decode(), (name, arm)
+
+
+def test_formulas_and_markup_in_names_are_drawn_as_they_are(make_study):
+    store = make_study({"$\\frac{": [line(3, 1), line(3, 1.1)], "<b>&": [line(3, 1.2), line(3, 1.3)]})
+    for drawing in figures_of(store).values():
+        text = drawing.svg.decode()
+        assert "<b>" not in text
+        assert "&lt;b>&amp;" in text or "&lt;b&gt;&amp;" in text
+
+
+@pytest.mark.parametrize(
+    ("curves", "drawn"),
+    [
+        ({"a": [[]], "b": [[]]}, set()),
+        ({"a": [line(3)], "b": [line(3)]}, {"convergence", "difference"}),
+        ({"a": [line(3, 3, 3)], "b": [line(3, 3, 3)]}, {"convergence", "difference"}),
+        ({"a": [line(3, 1)]}, {"convergence"}),
+        ({"a": [line(1, 2, 3)], "b": [line(1, 1, 1)]}, {"convergence", "difference"}),
+        ({"a": [line(3, 1)], "b": [[(150, 3.0), (250, 1.0)]]}, {"convergence", "token-cost"}),
+        ({"a": [line(1e-3, 1e6)], "b": [line(1e6, 1e-3)]}, {"convergence", "difference", "token-cost"}),
+    ],
+    ids=["nothing", "one point", "constant", "one arm", "rising", "no common tokens", "huge"],
+)
+def test_strange_curves_are_drawn_or_left_out(make_study, curves, drawn, recwarn):
+    assert set(figures_of(make_study(curves, target={"value": 2.0}))) == drawn
+    assert [str(warning.message) for warning in recwarn] == []

@@ -1,0 +1,163 @@
+"""A synthetic study with real files, and real MLflow parts that are made once."""
+
+import math
+import shutil
+import socket
+
+import pytest
+
+from ablate.store import Status, StudyStore
+from ablate.track.server import local_server
+from ablate.track.sink import Sink
+
+START_UNIX = 1_700_000_000.25
+ARMS = {
+    "bf16": ("bf16", {}),
+    "fprop": ("Fprop mxfp4; Dgrad+Wgrad bf16", {"recipe.gemms": ["fprop"]}),
+    "all three": ("mxfp4 DHT16", {"recipe.gemms": ["fprop", "dgrad", "wgrad"], "recipe.stabiliser": "dht"}),
+}
+
+
+class Study:
+    """Writes what the executor and the trainer would write."""
+
+    def __init__(self, storage, name="synthetic", arms=("bf16", "fprop"), seeds=(0, 1)):
+        self.store = StudyStore(storage / name)
+        self.runs = {(arm, seed): f"{arm.replace(' ', '')}{seed:012d}" for arm in arms for seed in seeds}
+        self.plan = {
+            "format": 1,
+            "study": name,
+            "description": "Which GEMM *suffers*?",
+            "baseline": "bf16",
+            "target": {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"},
+            "paired_seeds": False,
+            "training": {"schedule": "constant"},
+            "arms": [
+                {
+                    "name": arm,
+                    "description": None,
+                    "recipe": ARMS[arm][0],
+                    "factors": ARMS[arm][1],
+                    "differs": {key: [[], value] for key, value in ARMS[arm][1].items()},
+                    "folded": [],
+                    "runs": [{"id": self.runs[arm, seed], "seed": seed} for seed in seeds],
+                }
+                for arm in arms
+            ],
+            "dropped": [{"name": "x", "reason": "y"}],
+        }
+        self.store.write_plan(self.plan)
+
+    def run(self, arm="bf16", seed=0):
+        return self.store.run(self.runs[arm, seed])
+
+    def start(self, arm="bf16", seed=0, attempt=1):
+        run = self.run(arm, seed)
+        config = {"model": {"width": 64, "heads": None}, "training": {"learning_rate": 4e-3}, "seed": seed}
+        run.create(config)
+        run.write_status(Status(state="running", attempt=attempt, started_unix=START_UNIX))
+        environment = '{"python": "3.11", "backend": "emulated", "backend_mode": "emulated"}'
+        run.environment_path.write_text(environment)
+        return run
+
+    def train(self, steps, arm="bf16", seed=0, late_sec=0.0):
+        """Append rows: an evaluation every fourth step, losses that differ a little by arm and seed."""
+        run = self.run(arm, seed)
+        shift = 0.02 * seed + 0.1 * list(ARMS).index(arm)
+        for step in steps:
+            common = {"tokens": 4096 * step, "step": step, "time_unix": START_UNIX + step + late_sec}
+            loss = 2.0 + shift + 3.5 * math.exp(-step / 20)
+            rates = {"lr": 4e-3, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0 + step}
+            run.append_metric({"kind": "train", **common, "loss": loss, **rates})
+            if step % 4 == 0:
+                run.append_metric({"kind": "eval", **common, "val_loss": loss + 0.05})
+
+    def end(self, arm="bf16", seed=0, state="finished", message=None):
+        times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
+        self.run(arm, seed).write_status(Status(state=state, attempt=1, tokens=4096, message=message, **times))
+
+    def whole(self, steps=8, state="finished"):
+        """Write every run from start to end."""
+        for arm, seed in self.runs:
+            self.start(arm, seed)
+            self.train(range(1, steps + 1), arm, seed)
+            self.end(arm, seed, state)
+        return self
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """An MLflow database without runs: making one takes seconds, copying it none."""
+    folder = tmp_path_factory.mktemp("empty")
+    Sink(f"sqlite:///{folder / 'mlflow.db'}", folder).experiment("nothing", "", "nobody")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def storage(tmp_path, empty_database):
+    """A storage folder, with a blank in its name, that holds MLflow's database."""
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture
+def make_study(storage):
+    return lambda **kwargs: Study(storage, **kwargs)
+
+
+@pytest.fixture
+def study(make_study):
+    return make_study()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, empty_database):
+    """The address of a real MLflow server on loopback."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    with local_server(uri, folder / "mlartifacts", folder / "log", _free_port()) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def free_port():
+    return _free_port()
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def held():
+    """What MLflow holds of a study: run id (``summary`` for the report) -> its run with all points."""
+
+    def read(study, uri):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(study.plan["study"])
+        found = {}
+        for run in client.search_runs([experiment.experiment_id], max_results=1000):
+            key = run.data.tags.get("ablate.run_id", "summary")
+            assert key not in found, f"{key} is there twice"
+            history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+            run.points = {
+                name: sorted((point.step, point.value, point.timestamp) for point in points)
+                for name, points in history.items()
+            }
+            run.artifacts = sorted(
+                item.path
+                for folder in (None, "report")
+                for item in client.list_artifacts(run.info.run_id, folder)
+                if not item.is_dir
+            )
+            found[key] = run
+        return found
+
+    return read

@@ -1,0 +1,101 @@
+"""The mirror as a process of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ablate.track import default_tracking_uri, start_mirror
+from ablate.track.cursor import load_cursor
+
+
+@pytest.fixture
+def uri(storage):
+    return default_tracking_uri(storage)
+
+
+def wait_for(condition, seconds=40):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_sigterm_sends_all(study, uri, held):
+    study.start()
+    mirror = start_mirror(study.store.path, uri)
+    try:
+        wait_for(lambda: load_cursor(study.store, uri).runs)
+        assert os.getpriority(os.PRIO_PROCESS, mirror.process.pid) >= 10
+        study.whole(40)
+    finally:
+        report = mirror.stop(30)
+    assert report.complete
+    assert mirror.process.returncode == 0
+    assert len(held(study, uri)[study.runs["fprop", 1]].points["train_loss"]) == 40
+
+
+def test_sigterm_before_it_is_up_sends_all(study, uri, held):
+    """A short study ends before MLflow is even imported."""
+    study.whole(4)
+    mirror = start_mirror(study.store.path, uri)
+    assert mirror.stop(30).complete
+    assert len(held(study, uri)) == 4
+
+
+def test_parent_death(study, uri, held):
+    study.whole(4)
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from ablate.track import start_mirror
+print(start_mirror(Path({str(study.store.path)!r}), {uri!r}).process.pid, flush=True)
+sys.stdin.read(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        wait_for(lambda: len(load_cursor(study.store, uri).runs) == 4)
+        study.train([5])
+        parent.stdin.close()
+    wait_for(lambda: not is_running(pid))
+    assert len(held(study, uri)[study.runs["bf16", 0]].points["train_loss"]) == 5
+
+
+def test_server_away(study, free_port):
+    study.whole(4)
+    secret = f"http://ann:s3cret@127.0.0.1:{free_port}"
+    mirror = start_mirror(study.store.path, secret)
+    wait_for(lambda: load_cursor(study.store, secret).problem)
+    command_line = Path(f"/proc/{mirror.process.pid}/cmdline").read_bytes()
+    began = time.monotonic()
+    report = mirror.stop(20)
+    assert time.monotonic() - began < 10
+    assert len(report.unsent) == 4
+    assert "refused" in report.problem
+    log = (study.store.path / "mirror" / "mirror.log").read_bytes()
+    assert b"will try again" in log
+    assert b"ended with 4 unsent" in log
+    assert b"s3cret" not in log + command_line + report.problem.encode()
+
+
+def test_a_mirror_that_hangs_is_killed(study, uri):
+    study.whole(4)
+    mirror = start_mirror(study.store.path, uri)
+    os.kill(mirror.process.pid, signal.SIGSTOP)
+    report = mirror.stop(0.2)
+    assert not is_running(mirror.process.pid)
+    assert len(report.unsent) == 4

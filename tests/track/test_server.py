@@ -1,0 +1,127 @@
+"""The mirror against a real MLflow server on loopback, and against servers that are ill."""
+
+import contextlib
+import http.server
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from ablate.errors import UserError
+from ablate.track import Mirror, pending
+from ablate.track.server import local_server
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+
+
+def counts(held):
+    return {run_id: {key: len(points) for key, points in run.points.items()} for run_id, run in held.items()}
+
+
+def whole(study, steps):
+    few = {"val_loss": steps // 4, "val_perplexity": steps // 4}
+    many = dict.fromkeys(("train_loss", "learning_rate", "grad_norm", "tokens_per_sec"), steps)
+    return {run_id: many | few for run_id in study.runs.values()}
+
+
+def test_study_through_a_server(make_study, server, held):
+    study = make_study(name="through a server").whole(300)
+    folder = study.store.path / "report"
+    folder.mkdir()
+    (folder / "report.html").write_text("<h1>Verdict</h1>")
+    assert Mirror(study.store, server).sync_once().problem is None
+    runs = held(study, server)
+    assert runs.pop("summary").artifacts == ["report/report.html"]
+    assert counts(runs) == whole(study, 300)
+    assert all(run.artifacts == ["config.json", "environment.json"] for run in runs.values())
+    assert all(run.info.status == "FINISHED" for run in runs.values())
+
+
+def test_server_is_killed_and_comes_back(study, empty_database, tmp_path, free_port, held):
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    url = f"http://127.0.0.1:{free_port}"
+    mirror = Mirror(study.store, url)
+    for arm, seed in study.runs:
+        study.start(arm, seed)
+        study.train(range(1, 401), arm, seed)
+    with local_server(uri, tmp_path / "a", tmp_path / "log", free_port) as (_, process):
+        killer = threading.Timer(0.5, os.killpg, (process.pid, 9))
+        killer.start()
+        reports = [mirror.sync_once()]
+        killer.join()
+        process.wait()
+    reports.append(mirror.sync_once())
+    assert "refused" in reports[-1].problem
+    assert reports[-1].unsent
+    for arm, seed in study.runs:
+        study.train(range(401, 501), arm, seed)
+        study.end(arm, seed)
+    with local_server(uri, tmp_path / "a", tmp_path / "log", free_port):
+        reports.append(mirror.sync_once())
+        assert reports[-1].problem is None
+        assert pending(study.store, url).complete
+        assert counts(held(study, url)) == whole(study, 500)
+
+
+@contextlib.contextmanager
+def answering(status, wait_sec=0.0):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(wait_sec)
+            with contextlib.suppress(BrokenPipeError):  # the client is impatient
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(b"an answer that is no MLflow's")
+
+        do_POST = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as ill:
+        ill.daemon_threads = True
+        threading.Thread(target=ill.serve_forever, daemon=True).start()
+        yield f"http://ann:s3cret@127.0.0.1:{ill.server_port}"
+        ill.shutdown()
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 503])
+def test_ill_servers(study, status):
+    study.whole(4)
+    with answering(status) as url:
+        report = Mirror(study.store, url).sync_once()
+    assert report.problem
+    assert "s3cret" not in report.problem
+    assert len(report.unsent) == 4
+
+
+def test_a_server_that_hangs_costs_one_request(study):
+    study.whole(4)
+    with answering(200, wait_sec=6) as url:
+        began = time.monotonic()
+        assert Mirror(study.store, url).sync_once().problem
+        assert time.monotonic() - began < 5
+
+
+def test_no_server_on_a_taken_port(tmp_path, server):
+    port = int(server.rpartition(":")[2])
+    with (
+        pytest.raises(UserError, match=f"port {port} is in use"),
+        local_server("sqlite://", tmp_path, tmp_path / "log", port),
+    ):
+        pass
+
+
+def test_a_server_that_cannot_start(tmp_path, free_port):
+    with (
+        pytest.raises(UserError, match="ended at once"),
+        local_server("nonsense://x", tmp_path, tmp_path / "log", free_port),
+    ):
+        pass

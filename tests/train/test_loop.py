@@ -1,0 +1,128 @@
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ablate.recipes import RecipeSpec
+from ablate.train import train
+from ablate.train.loop import stream_seed
+
+ALL = ["fprop", "dgrad", "wgrad"]
+
+
+def curve(config, tokens, **options):
+    rows = []
+    result = train(config, rows.append, tokens=tokens, **options)
+    for row in rows:
+        row.pop("tokens_per_sec", None)
+    return result, rows
+
+
+def evals(rows):
+    return [row["val_loss"] for row in rows if row["kind"] == "eval"]
+
+
+def test_a_run_learns_and_reports_on_the_token_axis(make_config, tokens):
+    result, rows = curve(make_config(), tokens)
+    assert (result.state, result.tokens, result.step) == ("finished", 16_384, 32)
+    assert [row["tokens"] for row in rows if row["kind"] == "eval"] == [4096, 8192, 12_288, 16_384]
+    assert evals(rows)[0] < 1.05 * math.log(64)
+    assert evals(rows)[-1] < evals(rows)[0] - 0.5
+    train_rows = [row for row in rows if row["kind"] == "train"]
+    assert train_rows[-1]["tokens"] == 16_384
+    assert set(train_rows[0]) == {"kind", "tokens", "step", "lr", "loss", "grad_norm"}
+
+
+@pytest.mark.parametrize("stabiliser", ["none", "sr+rht"])
+def test_the_same_seed_twice_is_bit_identical_and_another_seed_is_not(make_config, tokens, stabiliser):
+    config = make_config(RecipeSpec(gemms=ALL, stabiliser=stabiliser))
+    first, again = curve(config, tokens), curve(config, tokens)
+    assert first == again
+    other = curve(dataclasses.replace(config, seed=1), tokens)
+    assert evals(other[1]) != evals(first[1])
+
+
+def test_emulated_and_reference_back_ends_train_alike(make_config, tokens):
+    recipe = RecipeSpec(gemms=ALL, stabiliser="rht")
+    settings = {"tokens": 2048, "eval_every_tokens": 512}
+    fast = evals(curve(make_config(recipe, **settings), tokens)[1])
+    slow = evals(curve(make_config(recipe, backend="reference", **settings), tokens)[1])
+    # They differ in the order of fp32 accumulation alone, which training amplifies slowly.
+    assert fast == pytest.approx(slow, abs=0.02)
+
+
+def test_arms_with_one_seed_share_weights_and_data_order(make_config, tokens, monkeypatch):
+    # With a learning rate of next to nothing, the only thing left is the initial model on the same batches.
+    losses = []
+    for recipe in (RecipeSpec(), RecipeSpec(rest="fp8")):
+        _, rows = curve(make_config(recipe, learning_rate=1e-12, tokens=2048), tokens)
+        losses.append([row["loss"] for row in rows if row["kind"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+    assert losses[0] != losses[1]
+
+
+def test_the_four_streams_are_seeded_apart():
+    seeds = {stream_seed(seed, stream) for seed in range(3) for stream in ("initial weights", "data order")}
+    assert len(seeds) == 6
+
+
+def test_micro_batches_see_the_same_sequences(make_config, tokens):
+    whole = evals(curve(make_config(), tokens)[1])
+    parts = evals(curve(make_config(micro_batch_size=4), tokens)[1])
+    assert parts == pytest.approx(whole, abs=0.02)
+
+
+def test_evaluating_more_often_does_not_change_training(make_config, tokens):
+    recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
+    seldom = curve(make_config(recipe, eval_every_tokens=8192), tokens)[1]
+    often = curve(make_config(recipe, eval_every_tokens=2048), tokens)[1]
+    at_end = [row["val_loss"] for row in (seldom[-1], often[-1])]
+    assert at_end[0] == at_end[1]
+
+
+def test_non_finite_training_is_a_divergence_with_its_tokens(make_config, tokens):
+    result, rows = curve(make_config(learning_rate=1e30, grad_clip=None), tokens)
+    assert result.state == "diverged"
+    assert "non-finite" in result.message
+    assert 0 < result.tokens < 16_384
+    assert all(math.isfinite(v) for row in rows for v in row.values() if isinstance(v, float))
+
+
+def test_a_loss_above_the_bound_for_several_evaluations_is_a_divergence(make_config, tokens):
+    config = make_config(divergence_loss=1e-3, divergence_evals=2)
+    result, rows = curve(config, tokens)
+    assert (result.state, result.tokens) == ("diverged", 8192)
+    assert "for 2 evaluations" in result.message
+    assert len(evals(rows)) == 2
+
+
+def test_a_stop_is_polled_every_step(make_config, tokens):
+    polls = iter([False, False, True])
+    result, _ = curve(make_config(), tokens, should_stop=lambda: next(polls))
+    assert (result.state, result.step) == ("interrupted", 3)
+
+
+@pytest.mark.parametrize("model", [{"kv_heads": 1}, {"tied_head": False}, {"layers": 1}])
+def test_model_variants_learn(make_config, tokens, model):
+    _, rows = curve(make_config(model=model, tokens=8192), tokens)
+    assert evals(rows)[-1] < math.log(64)
+
+
+def test_training_imports_neither_ray_nor_mlflow_nor_yaml():
+    code = (
+        "import sys, ablate.train, ablate.execute.worker\n"
+        "bad = {'ray', 'mlflow', 'ruamel', 'yaml', 'optuna', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {bad}' if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_global_random_state_is_left_alone(make_config, tokens):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    curve(make_config(tokens=1024, eval_every_tokens=1024), tokens)
+    assert torch.equal(torch.get_rng_state(), before)
