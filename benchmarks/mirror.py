@@ -83,8 +83,11 @@ def main() -> None:
     print(f"mirror               {mirrored:9.0f} metrics/s  ({metrics} metrics of one run)")
     print(f"loop of log_metric   {looped:9.0f} metrics/s  ({looped_metrics} metrics of one run)")
     print(f"ratio                {mirrored / looped:9.1f} ×")
-    print(f"small runs           {ms_per_run:9.1f} ms/run     ({arguments.runs} runs, {SMALL_ROWS} rows each)")
-    print(f"target                    {TARGET_MS_PER_RUN:.0f} ms/run     {'met' if ms_per_run < 50 else 'MISSED'}")
+    print(
+        f"small runs           {ms_per_run:9.1f} ms/run     ({arguments.runs} runs, {SMALL_ROWS} rows each)"
+    )
+    verdict = "met" if ms_per_run < TARGET_MS_PER_RUN else "MISSED"
+    print(f"target               {TARGET_MS_PER_RUN:9.0f} ms/run     {verdict}")
 
 
 if __name__ == "__main__":

@@ -167,10 +167,12 @@ def _inline(drawing: Drawing) -> Markup:
         lambda match: f": var(--{_VARIABLES[match[1]]})" if match[1] in _VARIABLES else match[0],
         svg,
     )
-    size = re.search(r'viewBox="[^"]*"', svg)
+    size = re.search(r'viewBox="0 0 ([0-9.]+) [^"]*"', svg)
     assert size is not None  # matplotlib always writes it
-    label = Markup.escape(drawing.alt)
+    # Letters of the same size in a narrow figure as in a wide one.
+    width = f"--width: {float(size[1]) * 1.45:.0f}px"
     opening = (
-        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size.group()} role="img" aria-label="{label}">'
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size[0]} style="{width}" role="img" '
+        f'aria-label="{Markup.escape(drawing.alt)}">'
     )
     return Markup(opening + svg[svg.index(">") + 1 :])  # noqa: S704  matplotlib has escaped the text inside

@@ -109,8 +109,8 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
         return Finding(arm=arm.name, tone="open", text=text)
     if cost.kind == "point":
         text = (
-            f"{arm.name} took {words.percent(cost.estimate)} tokens against {base.name}, but that is no "
-            f"finding ({cost.reason})."
+            f"{arm.name} took {words.share(cost.estimate)} {'fewer' if (cost.estimate or 0) < 0 else 'more'} "
+            f"tokens than {base.name}, but that is no finding ({cost.reason})."
         )
         return Finding(arm=arm.name, tone="open", text=text)
     if cost.kind == "bound":

@@ -11,13 +11,16 @@ import signal
 import sys
 import time
 import webbrowser
-from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from ablate.cli.common import find_study, storage_option
 from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
 
 
 @click.command()
@@ -45,6 +48,9 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
     if database and not database.exists() and uri != default_tracking_uri(storage):
         raise UserError(f"no MLflow database {database} (leave --tracking-uri out for {storage}/mlflow.db)")
 
+    from ablate.track.server import choose_port, local_server
+
+    chosen = choose_port(port) if is_database(uri) else 0  # before the work, so that it is heard of at once
     click.echo("Sending what is new to MLflow …", err=True)
     report = Mirror(store, uri).sync_once()
     if report.experiment_id is None:
@@ -55,13 +61,11 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
     if is_http(uri):
         _show(page(uri, report.experiment_id), no_browser)
         return
-    from ablate.track.server import local_server
-
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         log = mirror_dir(store) / "server.log"
-        with local_server(uri, storage / "mlartifacts", log, port) as (url, process):
+        with local_server(uri, storage / "mlartifacts", log, chosen) as (url, process):
             _show(page(url, report.experiment_id), no_browser)
             click.echo("Ctrl-C ends it.", err=True)
             while process.poll() is None:

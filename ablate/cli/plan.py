@@ -87,9 +87,10 @@ def show(plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool) -> 
     width = max(80, shutil.get_terminal_size((100, 24)).columns)
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
-    unit = "nats per token" if plan.target.kind == "val_loss" else "perplexity"
+    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
+    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
     crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
-    click.echo(f"baseline {plan.baseline}; target {plan.target.value:g} {unit} ({crossing})")
+    click.echo(f"baseline {plan.baseline}; target {target} ({crossing})")
     seeds = [run.seed for run in plan.arms[0].runs]
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
@@ -148,7 +149,8 @@ def _budget_text(arm: PlannedArm) -> str:
 
 def _model_text(arm: PlannedArm) -> str:
     model = arm.model
-    shape = f"width {model.width}, {model.layers} layers, {model.heads} heads, ffn {model.ffn}"
+    layers = "1 layer" if model.layers == 1 else f"{model.layers} layers"
+    shape = f"width {model.width}, {layers}, {model.heads} heads, ffn {model.ffn}"
     return f"{shape}: {arm.size.parameters / 1e6:.3g} M parameters"
 
 
@@ -218,9 +220,13 @@ def _value(value: Any) -> str:
         return "+".join(_value(item) for item in value) or "none"
     if isinstance(value, dict):
         return " ".join(f"{key} {_value(item)}" for key, item in value.items() if item is not None)
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    return {None: "default", True: "true", False: "false"}.get(value, str(value))
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
 def _duration(seconds: float) -> str:

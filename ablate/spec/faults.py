@@ -7,7 +7,7 @@ likely word. Only a file with faults pays for the look-ups.
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,12 +40,28 @@ _EXPECTED = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fault:
+    node: Node
+    what: str
+    hint: str | None
+    arms: dict[str | None, None]
+
+    def problem(self, file: str) -> Problem:
+        text = f"{show_path(self.node.path)}: {self.what}" if self.node.path else self.what
+        hint = _with_arms(self.hint, self.arms)
+        return Problem(file=file, line=self.node.line, column=self.node.column, what=text, hint=hint)
+
+
 class Faults:
-    """Collects the problems of one file; the same fault at the same place counts once."""
+    """Collects the problems of one file.
+
+    The same fault at the same place counts once, whichever arm or alias led there.
+    """
 
     def __init__(self, file: str, known: Iterable[Problem] = ()) -> None:
         self._file = file
-        self._found: dict[tuple[int, int, str], tuple[str | None, dict[str | None, None]]] = {}
+        self._found: dict[tuple[int, int, str], _Fault] = {}
         self._known = list(known)
         self._taken = {(problem.line, problem.column) for problem in self._known}
         self._parts: set[str | int] = set()
@@ -62,16 +78,12 @@ class Faults:
         self._parts.update(node.path[:1])
         if (node.line, node.column) in self._taken:
             return  # the syntax of this very place is at fault already
-        text = f"{show_path(node.path)}: {what}" if node.path else what
-        _, arms = self._found.setdefault((node.line, node.column, text), (hint, {}))
-        arms[arm] = None
+        fault = _Fault(node=node, what=what, hint=hint, arms={})
+        self._found.setdefault((node.line, node.column, what), fault).arms[arm] = None
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        found = [
-            Problem(file=self._file, line=line, column=column, what=what, hint=_with_arms(hint, arms))
-            for (line, column, what), (hint, arms) in self._found.items()
-        ]
+        found = [fault.problem(self._file) for fault in self._found.values()]
         return sorted(self._known + found, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, root: Node, *, skip: int = 0, section: Any) -> None:
@@ -85,14 +97,13 @@ class Faults:
     def _add_one(self, fault: ErrorDetails, root: Node, *, skip: int, section: Any) -> None:
         kind, full, context = fault["type"], fault["loc"], fault.get("ctx", {})
         loc = full[skip:]
-        node, steps = find(root, loc)
+        node, _ = find(root, loc)
         if kind == "unexpected_keyword_argument":
             parent, _ = find(root, loc[:-1])
             key = parent.keys[str(loc[-1])] if isinstance(parent, Mapping) else node
             self.add(key, "unknown key", unknown_key_hint(str(full[-1]), full[:-1], section))
         elif kind == "missing":
-            missing = Node(path=(*node.path, *loc[steps:]), line=node.line, column=node.column)
-            self.add(missing, "missing", _MISSING.get(str(loc[-1])))
+            self.add(node, f"missing key '{loc[-1]}'", _MISSING.get(str(loc[-1])))
         elif show_path(node.path) == "target" and kind == "dataclass_type":
             got = node.text if isinstance(node, Scalar) and isinstance(node.value, int | float) else "3.3"
             hint = f"write {{val_loss: {got}}} for nats per token, or {{perplexity: {got}}}"

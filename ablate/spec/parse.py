@@ -23,7 +23,7 @@ from ablate.spec.tree import Mapping, Node, Path, Scalar, Sequence, show_path
 if TYPE_CHECKING:
     from pathlib import Path as FilePath
 
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 2**20
 MAX_NODES = 200_000
 MAX_DEPTH = 50
 """Bounds against a file that is no study: a data file named by mistake, or aliases that multiply."""
@@ -226,7 +226,9 @@ class _Builder:
             self._add(node, f"{show_path(path)}: the tag {tag} has no meaning here", "leave it out")
 
     def _add(self, node: Any, what: str, hint: str | None = None) -> None:
-        self.problems.append(self._problem(node, what, hint))
+        problem = self._problem(node, what, hint)
+        if not any((p.line, p.column) == (problem.line, problem.column) for p in self.problems):
+            self.problems.append(problem)  # an alias leads to the same place again
 
     def _problem(self, node: Any, what: str, hint: str | None = None) -> Problem:
         mark = node.start_mark

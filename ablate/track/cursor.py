@@ -10,18 +10,25 @@ MLflow, so that it can say what is unsent when MLflow is the thing that is broke
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ablate.store import RunDir, Status, StudyStore, read_json, write_json_atomic
 from ablate.store.files import write_bytes_atomic
 from ablate.track.rows import read_points, tail_digest
 from ablate.track.uri import uri_digest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 _FORMAT = 1
+_LOCK_PATIENCE_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
 
@@ -96,6 +103,24 @@ def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
 def save_cursor(store: StudyStore, tracking_uri: str, cursor: Cursor) -> None:
     """Replace the cursor's file."""
     write_json_atomic(cursor_path(store, tracking_uri), {"format": _FORMAT} | asdict(cursor))
+
+
+@contextmanager
+def cursor_lock(store: StudyStore, tracking_uri: str) -> Iterator[None]:
+    """Hold the cursor's lock; the operating system frees it when the process ends, however it ends."""
+    path = cursor_path(store, tracking_uri).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        deadline = time.monotonic() + _LOCK_PATIENCE_SEC
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("another mirror of this study is at work") from None
+                time.sleep(0.1)
+        yield
 
 
 def store_id(store: StudyStore) -> str:

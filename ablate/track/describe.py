@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ablate.store import Status
+if TYPE_CHECKING:
+    from ablate.store import Status
 
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500

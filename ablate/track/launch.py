@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ablate.store import StudyStore
 from ablate.track.cursor import MirrorReport, mirror_dir, pending
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STOP_SEC = 30.0
 """How long the last pass may take."""
@@ -48,7 +51,7 @@ def start_mirror(study_dir: Path, tracking_uri: str) -> MirrorProcess:
     store = StudyStore(study_dir.resolve())
     mirror_dir(store).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ablate.track.process", "--study", str(store.path)]
-    # The child inherits the mask: a SIGTERM that comes before it is up then waits, instead of ending it unsent.
+    # The child inherits the mask: a SIGTERM that comes before it is up waits, instead of ending it unsent.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with (mirror_dir(store) / "mirror.log").open("ab") as log:

@@ -14,20 +14,16 @@ and is sent by the next pass. Two mirrors of one study take turns by a lock on t
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ablate.store import RunDir, State, Status, StudyStore
 from ablate.track import describe
 from ablate.track.cursor import (
     Cursor,
     MirrorReport,
     RunCursor,
+    cursor_lock,
     cursor_path,
     digest,
     folder_digest,
@@ -43,9 +39,13 @@ from ablate.track.rows import points, read_points, tail_digest
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 from ablate.track.uri import redact
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ablate.store import RunDir, State, Status, StudyStore
+
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
-_LOCK_PATIENCE_SEC = 30.0
 _MLFLOW_STATUS: dict[State, str] = {
     "pending": "RUNNING",
     "running": "RUNNING",
@@ -73,7 +73,7 @@ class Mirror:
         self._runs_sent = self._metrics_sent = 0
         self._problems: list[str] = []
         try:
-            with _locked(cursor_path(self._store, self._uri).with_suffix(".lock")):
+            with cursor_lock(self._store, self._uri):
                 if not cursor_path(self._store, self._uri).exists():
                     self._forget()
                 cursor = load_cursor(self._store, self._uri)
@@ -118,11 +118,12 @@ class Mirror:
         if cursor.note != digest(note):
             self._sink.describe(self._experiment_id, note)
             cursor.note = digest(note)
+        plan_stamp = _stamp(self._store.plan_path)
         for place, arm in enumerate(plan["arms"]):
             for planned in arm["runs"]:
                 run = self._store.run(planned["id"])
                 files = _stamp(run.path / "status.json", run.metrics_path, run.environment_path)
-                stamp = (*files, *_stamp(self._store.plan_path))
+                stamp = files + plan_stamp
                 if not any(files) or self._stamps.get(run.run_id) == stamp:
                     continue
                 try:
@@ -287,20 +288,3 @@ def _stamp(*paths: Path) -> _Stamp:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     return tuple(one(path) for path in paths)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; the operating system frees it when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        deadline = time.monotonic() + _LOCK_PATIENCE_SEC
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("another mirror of this study is at work") from None
-                time.sleep(0.1)
-        yield

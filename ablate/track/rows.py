@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # metrics.jsonl's name -> MLflow's, by kind of row
 _NAMES: dict[str, dict[str, str]] = {

@@ -19,13 +19,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ablate.errors import UserError
 from ablate.track.sink import MLFLOW_ENVIRONMENT
 from ablate.track.uri import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 DEFAULT_PORT = 5000
 _START_SEC = 90.0
@@ -34,14 +37,13 @@ _STOP_SEC = 5.0
 
 @contextmanager
 def local_server(
-    tracking_uri: str, artifacts: Path, log_path: Path, port: int | None = None
+    tracking_uri: str, artifacts: Path, log_path: Path, port: int
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Serve a database's pages; give the address and the process, and end both with the block.
 
     Raises:
-        UserError: the port is taken, or the server does not come up.
+        UserError: the server does not come up.
     """
-    chosen = _choose_port(port)
     environment = os.environ | MLFLOW_ENVIRONMENT
     environment |= {
         # By the environment, not the command line, which everybody on the machine can read.
@@ -52,7 +54,7 @@ def local_server(
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     process = subprocess.Popen(
-        [*command, "--port", str(chosen), "--workers", "1"],
+        [*command, "--port", str(port), "--workers", "1"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,7 +63,7 @@ def local_server(
     )
     copier = threading.Thread(target=_copy_redacted, args=(process, log_path), daemon=True)
     copier.start()
-    url = f"http://127.0.0.1:{chosen}"
+    url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_up(url, process, log_path)
         yield url, process
@@ -70,8 +72,12 @@ def local_server(
         copier.join(_STOP_SEC)
 
 
-def _choose_port(port: int | None) -> int:
-    """Return ``port`` if it is free; without one, MLflow's usual port or any free one."""
+def choose_port(port: int | None) -> int:
+    """Return ``port`` if it is free; without one, MLflow's usual port or any free one.
+
+    Raises:
+        UserError: the port is taken.
+    """
     for candidate in (port,) if port else (DEFAULT_PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,16 +8,18 @@ password, so they are redacted here, before anyone else sees them.
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ablate.track.rows import Point
+from ablate.track.database import make_database
 from ablate.track.uri import redact, sqlite_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from ablate.track.rows import Point
 
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -43,8 +45,6 @@ _ABOUT_ONE_RUN = (
     "RESOURCE_ALREADY_EXISTS",
 )
 
-_log = logging.getLogger(__name__)
-
 
 class Refused(Exception):  # noqa: N818  it reads as what it is
     """MLflow will not take what it was sent about one run."""
@@ -65,8 +65,8 @@ class Sink:
     def experiment(self, name: str, note: str, store_id: str) -> str:
         """Return the id of the study's experiment.
 
-        One that was deleted in MLflow is brought back, for its name stays taken. MLflow then brings back every
-        run that it ever held, so this study's are moved to the bin again, and are made anew.
+        One that was deleted in MLflow is brought back, for its name stays taken. MLflow then brings back
+        every run that it ever held, so this study's are moved to the bin again, and are made anew.
         """
         with _translated():
             client = self._client()
@@ -197,24 +197,9 @@ class Sink:
 
             path = sqlite_path(self._uri)
             if path is not None and not path.exists():
-                _make_database(path, self._artifacts)
+                make_database(path, self._artifacts)
             self._opened = MlflowClient(self._uri)
         return self._opened
-
-
-def _make_database(path: Path, artifacts: Path) -> None:
-    """Make the sqlite file whole or not at all: its migrations take seconds and survive no kill."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
-        fresh = Path(folder) / "mlflow.db"
-        store = SqlAlchemyStore(f"sqlite:///{fresh}", artifacts.as_uri())
-        store.engine.dispose()
-        try:
-            path.hardlink_to(fresh)
-        except FileExistsError:
-            _log.info("another process made %s first", path)
 
 
 @contextmanager

@@ -165,7 +165,11 @@ def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, Grid]) -> 
     start = max(start, 0.2 * end)
     ends = [float(grid.mean[-1]) for grid in grids.values() if len(grid.tokens) and grid.tokens[-1] >= start]
     lasts = ends or [float(curve.loss[-1]) for curve in curves]
-    near = _without_outliers([*lasts, analysis.target.val_loss])
+    near = _without_outliers(lasts)
+    target = analysis.target.val_loss
+    # The target belongs in the picture, unless it lies so far off that nothing else could be told apart.
+    if crossings or target > min(near) - max(max(near) - min(near), 0.1):
+        near.append(target)
     values = [
         value
         for curve in curves
@@ -200,6 +204,8 @@ def _name_target(axis: Any, loss: float) -> None:
             va="top",
             fontsize=8,
             color=INK,
+            bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+            zorder=5,
         )
 
 

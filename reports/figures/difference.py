@@ -51,7 +51,7 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
         f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
         "with its pointwise 95\u00a0% band (Welch), as far as all runs of both go; above zero the arm is "
         "worse. Grey: the other arms. The scale follows the later part; early differences and wide bands may "
-        "leave it."
+        "leave it. No band with one run, or where runs diverged."
     )
     if without:
         caption += f" No evaluation in common: {', '.join(without)}."
@@ -86,7 +86,7 @@ def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
         for other, context in bands.items():
             if other != name:
                 axis.plot(context.tokens, context.difference, color=CONTEXT, linewidth=0.7, zorder=1)
-        _panel(axis, name, band, style[name], diverged[name])
+        _panel(axis, name, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)
     for i, axis in enumerate(axes.flat):
@@ -100,9 +100,13 @@ def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
     return to_bytes(figure)
 
 
-def _panel(axis: Any, name: str, band: Band, look: Look, diverged: int) -> None:
+def _panel(
+    axis: Any, name: str, band: Band, look: Look, *, diverged: int, limits: tuple[float, float]
+) -> None:
     axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
-    if np.isfinite(band.low).any():
+    # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
+    has_band = bool(np.isfinite(band.low).any()) and not diverged
+    if has_band:
         axis.fill_between(
             band.tokens, band.low, band.high, color=look.color, alpha=0.22, linewidth=0, zorder=2
         )
@@ -119,10 +123,13 @@ def _panel(axis: Any, name: str, band: Band, look: Look, diverged: int) -> None:
     )
     axis.set_title(short(name, 30))
     n = f"n = {band.n}" if band.n == band.n_baseline else f"n = {band.n} against {band.n_baseline}"
-    if not np.isfinite(band.low).any():
-        n += ", no band"
     if diverged:
-        n += f"\n{diverged} diverged"
+        n += f", {diverged} diverged"
+    if not has_band:
+        n += "\nno band"
+    late = band.difference[-1]
+    if not limits[0] <= late <= limits[1]:
+        n += f"\nleaves the scale: {words.signed(float(late), 2)}"
     axis.annotate(n, (0.985, 0.965), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=FAINT)
 
 

@@ -10,7 +10,9 @@ from synthetic_study import line
 from ablate.reports.analyse import analyse
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import looks, short, spread
+from ablate.reports.figures.convergence import _window
 from ablate.reports.load import load_frames
+from ablate.reports.losses import common_grid
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=14))
@@ -41,6 +43,23 @@ def test_fourteen_arms_look_different():
 def test_names_are_cut_and_cleaned():
     assert short("a\x00b\nc") == "a b c"
     assert len(short("x" * 99)) == 26
+
+
+@pytest.mark.parametrize("losses", [(3, 2.5, 2.2, 2.1), (3, 1.5, 1.2, 1.1), (3, 2.3, 1.9, 1.2)])
+def test_the_enlarged_part_holds_the_crossing(make_study, losses):
+    analysis = analyse(load_frames(make_study({"a": [line(*losses)] * 2}, target={"value": 2.2})))
+    curves = list(analysis.curves)
+    window = _window(analysis, curves, {"a": common_grid(curves)})
+    reached = analysis.arms[0].tokens_to_target.estimate
+    assert window.low < 2.2 < window.high
+    assert window.start < reached < window.end
+
+
+def test_a_run_that_diverged_does_not_set_the_scale(wide):
+    analysis = analyse(load_frames(wide))
+    curves = list(analysis.curves)
+    grids = {a.name: common_grid([c for c in curves if c.arm == a.name]) for a in analysis.arms}
+    assert _window(analysis, curves, grids).high < 2.5
 
 
 def figures_of(store):

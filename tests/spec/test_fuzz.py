@@ -40,9 +40,58 @@ LINES = VALID.splitlines(keepends=True)
 WORDS = sorted(set(VALID.replace("[", " ").replace("]", " ").replace("{", " ").replace("}", " ").split()))
 SPLINTERS = [
     *WORDS,
-    *("~", "null", "true", "-1", "0", "1e400", ".nan", "-.inf", "0x", "!!int x", "!x", "'", '"', "&a", "*a", "*base"),
-    *("<<: *base", "? ", ": ", "- ", "[", "]", "{", "}", "#", "|", ">", "%", "@", "\t", "---\n", "...\n", "\x00"),
-    *('"\\ud800"', "\u2028", "\ufeff", "1" * 5000, "9999-99-99", "=", "[]", "{}", "'\n'", '"\\n"', "\r", "1_", "_"),
+    *(
+        "~",
+        "null",
+        "true",
+        "-1",
+        "0",
+        "1e400",
+        ".nan",
+        "-.inf",
+        "0x",
+        "!!int x",
+        "!x",
+        "'",
+        '"',
+        "&a",
+        "*a",
+        "*base",
+    ),
+    *(
+        "<<: *base",
+        "? ",
+        ": ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "#",
+        "|",
+        ">",
+        "%",
+        "@",
+        "\t",
+        "---\n",
+        "...\n",
+        "\x00",
+    ),
+    *(
+        '"\\ud800"',
+        "\u2028",
+        "\ufeff",
+        "1" * 5000,
+        "9999-99-99",
+        "=",
+        "[]",
+        "{}",
+        "'\n'",
+        '"\\n"',
+        "\r",
+        "1_",
+        "_",
+    ),
 ]
 
 
@@ -53,19 +102,23 @@ def check(tmp_path_factory):
     def check(content: bytes) -> None:
         path.write_bytes(content)
         try:
-            assert isinstance(load_study(path), Study)
-        except UserError as error:
-            assert error.problems
-            num_lines = content.count(b"\n") + content.count(b"\r") + content.count(b"\xe2\x80\xa8") + 2
-            num_lines += content.count(b"\xc2\x85") + content.count(b"\xe2\x80\xa9")
-            for problem in error.problems:
-                assert problem.line is not None
-                assert problem.column is not None
-                assert 1 <= problem.line <= num_lines
-                assert problem.column >= 1
-                line = str(problem)
-                assert line.encode()
-                assert "\n" not in line
+            study = load_study(path)
+        except UserError as caught:
+            error = caught
+        else:
+            assert isinstance(study, Study)
+            return
+        assert error.problems
+        line_ends = (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80\xa8", b"\xe2\x80\xa9")
+        num_lines = sum(map(content.count, line_ends)) + 2
+        for problem in error.problems:
+            assert problem.line is not None
+            assert problem.column is not None
+            assert 1 <= problem.line <= num_lines
+            assert problem.column >= 1
+            line = str(problem)
+            assert line.encode()
+            assert "\n" not in line
 
     return check
 

@@ -109,7 +109,9 @@ grid:
 """
     )
     names = ["fprop none 16", "fprop dht 16", "fprop dht 32"]
-    assert [arm.name for arm in loaded.arms] == names + [name.replace("fprop", "fprop+dgrad") for name in names]
+    assert [arm.name for arm in loaded.arms] == names + [
+        name.replace("fprop", "fprop+dgrad") for name in names
+    ]
     assert [(cell.name, cell.into) for cell in loaded.folded] == [
         ("fprop none 32", "fprop none 16"),
         ("fprop+dgrad none 32", "fprop+dgrad none 16"),
@@ -202,7 +204,9 @@ grid:
 """
     )
     shapes = [(arm.model.width, arm.training.learning_rate, arm.model.ffn) for arm in loaded.arms[1:]]
-    assert shapes == [(w, lr, f) for (w, f), lr in itertools.product([(64, 160), (128, 320), (256, 640)], [0.1, 0.2])]
+    assert shapes == [
+        (w, lr, f) for (w, f), lr in itertools.product([(64, 160), (128, 320), (256, 640)], [0.1, 0.2])
+    ]
     assert loaded.arms[1].name == "width=64 learning_rate=0.1 ffn=160"
 
 
@@ -255,7 +259,8 @@ def test_paths_are_relative_to_the_study(study, tmp_path, monkeypatch):
         HEAD
         + """\
 arms:
-  a: {data: {source: text, paths: [corpus, ../up/*.txt, /abs, ~/mine, ~nobody-at-all/x], validation_paths: [v]}}
+  a:
+    data: {source: text, paths: [corpus, ../up/*.txt, /abs, ~/mine, ~nobody-at-all/x], validation_paths: [v]}
   hub: {data: {source: hub, paths: [allenai/c4, en], tokenizer: hf, tokenizer_path: gpt2}}
   local: {data: {source: hub, paths: [tok], tokenizer: hf, tokenizer_path: tok}}
   dot: {data: {source: text, paths: [c], tokenizer: hf, tokenizer_path: ./missing}}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ablate.spec import load_study
 from ablate.errors import UserError
+from ablate.spec import load_study
 
 SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
     "empty": ("", ["1:1: the file is empty"]),
@@ -18,8 +18,10 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
     "a colon too many": (
         "name: a: b\n",
         [
-            "1:8: not valid YAML: mapping values are not allowed here (a ': ' inside a text needs quotes; "
-            "or check the indentation)"
+            (
+                "1:8: not valid YAML: mapping values are not allowed here "
+                "(a ': ' inside a text needs quotes; or check the indentation)"
+            )
         ],
     ),
     "an open bracket": (
@@ -41,14 +43,19 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
     "two documents": ("name: a\n---\nname: b\n", ["2:1: a second YAML document (a study file holds one)"]),
     "not UTF-8": (b"name: x\ndescription: caf\xe9\n", ["2:17: not UTF-8 text (byte 0xe9)"]),
     "UTF-16": ("name: x\n".encode("utf-16"), ["1:1: not UTF-8 text (byte 0xff)"]),
-    "a control character": ("name: x\ndescription: \x07\n", ["2:14: a character that YAML does not allow: '\\x07'"]),
+    "a control character": (
+        "name: x\ndescription: \x07\n",
+        ["2:14: a character that YAML does not allow: '\\x07'"],
+    ),
     "binary": (bytes(range(256)), ["2:118: not UTF-8 text (byte 0x80)"]),
     "an alias in itself": ("base: &b {model: *b}\n", ["1:7: base.model: an alias that contains itself"]),
     "nested": ("a: " + "[" * 60 + "]" * 60, ["1:54: nested more than 50 deep"]),
     "nested beyond all": ("[" * 5000, ["1:1: nested more than 50 deep"]),
     "aliases that multiply": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
-        + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(6)),
+        + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(6)
+        ),
         ["1:24: more than 200000 values; are there nested aliases?"],
     ),
 }
@@ -61,7 +68,7 @@ def test_each_fault_of_syntax_has_its_line(case, problems):
 
 
 def test_a_file_that_is_no_study_by_its_size(problems):
-    assert problems(b"#" * (5 * 2**20)) == ["larger than 4 MiB: not a study file"]
+    assert problems(b"#" * (2 * 2**20)) == ["larger than 1 MiB: not a study file"]
 
 
 def test_yaml_1_2_and_its_notation_of_numbers(study):
@@ -107,12 +114,13 @@ arms:
 
 def test_a_study_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    neither = "no such file, and no shipped study of that name"
     shipped = "shipped studies: amd-ladder, quickstart"
     cases = {
         "nothing.yaml": f"nothing.yaml: no such file ({shipped})",
         "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",
-        "quickstrat": "quickstrat: no such file, and no shipped study of that name (did you mean 'quickstart'?)",
-        "nothing": f"nothing: no such file, and no shipped study of that name ({shipped})",
+        "quickstrat": f"quickstrat: {neither} (did you mean 'quickstart'?)",
+        "nothing": f"nothing: {neither} ({shipped})",
         "": ".: a folder, not a study file",
         str(tmp_path): f"{tmp_path}: a folder, not a study file",
     }

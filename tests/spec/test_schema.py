@@ -17,7 +17,8 @@ seeds: [0, 3]
 paired_seeds: true
 arms:
   a:
-  b: {from: a, description: d, recipe: {wgrad: fp8, dgrad: {format: mxfp4, stabiliser: sr}}, backend: reference}
+  b: {from: a, description: d, recipe: {wgrad: fp8, dgrad: {format: mxfp4, stabiliser: sr}}}
+  d: {backend: reference}
   c: {model: {kv_heads: null}, training: {grad_clip: null}}
 grid:
   from: b

@@ -74,7 +74,9 @@ class Study:
 
     def end(self, arm="bf16", seed=0, state="finished", message=None):
         times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
-        self.run(arm, seed).write_status(Status(state=state, attempt=1, tokens=4096, message=message, **times))
+        self.run(arm, seed).write_status(
+            Status(state=state, attempt=1, tokens=4096, message=message, **times)
+        )
 
     def whole(self, steps=8, state="finished"):
         """Write every run from start to end."""

@@ -33,7 +33,12 @@ def test_params_are_flat_and_short(study):
 def test_tags_of_a_failed_run(study):
     run, arm = {"id": "abc", "seed": 3}, 1
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
-    environment = {"backend": "emulated", "backend_mode": "emulated", "timing_valid": False, "git_commit": "f00"}
+    environment = {
+        "backend": "emulated",
+        "backend_mode": "emulated",
+        "timing_valid": False,
+        "git_commit": "f00",
+    }
     tags = describe.run_tags(study.plan, arm, run, status, environment)
     assert tags["ablate.state"] == "failed"
     assert tags["ablate.baseline"] == "false"

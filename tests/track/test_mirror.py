@@ -337,14 +337,21 @@ def test_not_finite_rows_are_left_out(study, uri, held):
     run = study.start()
     study.train([1])
     with run.metrics_path.open("a") as file:
-        file.write('{"kind": "train", "tokens": 8192, "step": 2, "time_unix": 1, "loss": NaN, "lr": Infinity}\n')
+        file.write(
+            '{"kind": "train", "tokens": 8192, "step": 2, "time_unix": 1, "loss": NaN, "lr": Infinity}\n'
+        )
     sync(study, uri)
     assert held(study, uri)[run.run_id].points["train_loss"] == in_file(run)["train_loss"]
 
 
 @pytest.mark.parametrize(
     "address",
-    ["http://ann:s3cret@127.0.0.1:9", "htp://ann:s3cret@host", "file:/nowhere", "sqlite:////proc/none/mlflow.db"],
+    [
+        "http://ann:s3cret@127.0.0.1:9",
+        "htp://ann:s3cret@host",
+        "file:/nowhere",
+        "sqlite:////proc/none/mlflow.db",
+    ],
 )
 def test_an_address_that_cannot_be_used(study, address, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -395,7 +402,9 @@ def test_a_crash_between_sending_and_saving(study, uri, held, monkeypatch):
 
 
 def test_import_is_light():
-    code = "import sys, ablate.track, ablate.track.process, ablate.cli.dashboard; print('mlflow' in sys.modules)"
+    code = (
+        "import sys, ablate.track, ablate.track.process, ablate.cli.dashboard; print('mlflow' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
 

@@ -27,7 +27,9 @@ def test_perplexity_that_is_no_number_is_left_out():
     assert [point.key for point in points(EVAL | {"val_loss": 800.0})] == ["val_loss"]
 
 
-@pytest.mark.parametrize("row", [3, [], {}, {"kind": "train"}, {"kind": "other", "tokens": 1, "time_unix": 1}])
+@pytest.mark.parametrize(
+    "row", [3, [], {}, {"kind": "train"}, {"kind": "other", "tokens": 1, "time_unix": 1}]
+)
 def test_what_is_no_row_gives_nothing(row):
     assert points(row) == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from ablate.errors import UserError
 from ablate.track import Mirror, pending
-from ablate.track.server import local_server
+from ablate.track.server import choose_port, local_server
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def counts(held):
 def whole(study, steps):
     few = {"val_loss": steps // 4, "val_perplexity": steps // 4}
     many = dict.fromkeys(("train_loss", "learning_rate", "grad_norm", "tokens_per_sec"), steps)
-    return {run_id: many | few for run_id in study.runs.values()}
+    return dict.fromkeys(study.runs.values(), many | few)
 
 
 def test_study_through_a_server(make_study, server, held):
@@ -80,7 +80,7 @@ def answering(status, wait_sec=0.0):
                 self.end_headers()
                 self.wfile.write(b"an answer that is no MLflow's")
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815  the base class's name
 
         def log_message(self, *args):
             pass
@@ -110,13 +110,12 @@ def test_a_server_that_hangs_costs_one_request(study):
         assert time.monotonic() - began < 5
 
 
-def test_no_server_on_a_taken_port(tmp_path, server):
-    port = int(server.rpartition(":")[2])
-    with (
-        pytest.raises(UserError, match=f"port {port} is in use"),
-        local_server("sqlite://", tmp_path, tmp_path / "log", port),
-    ):
-        pass
+def test_ports(server, free_port):
+    taken = int(server.rpartition(":")[2])
+    with pytest.raises(UserError, match=f"port {taken} is in use"):
+        choose_port(taken)
+    assert choose_port(free_port) == free_port
+    assert choose_port(None) > 0
 
 
 def test_a_server_that_cannot_start(tmp_path, free_port):

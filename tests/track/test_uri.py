@@ -31,7 +31,10 @@ def test_plain_files_are_refused(tmp_path, uri):
         ("https://ann:p@ss@host/x", "https://***@host/x"),
         ("https://token@host", "https://***@host"),
         ("postgresql+psycopg2://ann:pw@host/db", "postgresql+psycopg2://***@host/db"),
-        ("postgresql://host/db?user=ann&password=s3cret&x=1", "postgresql://host/db?user=ann&password=***&x=1"),
+        (
+            "postgresql://host/db?user=ann&password=s3cret&x=1",
+            "postgresql://host/db?user=ann&password=***&x=1",
+        ),
         ("sqlite:////home/ann@lab/mlflow.db", "sqlite:////home/ann@lab/mlflow.db"),
         ("http://host/mail@x", "http://host/mail@x"),
     ],

@@ -1,0 +1,87 @@
+"""What the tool itself costs a run: 200 empty runs through Ray, run store and MLflow mirror.
+
+    python benchmarks/orchestration.py --runs 200
+
+"Amortised" leaves out the start of Ray, which a study pays once; the total with it is printed beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.execute.driver import RunRequest, execute_study
+from ablate.recipes import Recipe
+from ablate.store import StudyStore
+from ablate.track import resolve_tracking_uri, start_mirror
+from ablate.train.loop import TrainResult
+
+
+def empty(config: RunConfig, on_metrics: Any, **_options: Any) -> TrainResult:
+    """Train nothing and report one evaluation."""
+    on_metrics({"kind": "eval", "tokens": 1, "step": 1, "val_loss": 1.0 + config.seed})
+    return TrainResult(state="finished", tokens=1, step=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=200)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = StudyStore(Path(folder) / "empty")
+        requests = []
+        for seed in range(args.runs):
+            config = RunConfig(
+                model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=256,
+                training=TrainingConfig(), recipe=Recipe(), backend="emulated", seed=seed,
+            )  # fmt: skip
+            requests.append(
+                RunRequest(
+                    run_id=f"{seed:016x}", arm="empty", seed=seed, config=asdict(config), tokens_dir="",
+                    resources=ResourcesConfig(),
+                )  # fmt: skip
+            )
+        runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
+        arm = {
+            "name": "empty", "description": None, "recipe": "bf16", "tokens": 1, "factors": {}, "differs": {},
+            "folded": [], "runs": runs,
+        }  # fmt: skip
+        store.write_plan(
+            {
+                "format": 1, "study": "empty", "description": None, "baseline": "empty",
+                "target": {"kind": "val_loss", "value": 1.0, "crossing": "confirmed"}, "paired_seeds": False,
+                "training": asdict(TrainingConfig()), "arms": [arm], "dropped": [],
+            }  # fmt: skip
+        )
+        first_poll: list[float] = []
+
+        def on_poll() -> None:
+            if not first_poll:
+                first_poll.append(time.perf_counter())
+
+        start = time.perf_counter()
+        mirror = start_mirror(store.path, resolve_tracking_uri(Path(folder), None))
+        execute_study(store, requests, on_poll=on_poll, trainer="orchestration:empty")
+        executed = time.perf_counter()
+        left = mirror.stop(timeout_s=120)
+        end = time.perf_counter()
+    assert left.complete, left
+    per_run = (end - first_poll[0]) / args.runs
+    print(f"{args.runs} empty runs: Ray's start and the first workers {first_poll[0] - start:.1f} s")
+    print(f"after that {end - first_poll[0]:.1f} s, of which the mirror's last pass {end - executed:.1f} s")
+    print(f"amortised {per_run * 1e3:.1f} ms a run")
+
+
+if __name__ == "__main__":
+    import os
+
+    # Workers import this file as a module for its empty trainer.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    main()

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli
+from ablate.cli.table import format_table
+from ablate.store import Status, StudyStore
+
+STUDY = """\
+name: mine
+description: "[bold]not markup[/bold] :smile:"
+baseline: bf16
+target: {perplexity: 27.1, crossing: first_eval}
+seeds: [3, 4]
+paired_seeds: true
+base:
+  model: {width: 64, heads: 2, ffn: 96, layers: 2}
+  training: {tokens: 10_000, eval_every_tokens: 5_000}
+arms:
+  bf16:
+  all: {recipe: mxfp4}
+  long: {recipe: fp8, model: {layers: 1}, training: {tokens: 20_000, micro_batch_size: 8, schedule: cosine}}
+grid:
+  factors:
+    recipe.gemms: {no FP4: [], F: [fprop]}
+    recipe.stabiliser: {plain: none, SR: sr}
+  senseless: drop
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return tmp_path
+
+
+def plan(*arguments):
+    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def ablate(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "ablate", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_plan_for_people(here):
+    text = plan("study.yaml")
+    ids = [run["id"] for arm in json.loads(plan("study.yaml", "--json"))["arms"] for run in arm["runs"]]
+    for i, run_id in enumerate(ids):
+        assert run_id in text
+        text = text.replace(run_id, f"<id {i}>")
+    time_line = next(line for line in text.splitlines() if line.startswith("time"))
+    assert re.match(r"time      about \d+ s on \d+ cores? \(modelled: 60 GFLOP/s a core assumed", time_line)
+    text = text.replace(time_line, "time      …")
+    assert (
+        text
+        == """\
+mine: [bold]not markup[/bold] :smile:
+baseline bf16; target perplexity 27.1 (first evaluation)
+seeds 3, 4, paired
+
+arm      recipe                            differs from the baseline in                      runs
+bf16     bf16                              (baseline)                                        2 to do
+all      mxfp4                             gemms fprop+dgrad+wgrad                           2 to do
+long     fp8                               layers 1; tokens 20,000; micro_batch_size 8;      2 to do
+                                           schedule cosine; rest fp8
+F plain  Fprop mxfp4; Dgrad+Wgrad bf16     gemms fprop                                       2 to do
+F SR     Fprop mxfp4 SR; Dgrad+Wgrad bf16  gemms fprop; stabiliser sr                        2 to do
+
+batch     32 sequences × 128 tokens = 4,096 a step (bf16, all, F plain and 1 more)
+          32 sequences × 128 tokens = 4,096 a step, in 4 micro-batches of 8 (long)
+budget    12,288 tokens a run in 3 steps, 3 evaluations (bf16, all, F plain and 1 more)
+          20,480 tokens a run in 5 steps, 5 evaluations (long)
+schedule  constant at 0.004 (bf16, all, F plain and 1 more)
+          cosine from 0.004 to 0.0004 at the end of the budget (long)
+model     width 64, 2 layers, 2 heads, ffn 96: 0.0863 M parameters (bf16, all, F plain and 1 more)
+          width 64, 1 layer, 2 heads, ffn 96: 0.0514 M parameters (long)
+runs      10 (10 to do), 139,264 tokens in all
+time      …
+storage   about 135 kB, without the token cache
+
+folded: 1 cell of the grid
+  no FP4 plain: the same configuration as 'bf16'
+
+dropped: 1 cell of the grid
+  no FP4 SR: stabiliser 'sr' with no FP4 GEMM to act on
+
+arm      ids of its runs (--runs lists all)
+bf16     <id 0> <id 1>
+all      <id 2> <id 3>
+long     <id 4> <id 5>
+F plain  <id 6> <id 7>
+F SR     <id 8> <id 9>
+"""
+    )
+
+
+def test_the_plan_as_json(here):
+    content = json.loads(plan("study.yaml", "--json"))
+    assert content["format"] == 1
+    assert content["folded"] == [
+        {"name": "no FP4 plain", "into": "bf16", "reason": "the same configuration as 'bf16'"}
+    ]
+    assert [cell["name"] for cell in content["dropped"]] == ["no FP4 SR"]
+    assert set(content["estimate"]) == {"wall_seconds", "cores", "storage_bytes"}
+    arm = content["arms"][1]
+    assert arm["runs"][0]["state"] == "pending"
+    assert arm["config"]["recipe"]["wgrad"]["left"]["format"] == "mxfp4"
+    assert arm["config"]["data_digest"]
+    assert "seed" not in arm["config"]
+    assert arm["batches"]["steps"] == 3
+    assert arm["seconds_are"] == "modelled"
+    assert arm["schedule"] == "constant at 0.004"
+
+
+def test_runs_that_are_done_are_shown_so(here):
+    arms = json.loads(plan("study.yaml", "--json"))["arms"]
+    store = StudyStore(here / "elsewhere" / "mine")
+    for state, run in zip(("finished", "diverged"), arms[0]["runs"], strict=True):
+        store.run(run["id"]).create({})
+        store.run(run["id"]).write_status(Status(state=state))
+    store.run(arms[1]["runs"][0]["id"]).create({})
+    store.run(arms[1]["runs"][0]["id"]).write_status(Status(state="running"))
+    text = plan("study.yaml", "--storage", "elsewhere")
+    assert "1 done, 1 diverged\n" in text
+    assert "1 running, 1 to do\n" in text
+    assert "10 (1 done, 1 diverged, 1 running, 7 to do)" in text
+    runs = plan("study.yaml", "--storage", "elsewhere", "--runs")
+    assert f"{arms[0]['runs'][1]['id']}  bf16     4     diverged\n" in runs
+    assert "to do" in plan("study.yaml")  # another storage knows nothing of them
+
+
+def test_lines_fit_eighty_columns(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = plan("amd-ladder").splitlines()
+    table = lines[3 : lines.index("", 4)]
+    assert max(map(len, table)) <= 80
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_every_problem_is_one_line_on_standard_error_and_the_code_is_2(here):
+    (here / "bad.yaml").write_text(STUDY.replace("width", "widht").replace("fp8,", "fp9,"))
+    result = ablate("plan", "bad.yaml", cwd=here)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == (
+        "bad.yaml:8:11: base.model.widht: unknown key (did you mean 'width'?)\n"
+        "bad.yaml:13:18: arms.long.recipe: unknown recipe 'fp9' (did you mean 'fp8'?)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nothing.yaml"], "nothing.yaml: no such file (shipped studies: "),
+        (
+            ["quikstart"],
+            "quikstart: no such file, and no shipped study of that name (did you mean 'quickstart'?)",
+        ),
+        ([], "plan: Missing argument 'STUDY'."),
+        (["study.yaml", "--jsno"], "plan: No such option '--jsno'. Did you mean '--json'?"),
+    ],
+)
+def test_other_mistakes_have_one_line_too(here, arguments, expected):
+    result = ablate("plan", *arguments, cwd=here)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_missing_data_are_named(here):
+    (here / "study.yaml").write_text(
+        STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n")
+    )
+    result = ablate("plan", "study.yaml", cwd=here)
+    assert result.returncode == 2
+    assert f"{here}/nowhere" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_planning_writes_nothing(here):
+    before = sorted(path.name for path in here.rglob("*"))
+    plan("study.yaml")
+    plan("study.yaml", "--json")
+    assert sorted(path.name for path in here.rglob("*")) == before
+
+
+def test_planning_imports_nothing_heavy(here):
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import cli\n"
+        "result = CliRunner().invoke(cli, ['plan', 'quickstart'], catch_exceptions=False)\n"
+        "assert result.exit_code == 0\n"
+        "heavy = {'torch', 'numpy', 'ray', 'mlflow', 'pandas', 'scipy', 'matplotlib', 'tokenizers', 'rich'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=here, check=True, env={**os.environ})
+
+
+def test_help_has_an_example(here):
+    assert "ablate plan quickstart" in plan("--help")
+
+
+def test_a_table_that_is_too_wide_wraps_its_widest_column():
+    rows = [("a", "one two three four five", "x" * 10), ("b", "", "y")]
+    assert format_table(("n", "words", "last"), rows, width=27) == (
+        "n  words         last\na  one two       xxxxxxxxxx\n   three four\n   five\nb                y"
+    )
+    assert format_table(("n", "m"), [("表", "x")], width=20) == "n   m\n表  x"

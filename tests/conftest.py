@@ -1,0 +1,24 @@
+import os
+from pathlib import Path
+
+import pytest
+
+TRAINERS = Path(__file__).parent / "execute"
+
+
+@pytest.fixture(scope="session")
+def local_ray(tmp_path_factory):
+    """One local Ray for the whole test session; starting one takes seconds."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(TRAINERS)}},
+    )
+    yield
+    ray.shutdown()

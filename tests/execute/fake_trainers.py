@@ -1,0 +1,48 @@
+"""Trainers for tests of the execution, imported by name inside Ray's workers."""
+
+import os
+import time
+
+from ablate.train.loop import TrainResult
+
+
+def quick(config, on_metrics, *, tokens, should_stop, device):
+    loss = 3.0 + config.seed
+    for step in range(1, 4):
+        on_metrics({"kind": "train", "tokens": 10 * step, "step": step, "loss": loss, "lr": 1e-3, "grad_norm": 1.0,
+                    "tokens_per_sec": 100.0})  # fmt: skip
+        on_metrics({"kind": "eval", "tokens": 10 * step, "step": step, "val_loss": loss / step})
+    return TrainResult(state="finished", tokens=30, step=3)
+
+
+def odd_seeds_fail(config, *args, **options):
+    if config.seed % 2:
+        print("about to fail")
+        raise RuntimeError("a bug in the trainer\nwith a second line")
+    return quick(config, *args, **options)
+
+
+def diverges(config, on_metrics, **options):
+    return TrainResult(state="diverged", tokens=10, step=1, message="non-finite training loss")
+
+
+def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, device):
+    for _ in range(600):
+        if should_stop():
+            return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
+        time.sleep(0.05)
+    raise AssertionError("nobody asked to stop")
+
+
+def dies(config, *args, **options):
+    os._exit(1)
+
+
+def dies_once(config, on_metrics, *, tokens, should_stop, device):
+    marker = f"{os.environ['ABLATE_TEST_DIR']}/{config.seed}"
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        on_metrics({"kind": "train", "tokens": 1, "step": 1, "loss": 9.0, "lr": 1.0, "grad_norm": 1.0,
+                    "tokens_per_sec": 1.0})  # fmt: skip
+        os._exit(1)
+    return quick(config, on_metrics, tokens=tokens, should_stop=should_stop, device=device)

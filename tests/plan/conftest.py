@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import pytest
+
+from ablate.plan import build_plan
+from ablate.spec import load_study
+
+
+@dataclass(frozen=True)
+class FakeIdentity:
+    digest: str
+    vocab_size: int
+
+
+def identify(data):
+    """Stand in for the corpus: its content is the file names without their folders."""
+    names = [path.rsplit("/", 1)[-1] for path in [*data.paths, "", *data.validation_paths]]
+    return FakeIdentity(digest=hashlib.sha256(repr(names).encode()).hexdigest(), vocab_size=256)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Write a study file's text and load it."""
+
+    def load(text, name="study.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return load_study(path)
+
+    return load
+
+
+@pytest.fixture
+def plan(study):
+    """Write a study file's text and plan it, on a stand-in for its data."""
+
+    def make(text, name="study.yaml"):
+        return build_plan(study(text, name), identify)
+
+    return make

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from ablate.plan import estimate, read_progress
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE
+from ablate.plan.progress import Progress
+from ablate.store import Status, StudyStore
+
+STUDY = """\
+name: s
+baseline: a
+target: {val_loss: 2.1}
+seeds: 4
+base:
+  training: {tokens: 409_600, eval_tokens: 3_072, eval_every_tokens: 40_960}
+arms:
+  a:
+  b: {recipe: mxfp4}
+"""
+NOTHING = Progress(states={}, tokens_per_sec={})
+
+
+@pytest.fixture
+def planned(plan):
+    return plan(STUDY)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StudyStore(tmp_path / "storage" / "s")
+
+
+def finish(store, run, speeds, state="finished"):
+    run_dir = store.run(run.id)
+    run_dir.create({})
+    for speed in speeds:
+        run_dir.append_metric({"kind": "train", "tokens": 1, "step": 1, "tokens_per_sec": speed})
+        run_dir.append_metric({"kind": "eval", "tokens": 1, "step": 1, "val_loss": 2.0})
+    run_dir.write_status(Status(state=state))
+
+
+def test_a_modelled_time_is_operations_over_the_assumed_rate(planned):
+    costs = estimate(planned, NOTHING, cores=2)
+    arm = planned.arms[0]
+    tokens = 409_600 + 10 * 3_072 / 3
+    seconds = tokens * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
+    assert costs.run_seconds["a"] == pytest.approx(seconds)
+    assert costs.ground == {"a": "modelled", "b": "modelled"}
+    assert costs.wall_seconds == pytest.approx(8 * seconds / 2)
+    assert estimate(planned, NOTHING, cores=100).wall_seconds == pytest.approx(seconds)
+
+
+def test_measured_speeds_are_used_and_scale_the_rest(planned, store):
+    runs = planned.arms[0].runs
+    finish(store, runs[0], [1000.0, 3000.0])
+    finish(store, runs[1], [2000.0])
+    finish(store, runs[2], [9000.0], state="failed")
+    progress = read_progress(planned, store)
+    assert progress.tokens_per_sec == {"a": 2000.0}
+    assert [progress.state(run.id) for run in runs] == ["finished", "finished", "failed", "pending"]
+    costs = estimate(planned, progress, cores=1)
+    assert costs.ground == {"a": "measured", "b": "scaled"}
+    assert costs.run_seconds["a"] == pytest.approx((409_600 + 10_240) / 2000)
+    assert costs.run_seconds["b"] == pytest.approx(costs.run_seconds["a"])  # one shape: one modelled time
+    assert costs.wall_seconds == pytest.approx(6 * costs.run_seconds["a"])
+
+
+def test_nothing_left_takes_no_time(planned, store):
+    for _, run in planned.runs():
+        finish(store, run, [1000.0])
+    assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"state": "fini'])
+def test_a_damaged_run_counts_as_pending(planned, store, damage):
+    run = planned.arms[0].runs[0]
+    finish(store, run, [1000.0])
+    (store.run(run.id).path / "status.json").write_text(damage)
+    assert read_progress(planned, store) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "rows", ["{\n", "3\n", '{"kind": "train"}\n', '{"kind": "train", "tokens_per_sec": null}\n', ""]
+)
+def test_metrics_that_cannot_be_read_measure_nothing(planned, store, rows):
+    run = planned.arms[0].runs[0]
+    finish(store, run, [1000.0])
+    store.run(run.id).metrics_path.write_text(rows)
+    assert read_progress(planned, store).tokens_per_sec == {}
+
+
+def test_no_storage_is_no_progress(planned, tmp_path):
+    assert read_progress(planned, StudyStore(tmp_path / "nowhere" / "s")) == NOTHING
+
+
+def test_runs_on_gpus_go_one_after_the_other(plan):
+    planned = plan(STUDY.replace("base:\n", "base:\n  resources: {gpus: 1}\n"))
+    costs = estimate(planned, NOTHING, cores=64)
+    assert costs.uses_gpu
+    assert costs.wall_seconds == pytest.approx(8 * costs.run_seconds["a"])
+
+
+def test_storage_is_that_of_the_rows(planned):
+    rows = planned.arms[0].batches.metric_rows
+    assert rows == 100 + 10
+    assert estimate(planned, NOTHING, cores=1).storage_bytes == 8 * (12 * 1024 + 180 * rows)

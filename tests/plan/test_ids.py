@@ -1,0 +1,135 @@
+"""A run's id depends on everything that can change its result, and on nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, fields, is_dataclass, replace
+
+import pytest
+
+import ablate.plan.ids
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json, config_to_json
+from ablate.plan import RESULT_VERSION, run_id
+from ablate.plan.ids import RunIds
+from ablate.recipes import RecipeSpec, resolve
+
+CONFIG = RunConfig(
+    model=ModelConfig(),
+    data=DataConfig(source="text", paths=["/a/b"]),
+    data_digest="d1",
+    vocab_size=256,
+    training=TrainingConfig(),
+    recipe=resolve(RecipeSpec(gemms=["fprop"], stabiliser="sr+rht", rest="fp8")),
+    backend="auto",
+    seed=0,
+)
+LOCATIONS = {"data.paths", "data.validation_paths"}
+
+# For fields whose other value cannot be guessed from the one they have.
+OTHERS = {
+    "data.source": "jsonl",
+    "data.tokenizer": "bpe",
+    "data.token_dtype": "uint32",
+    "training.schedule": "cosine",
+    "backend": "reference",
+    "format": "bf16",
+    "scale": "none",
+    "rounding": "nearest",
+    "signs": "none",
+    "hadamard": 32,
+}
+
+
+def leaves(value, path=""):
+    """Yield the path of every field that is no section itself."""
+    for field in fields(value):
+        below = getattr(value, field.name)
+        name = f"{path}{field.name}"
+        if is_dataclass(below):
+            yield from leaves(below, f"{name}.")
+        else:
+            yield name
+
+
+def changed(value, path, whole_path):
+    """Return a copy with another value of the field at the path."""
+    head, _, rest = path.partition(".")
+    old = getattr(value, head)
+    if rest:
+        return replace(value, **{head: changed(old, rest, whole_path)})
+    new = OTHERS.get(whole_path, OTHERS.get(head) if whole_path.startswith("recipe.") else None)
+    if new is None or new == old:
+        if isinstance(old, bool):
+            new = not old
+        elif isinstance(old, int):
+            new = {0: 16, 16: 32}.get(old, 0) if head == "hadamard" else old + 1
+        elif isinstance(old, float):
+            new = old / 2 if old else 0.5
+        elif isinstance(old, list):
+            new = [*old, "more"]
+        elif isinstance(old, str):
+            new = {
+                "bf16": "mxfp4",
+                "none": "step" if head == "signs" else "floor",
+                "nearest": "stochastic",
+            }.get(old, f"{old}x")
+        else:
+            new = "x" if "path" in head else 7
+    return replace(value, **{head: new})
+
+
+ALL_LEAVES = list(leaves(CONFIG))
+
+
+def test_the_leaves_cover_the_configuration():
+    assert len(ALL_LEAVES) > 60
+    assert {"seed", "backend", "data_digest", "vocab_size", "recipe.wgrad.right.signs", "model.width"} <= set(
+        ALL_LEAVES
+    )
+
+
+@pytest.mark.parametrize("path", ALL_LEAVES)
+def test_every_field_but_locations_changes_the_id(path):
+    other = changed(CONFIG, path, path)
+    assert other != CONFIG
+    assert (run_id(other) == run_id(CONFIG)) is (path in LOCATIONS)
+
+
+def test_a_local_tokenizer_is_known_by_the_digest_and_one_on_the_hub_by_its_name():
+    def with_tokenizer(path):
+        return replace(CONFIG, data=replace(CONFIG.data, tokenizer="hf", tokenizer_path=path))
+
+    assert run_id(with_tokenizer("/here/tok.json")) == run_id(with_tokenizer("/there/tok.json"))
+    assert run_id(with_tokenizer("gpt2")) != run_id(with_tokenizer("other/gpt2"))
+
+
+def test_the_id_is_what_the_documentation_says():
+    content = asdict(CONFIG)
+    seed = content.pop("seed")
+    del content["data"]["paths"], content["data"]["validation_paths"]
+    text = json.dumps(
+        [content | {"result_version": RESULT_VERSION}, seed],
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    assert run_id(CONFIG) == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_results_of_another_version_are_other_runs(monkeypatch):
+    before = run_id(CONFIG)
+    monkeypatch.setattr(ablate.plan.ids, "RESULT_VERSION", RESULT_VERSION + 1)
+    assert run_id(CONFIG) != before
+
+
+def test_ids_of_many_seeds_are_those_of_each():
+    arm = {field.name: getattr(CONFIG, field.name) for field in fields(CONFIG) if field.name != "seed"}
+    seeds = [0, 1, 10**15]
+    assert RunIds().of_arm(arm, seeds) == [run_id(replace(CONFIG, seed=seed)) for seed in seeds]
+
+
+def test_a_configuration_survives_json():
+    content = json.loads(json.dumps(config_to_json(CONFIG)))
+    assert config_from_json(content) == CONFIG
+    assert run_id(config_from_json(content)) == run_id(CONFIG)

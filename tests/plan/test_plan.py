@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from unittest.mock import MagicMock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ablate.config import ModelConfig, TrainingConfig
+from ablate.errors import Problem, UserError
+from ablate.plan import build_plan, run_id, to_lock
+from ablate.plan.arithmetic import batches, model_size, schedule_text
+from ablate.spec import load_study
+
+STUDY = """\
+name: ladder
+description: a study
+baseline: bf16
+target: {val_loss: 2.1}
+seeds: [0, 5]
+base:
+  model: {width: 64, heads: 2, ffn: 96, layers: 2}
+  training: {tokens: 10_000, eval_every_tokens: 5_000, seq_len: 32, batch_size: 4}
+arms:
+  bf16:
+  fprop: {description: forward, recipe: {gemms: [fprop]}}
+grid:
+  factors:
+    recipe.gemms: {no FP4: [], F: [fprop], all: [fprop, dgrad, wgrad]}
+    recipe.stabiliser: {plain: none, SR: sr}
+  senseless: drop
+"""
+
+
+def ids_of(plan):
+    return {arm.name: [run.id for run in arm.runs] for arm in plan.arms}
+
+
+def test_every_arm_runs_with_every_seed(plan):
+    planned = plan(STUDY)
+    assert [arm.name for arm in planned.arms] == ["bf16", "fprop", "F SR", "all plain", "all SR"]
+    runs = list(planned.runs())
+    assert len(runs) == 10
+    assert len({run.id for _, run in runs}) == 10
+    assert [(run.arm, run.seed) for _, run in runs][:3] == [("bf16", 0), ("bf16", 5), ("fprop", 0)]
+    for arm, run in runs:
+        config = arm.config(run.seed)
+        assert run_id(config) == run.id
+        assert config.seed == run.seed
+        assert config.vocab_size == 256
+    assert planned.arm("fprop").description == "forward"
+    with pytest.raises(KeyError):
+        planned.arm("x")
+
+
+def test_the_lock_file_is_as_documented(plan):
+    lock = to_lock(plan(STUDY))
+    assert list(lock) == [
+        *(
+            "format",
+            "study",
+            "description",
+            "baseline",
+            "target",
+            "paired_seeds",
+            "training",
+            "arms",
+            "dropped",
+        )
+    ]
+    assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
+    assert lock["training"]["tokens"] == 10_000
+    fprop = lock["arms"][1]
+    assert fprop == {
+        "name": "fprop",
+        "description": "forward",
+        "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
+        "factors": {"recipe.gemms": ["fprop"]},
+        "differs": {"recipe.gemms": [[], ["fprop"]]},
+        "folded": ["F plain"],
+        "runs": fprop["runs"],
+    }
+    assert [sorted(run) for run in fprop["runs"]] == [["id", "seed"]] * 2
+    assert lock["arms"][0]["differs"] == {}
+    assert lock["arms"][0]["folded"] == ["no FP4 plain"]
+    reason = "stabiliser 'sr' with no FP4 GEMM to act on"
+    assert lock["dropped"] == [{"name": "no FP4 SR", "reason": reason}]
+
+
+def test_the_same_study_gives_the_same_bytes(plan):
+    assert json.dumps(to_lock(plan(STUDY))) == json.dumps(to_lock(plan(STUDY)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: ladder", "name: other"),
+        ("description: a study", "description: another"),
+        ("description: forward", "description: other"),
+        ("val_loss: 2.1", "perplexity: 9"),
+        ("seeds: [0, 5]", "seeds: [0, 5]\npaired_seeds: true"),
+        ("recipe: {gemms: [fprop]}", "recipe: {gemms: [fprop]}, resources: {cpus: 2}"),
+        ("  training: {", "  resources: {gpus: 1}\n  training: {"),
+        ("recipe: {gemms: [fprop]}", "recipe: {fprop: mxfp4}"),
+        ("tokens: 10_000", "tokens: 10000"),
+        ("no FP4: [], F:", "nothing: [], F:"),
+    ],
+)
+def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
+    assert old in STUDY
+    assert ids_of(plan(STUDY.replace(old, new))) == ids_of(plan(STUDY))
+
+
+def test_an_arm_keeps_its_ids_under_another_name(plan):
+    renamed = ids_of(plan(STUDY.replace("fprop: {desc", "forward only: {desc")))
+    assert renamed["forward only"] == ids_of(plan(STUDY))["fprop"]
+
+
+def test_the_order_of_arms_and_seeds_changes_no_id(plan):
+    arms = ["  bf16:\n", "  b: {recipe: fp8}\n", "  c: {recipe: mxfp4}\n"]
+    head, _ = STUDY.split("arms:\n")
+    found = set()
+    for order in permutations(arms):
+        planned = plan(head + "arms:\n" + "".join(order))
+        found.add(json.dumps(ids_of(planned), sort_keys=True))
+    assert len(found) == 1
+    swapped = plan(STUDY.replace("[0, 5]", "[5, 0]"))
+    assert {run.id for _, run in swapped.runs()} == {run.id for _, run in plan(STUDY).runs()}
+
+
+def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
+    text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [corpus], validation_paths: [v]}\n")
+    here = plan(text, "here/study.yaml")
+    assert ids_of(here) == ids_of(plan(text, "there/deeper/study.yaml"))
+    assert here.arms[0].data.paths[0].endswith("/here/corpus")
+    assert ids_of(here) != ids_of(plan(text.replace("[corpus]", "[other]")))
+
+
+def test_data_are_identified_once_and_all_their_faults_reported(study):
+    asked = []
+
+    def identify(data):
+        asked.append(data.paths)
+        raise UserError(Problem(file=data.paths[0][-1], what="no such file"))
+
+    text = (
+        STUDY.split("grid:", maxsplit=1)[0]
+        + "  x: {data: {source: text, paths: [x]}}\n  y: {data: {source: text, paths: [y]}}\n"
+    )
+    text = text.replace("base:\n", "base:\n  data: {source: text, paths: [b]}\n")
+    with pytest.raises(UserError) as caught:
+        build_plan(study(text), identify)
+    assert len(asked) == 3
+    assert str(caught.value) == "b: no such file\nx: no such file\ny: no such file"
+
+
+def test_two_arms_whose_data_differ_in_name_alone_are_one(plan):
+    text = STUDY.split("grid:", maxsplit=1)[0] + "".join(
+        f"  {name}: {{data: {{source: text, paths: [{name}/corpus]}}}}\n" for name in ("x", "y")
+    )
+    with pytest.raises(
+        UserError, match=r"arm 'y' is the same as arm 'x' \(their data have the same content\)"
+    ):
+        plan(text)
+
+
+def test_differences_are_field_by_field_and_only_real_ones(plan):
+    text = STUDY.split("arms:", maxsplit=1)[0] + (
+        "arms:\n"
+        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing
+        "  x: {model: {layers: 3}, training: {grad_clip: null}, backend: reference}\n"
+        "  y: {recipe: {rest: fp8}, model: {layers: 3}}\n"
+    )
+    planned = plan(text)
+    assert planned.arms[1].differs == {
+        "model.layers": (2, 3),
+        "training.grad_clip": (1.0, None),
+        "backend": ("auto", "reference"),
+    }
+    assert planned.arms[2].differs["recipe.rest"] == ("bf16", "fp8")
+
+
+def test_sizes_and_schedules():
+    training = TrainingConfig(
+        tokens=10_000,
+        seq_len=32,
+        batch_size=4,
+        micro_batch_size=2,
+        eval_every_tokens=3_000,
+        warmup_tokens=200,
+    )
+    counted = batches(training)
+    assert (counted.tokens_per_step, counted.steps, counted.tokens) == (128, 79, 10_112)
+    assert (counted.micro_batches, counted.warmup_steps, counted.evals) == (2, 2, 4)
+    assert schedule_text(training) == "linear warm-up over 200 tokens, then constant at 0.004"
+    assert (
+        schedule_text(TrainingConfig(schedule="cosine"))
+        == "cosine from 0.004 to 0.0004 at the end of the budget"
+    )
+    wsd = TrainingConfig(schedule="wsd", decay_tokens=1000)
+    assert schedule_text(wsd) == "0.004, and linear decay to 0.0004 over the last 1,000 tokens"
+
+
+@given(
+    tokens=st.integers(1, 10**7),
+    seq_len=st.integers(1, 300),
+    batch_size=st.integers(1, 64),
+    eval_every_tokens=st.integers(1, 10**6),
+)
+@settings(max_examples=200, deadline=None)
+def test_steps_are_rounded_as_the_trainer_rounds_them(tokens, seq_len, batch_size, eval_every_tokens):
+    from ablate.train.schedule import plan_steps
+
+    training = TrainingConfig(
+        tokens=tokens, seq_len=seq_len, batch_size=batch_size, eval_every_tokens=eval_every_tokens
+    )
+    counted, real = batches(training), plan_steps(training)
+    assert (counted.tokens_per_step, counted.steps) == (real.tokens_per_step, real.steps)
+    assert counted.micro_batches == real.micro_batches
+    ends = [
+        step for step in range(1, real.steps + 1) if step % real.eval_every_steps == 0 or step == real.steps
+    ]
+    assert counted.evals == len(ends)
+    logs = [
+        step for step in range(1, real.steps + 1) if step % real.log_every_steps == 0 or step == real.steps
+    ]
+    assert counted.metric_rows == len(ends) + len(logs)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(width=64, heads=4, kv_heads=2, ffn=96, layers=3),
+        ModelConfig(width=64, heads=4, ffn=96, layers=2, tied_head=False),
+    ],
+)
+def test_parameters_are_those_of_the_trainers_model(model):
+    from ablate.train.model import Llama
+
+    real = Llama(model, 300, MagicMock())
+    size = model_size(model, vocab_size=300, seq_len=32)
+    assert size.parameters == sum(parameter.numel() for parameter in real.parameters())
+
+
+def test_the_shipped_studies_can_be_planned():
+    for name, num_runs in (("quickstart", 12), ("amd-ladder", 60)):
+        planned = build_plan(load_study(name))
+        assert len(list(planned.runs())) == num_runs
+        assert not planned.dropped
