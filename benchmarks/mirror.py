@@ -44,15 +44,16 @@ def write_study(storage: Path, runs: int, rows: int) -> StudyStore:
     return store
 
 
-def mirror_seconds(storage: Path, runs: int, rows: int) -> tuple[float, int]:
+def mirror_seconds(storage: Path, runs: int, rows: int) -> tuple[float, float, int]:
+    """Return elapsed seconds, CPU seconds and metrics sent of one pass over a whole study."""
     store = write_study(storage, runs, rows)
     uri = default_tracking_uri(storage)
     Sink(uri, storage).experiment("opened", "", "nobody")  # migrations and import are paid once a storage
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     report = Mirror(store, uri).sync_once()
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     assert report.problem is None, report.problem
-    return seconds, report.metrics_sent
+    return seconds, cpu_seconds, report.metrics_sent
 
 
 def loop_seconds(storage: Path, metrics: int) -> float:
@@ -74,17 +75,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="number of small runs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seconds, metrics = mirror_seconds(Path(folder) / "long", 1, arguments.rows)
+        seconds, _, metrics = mirror_seconds(Path(folder) / "long", 1, arguments.rows)
         mirrored = metrics / seconds
         looped_metrics = max(200, metrics // 50)
         looped = looped_metrics / loop_seconds(Path(folder) / "loop", looped_metrics)
-        small, _ = mirror_seconds(Path(folder) / "small", arguments.runs, SMALL_ROWS)
+        small, small_cpu, _ = mirror_seconds(Path(folder) / "small", arguments.runs, SMALL_ROWS)
     ms_per_run = 1000 * small / arguments.runs
     print(f"mirror               {mirrored:9.0f} metrics/s  ({metrics} metrics of one run)")
     print(f"loop of log_metric   {looped:9.0f} metrics/s  ({looped_metrics} metrics of one run)")
     print(f"ratio                {mirrored / looped:9.1f} ×")
     print(
         f"small runs           {ms_per_run:9.1f} ms/run     ({arguments.runs} runs, {SMALL_ROWS} rows each)"
+    )
+    print(
+        f"  of it CPU          {1000 * small_cpu / arguments.runs:9.1f} ms/run     (the rest waits for the disk)"
     )
     verdict = "met" if ms_per_run < TARGET_MS_PER_RUN else "MISSED"
     print(f"target               {TARGET_MS_PER_RUN:9.0f} ms/run     {verdict}")

@@ -161,7 +161,7 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     cursor = load_cursor(store, tracking_uri)
     try:
         planned = [run["id"] for arm in store.plan()["arms"] for run in arm["runs"]]
-    except FileNotFoundError:
+    except (OSError, ValueError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
     folder = report_dir(store)

@@ -110,6 +110,7 @@ class Mirror:
         self._saved = ""
 
     def _sync(self, cursor: Cursor) -> None:
+        plan_stamp = _stamp(self._store.plan_path)  # before it is read, so that a change in between is seen
         plan = self._store.plan()
         note = describe.study_note(plan)
         if self._experiment_id is None:
@@ -118,7 +119,6 @@ class Mirror:
         if cursor.note != digest(note):
             self._sink.describe(self._experiment_id, note)
             cursor.note = digest(note)
-        plan_stamp = _stamp(self._store.plan_path)
         for place, arm in enumerate(plan["arms"]):
             for planned in arm["runs"]:
                 run = self._store.run(planned["id"])

@@ -61,6 +61,7 @@ class Sink:
         self._uri = tracking_uri
         self._artifacts = storage.resolve() / "mlartifacts"
         self._opened: Any = None
+        self._artifact_uris: dict[str, str] = {}
 
     def experiment(self, name: str, note: str, store_id: str) -> str:
         """Return the id of the study's experiment.
@@ -124,6 +125,7 @@ class Sink:
                 experiment_id, start_time=_milliseconds(start_unix), tags=dict(tags), run_name=name
             )
             run_id: str = run.info.run_id
+            self._artifact_uris[run_id] = run.info.artifact_uri
             return run_id
 
     def log(
@@ -177,17 +179,25 @@ class Sink:
     def log_file(self, mlflow_id: str, path: Path) -> None:
         """Keep a file as an artifact."""
         with _translated():
-            self._client().log_artifact(mlflow_id, str(path))
+            self._repository(mlflow_id).log_artifact(str(path))
 
     def log_folder(self, mlflow_id: str, path: Path, name: str) -> None:
         """Keep a folder's files as artifacts under ``name``."""
         with _translated():
-            self._client().log_artifacts(mlflow_id, str(path), artifact_path=name)
+            self._repository(mlflow_id).log_artifacts(str(path), artifact_path=name)
 
     def delete_run(self, mlflow_id: str) -> None:
         """Move a run to MLflow's bin."""
         with _translated():
             self._client().delete_run(mlflow_id)
+
+    def _repository(self, mlflow_id: str) -> Any:
+        """Return where a run's artifacts go; MLflow's client would ask for the run again each time."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        if mlflow_id not in self._artifact_uris:
+            self._artifact_uris[mlflow_id] = self._client().get_run(mlflow_id).info.artifact_uri
+        return get_artifact_repository(self._artifact_uris[mlflow_id], tracking_uri=self._uri)
 
     def _client(self) -> Any:
         if self._opened is None:
