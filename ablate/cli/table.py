@@ -6,7 +6,6 @@ Columns are as wide as their content; where that exceeds the width, the widest g
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,4 +41,6 @@ def _cells(text: str) -> int:
     """Return how many places a text takes on the screen; East Asian characters take two."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return len(text) + sum(unicodedata.east_asian_width(char) in "WF" for char in text)

@@ -8,7 +8,6 @@ A modelled time is a guide to minutes or days, not a promise; it leaves out that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from ablate.store import END_STATES
@@ -47,7 +46,7 @@ def estimate(plan: Plan, progress: Progress, *, cores: int) -> Estimate:
         for arm in plan.arms
         if arm.name in progress.tokens_per_sec
     ]
-    scale = median(ratios) if ratios else 1.0
+    scale = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
     run_seconds: dict[str, float] = {}
     ground: dict[str, Ground] = {}
     for arm in plan.arms:

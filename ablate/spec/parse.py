@@ -10,6 +10,7 @@ a list of problems beside the tree for faults that leave the rest readable, such
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
@@ -82,14 +83,21 @@ def _compose(text: str, shown: str) -> Any:
         what, hint = _wording(error)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     except ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
+        line, column = _place(text, error.position)
         what, hint = f"a character that YAML does not allow: {text[error.position]!r}", None
     except RecursionError:
         line, column, what, hint = 1, 1, f"nested more than {MAX_DEPTH} deep", None
-    except Exception as error:  # ruamel answers some malformed input with bare assertion or index errors
-        line, column, what, hint = 1, 1, f"not valid YAML: {type(error).__name__}", None
+    except Exception as error:  # ruamel lets bare errors through, such as ValueError for "\\U00110000"
+        escape = re.search(r"\\U(?!0010|000)[0-9a-fA-F]{8}", text)
+        line, column = _place(text, escape.start() if escape else 0)
+        what = "not valid YAML: an escape that is no character" if escape else "not valid YAML"
+        hint = f"{type(error).__name__}: {error}".splitlines()[0][:80]
     raise UserError(Problem(file=shown, line=line, column=column, what=what, hint=hint))
+
+
+def _place(text: str, position: int) -> tuple[int, int]:
+    """Return line and column, from 1, of a position in the text."""
+    return text.count("\n", 0, position) + 1, position - (text.rfind("\n", 0, position) + 1) + 1
 
 
 def _wording(error: MarkedYAMLError) -> tuple[str, str | None]:

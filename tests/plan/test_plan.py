@@ -12,7 +12,7 @@ from ablate.config import ModelConfig, TrainingConfig
 from ablate.errors import Problem, UserError
 from ablate.plan import build_plan, run_id, to_lock
 from ablate.plan.arithmetic import batches, model_size, schedule_text
-from ablate.spec import load_study
+from ablate.spec import load_study, shipped_studies
 
 STUDY = """\
 name: ladder
@@ -244,8 +244,27 @@ def test_parameters_are_those_of_the_trainers_model(model):
     assert size.parameters == sum(parameter.numel() for parameter in real.parameters())
 
 
-def test_the_shipped_studies_can_be_planned():
-    for name, num_runs in (("quickstart", 12), ("amd-ladder", 60)):
-        planned = build_plan(load_study(name))
-        assert len(list(planned.runs())) == num_runs
-        assert not planned.dropped
+@pytest.mark.parametrize("name", shipped_studies())
+def test_the_shipped_studies_can_be_planned(name):
+    study = load_study(name)
+    planned = build_plan(study)
+    assert len(list(planned.runs())) == len(study.arms) * len(study.seeds)
+    assert not planned.dropped
+
+
+def test_the_ladder_has_every_row_of_the_table():
+    recipes = {arm.name: arm.recipe_text for arm in build_plan(load_study("amd-ladder")).arms}
+    assert recipes == {
+        "fp8": "fp8",
+        "F": "Fprop mxfp4; Dgrad+Wgrad fp8",
+        "F+D": "Fprop+Dgrad mxfp4; Wgrad fp8",
+        "F+D+W": "mxfp4",
+        "F SR": "Fprop mxfp4 SR; Dgrad+Wgrad fp8",
+        "F+D SR": "Fprop+Dgrad mxfp4 SR; Wgrad fp8",
+        "F+D+W SR": "mxfp4 SR",
+        "F RHT16": "Fprop mxfp4 RHT16; Dgrad+Wgrad fp8",
+        "F+D RHT16": "Fprop+Dgrad mxfp4 RHT16; Wgrad fp8",
+        "F+D+W RHT16": "mxfp4 RHT16",
+        "F+D+W DHT32": "mxfp4 DHT32",
+        "F+D+W DHT16": "mxfp4 DHT16",
+    }

@@ -358,6 +358,20 @@ arms: {a: }
             ),
         ],
     ),
+    "a name with dots": (
+        """\
+name: a..b
+baseline: a
+target: {val_loss: 3.3}
+arms: {a: }
+""",
+        [
+            (
+                "1:7: name: 'a..b' cannot name a folder (no / \\ : * ? \" < > |, no '..', no '.' or '-' in "
+                "front, no '.' at the end)"
+            ),
+        ],
+    ),
     "a name the storage uses": (
         """\
 name: Tokens

@@ -48,6 +48,15 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
         ["2:14: a character that YAML does not allow: '\\x07'"],
     ),
     "binary": (bytes(range(256)), ["2:118: not UTF-8 text (byte 0x80)"]),
+    "an escape beyond Unicode": (
+        'name: s\nbaseline: "\\U00110000"\n',
+        [
+            (
+                "2:12: not valid YAML: an escape that is no character "
+                "(ValueError: chr() arg not in range(0x110000))"
+            )
+        ],
+    ),
     "an alias in itself": ("base: &b {model: *b}\n", ["1:7: base.model: an alias that contains itself"]),
     "nested": ("a: " + "[" * 60 + "]" * 60, ["1:54: nested more than 50 deep"]),
     "nested beyond all": ("[" * 5000, ["1:1: nested more than 50 deep"]),
@@ -65,6 +74,14 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
 def test_each_fault_of_syntax_has_its_line(case, problems):
     text, expected = SYNTAX[case]
     assert problems(text) == expected
+
+
+def test_an_error_inside_the_yaml_library_is_still_one_line(problems, monkeypatch):
+    def fail(*_):
+        raise AssertionError("first line\nsecond line")
+
+    monkeypatch.setattr("ruamel.yaml.YAML.compose", fail)
+    assert problems("name: s") == ["1:1: not valid YAML (AssertionError: first line)"]
 
 
 def test_a_file_that_is_no_study_by_its_size(problems):
