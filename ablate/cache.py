@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """Return ``$ABLATE_CACHE/<kind>``, else ``$XDG_CACHE_HOME/ablate/<kind>``, else ``~/.cache/ablate/<kind>``."""
+    """Return the folder of that kind in $ABLATE_CACHE, else $XDG_CACHE_HOME/ablate, else ~/.cache/ablate."""
     own = os.environ.get("ABLATE_CACHE")
     if own:
         return Path(own) / kind

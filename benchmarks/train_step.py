@@ -18,9 +18,9 @@ from ablate.backends import get_backend
 from ablate.config import ModelConfig, TrainingConfig
 from ablate.numerics.linear import RecipeState
 from ablate.recipes import RecipeSpec, resolve
+from ablate.schedule import plan_steps
 from ablate.train.loop import _accumulate, _optimizer
 from ablate.train.model import Llama
-from ablate.train.schedule import plan_steps
 
 ALL = ["fprop", "dgrad", "wgrad"]
 ARMS = {
@@ -70,7 +70,9 @@ def main() -> None:
     print(f"width {args.width}, {args.layers} layers, {tokens} tokens a step, {args.threads} thread(s)")
     for name, values in seconds.items():
         median = statistics.median(values)
-        print(f"{name:<12} {median * 1e3:8.1f} ms  {tokens / median:8.0f} tokens/s  {median / base:5.2f} x bf16")
+        print(
+            f"{name:<12} {median * 1e3:8.1f} ms  {tokens / median:8.0f} tokens/s  {median / base:5.2f} x bf16"
+        )
 
 
 if __name__ == "__main__":

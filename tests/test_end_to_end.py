@@ -18,7 +18,12 @@ base:
   model: {width: 64, layers: 1, heads: 2, ffn: 96}
   data: {source: stdlib, tokenizer: bytes, max_bytes: 1_000_000}
   training:
-    {tokens: 32_768, seq_len: 64, batch_size: 16, warmup_tokens: 2048, eval_every_tokens: 4096, eval_tokens: 4096}
+    tokens: 32_768
+    seq_len: 64
+    batch_size: 16
+    warmup_tokens: 2048
+    eval_every_tokens: 4096
+    eval_tokens: 4096
 arms:
   bf16: {recipe: bf16}
   all three: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: sr+rht}}
@@ -91,11 +96,15 @@ import json, mlflow
 client = mlflow.MlflowClient("sqlite:///runs/mlflow.db")
 experiment = client.get_experiment_by_name("small")
 runs = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
-history = {run.info.run_name: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, "val_loss"))
-           for run in runs}
+history = {}
+for run in runs:
+    points = client.get_metric_history(run.info.run_id, "val_loss")
+    history[run.info.run_name] = sorted((point.step, point.value) for point in points)
 print(json.dumps(history))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     history = json.loads(done.stdout.splitlines()[-1])
     assert set(history) == {f"{arm} seed {seed}" for arm in ("bf16", "all three") for seed in (0, 1)}
     for curve in history.values():
@@ -137,7 +146,10 @@ def test_a_part_of_a_study(finished, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "small.yaml", "--only", "bf61"], "--only: no arm 'bf61' in study 'small' (did you mean 'bf16'?)"),
+        (
+            ["run", "small.yaml", "--only", "bf61"],
+            "--only: no arm 'bf61' in study 'small' (did you mean 'bf16'?)",
+        ),
         (["run", "small.yaml", "--seeds", "7"], "--seeds: 7 is not a seed of study 'small' (seeds: 0, 1)"),
         (["run", "small.yaml", "--seeds", "x"], "--seeds: 'x' is no list of seeds (expected such as 0,1,4)"),
         (["run", "smal.yaml"], "smal.yaml"),

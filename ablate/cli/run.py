@@ -6,7 +6,6 @@ interrupted.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +14,10 @@ from ablate.cli.common import storage_option
 from ablate.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
+    from rich.progress import TaskID
 
     from ablate.execute.driver import Outcome, RunRequest
     from ablate.plan import Plan
@@ -35,6 +37,7 @@ _LOG_LINES = 6
 @storage_option
 def command(
     study: str,
+    *,
     only: tuple[str, ...],
     seeds: str | None,
     retry_failed: bool,
@@ -68,7 +71,9 @@ def command(
     try:
         with executor_lock(store.path):
             store.write_plan(to_lock(plan))
-            return _run(console, store, plan, chosen, study, retry_failed, address, uri)
+            return _run(
+                console, store, plan, chosen, study=study, retry_failed=retry_failed, address=address, uri=uri
+            )
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
 
@@ -101,6 +106,7 @@ def _run(
     store: StudyStore,
     plan: Plan,
     chosen: set[str],
+    *,
     study: str,
     retry_failed: bool,
     address: str | None,
@@ -115,6 +121,7 @@ def _run(
         f"Study {plan.study}: {len(plan.arms)} arms, {sum(1 for _ in plan.runs())} runs; "
         f"{len(todo)} to run, {len(requests) - len(todo)} of those asked for have ended before.",
         markup=False,
+        soft_wrap=True,
     )
     if todo:
         _prepare_kernel(console, plan)
@@ -138,6 +145,7 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ablate.data import prepare
+    from ablate.data.batches import num_train_windows, num_validation_windows
     from ablate.execute.driver import RunRequest
 
     folders: dict[str, str] = {}
@@ -147,19 +155,19 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
             if arm.data_digest in folders or not any(run.id in chosen for run in arm.runs):
                 continue
             task = bar.add_task("tokens", total=1.0)
-            files = prepare(
-                arm.data,
-                store.path.parent / "tokens",
-                progress=lambda done, what, task=task: bar.update(task, completed=done, description=what),
-            )
-            needed = arm.training.seq_len + 1
-            if min(files.train_tokens, files.validation_tokens) < needed:
-                raise UserError(f"arm '{arm.name}': the corpus has too few tokens for one sequence of {needed}")
+
+            def show(done: float, what: str, task: TaskID = task) -> None:
+                bar.update(task, completed=done, description=what)
+
+            files = prepare(arm.data, store.path.parent / "tokens", progress=show)
+            num_train_windows(files.train_tokens, arm.training.seq_len)  # too little text is heard of now
+            num_validation_windows(files.validation_tokens, arm.training.seq_len, arm.training.eval_tokens)
             folders[arm.data_digest] = str(files.folder.resolve())
             console.print(
                 f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
                 f"validation tokens ({files.tokenizer}).",
                 markup=False,
+                soft_wrap=True,
             )
     order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
     return [
@@ -222,7 +230,9 @@ def _conclude(console: Console, store: StudyStore, plan: Plan, outcome: Outcome,
         run = store.run(run_id)
         status = run.status()
         log = run.attempt_log(status.attempt)
-        console.print(f"\nFailed: {names[run_id]}: {status.message}  (log: {log})", markup=False, soft_wrap=True)
+        console.print(
+            f"\nFailed: {names[run_id]}: {status.message}  (log: {log})", markup=False, soft_wrap=True
+        )
         if log.exists():
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
                 console.print(f"    {line}", markup=False, soft_wrap=True)

@@ -2,8 +2,8 @@
 
 A remembered hash is used while a file's size, modification time and change time are the same. A file that
 was modified within the last two seconds is not remembered, because a second change within the clock's
-grain would go unseen (git calls such entries racy). One cache file per corpus, under ``$ABLATE_CACHE``,
-``$XDG_CACHE_HOME/ablate`` or ``~/.cache/ablate``.
+grain would go unseen (git calls such entries racy). One cache file per corpus, in the user's
+cache (``ablate.cache``).
 
 The cache can only cost time: one that is damaged or cannot be written is ignored.
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ablate.cache import cache_folder
 from ablate.data.sources import unreadable
 from ablate.store.files import write_bytes_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ablate.data.sources import SourceFile
 
@@ -29,19 +29,10 @@ _FORMAT = 1
 _RACY_NS = 2_000_000_000
 
 
-def user_cache() -> Path:
-    """Return the folder for what may be deleted at any time."""
-    own = os.environ.get("ABLATE_CACHE")
-    if own:
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "ablate"
-
-
 def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     """Return the SHA-256 of each file; ``key`` names the corpus and so the cache file."""
     try:
-        cache = user_cache() / "hashes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        cache = cache_folder("hashes") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     except RuntimeError:  # no home folder
         cache = None
     known = _read(cache)

@@ -57,21 +57,22 @@ class ProgressReader:
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
         plan = store.plan()
-        self._budget = int(plan["training"]["tokens"])
-        self.runs: list[tuple[str, str, int]] = [
-            (run["id"], arm["name"], run["seed"]) for arm in plan["arms"] for run in arm["runs"]
+        self._runs: list[tuple[str, str, int, int]] = [
+            (run["id"], arm["name"], run["seed"], arm["tokens"])
+            for arm in plan["arms"]
+            for run in arm["runs"]
         ]
 
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
         """Return the progress of all runs, or of those ids, in the plan's order."""
         wanted = None if only is None else set(only)
         return [
-            self._read(run_id, arm, seed)
-            for run_id, arm, seed in self.runs
+            self._read(run_id, arm, seed, budget)
+            for run_id, arm, seed, budget in self._runs
             if wanted is None or run_id in wanted
         ]
 
-    def _read(self, run_id: str, arm: str, seed: int) -> RunProgress:
+    def _read(self, run_id: str, arm: str, seed: int, budget: int) -> RunProgress:
         run = self._store.run(run_id)
         status = run.status()
         state, message = status.state, status.message
@@ -84,7 +85,7 @@ class ProgressReader:
             seed=seed,
             state=state,
             tokens=max(tail.tokens, status.tokens),
-            budget=self._budget,
+            budget=budget,
             loss=tail.loss,
             val_loss=tail.val_loss,
             tokens_per_sec=tail.tokens_per_sec,

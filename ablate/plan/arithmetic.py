@@ -1,7 +1,6 @@
 """What a configuration amounts to: steps, evaluations, parameters, operations per token, its schedule.
 
-Steps are rounded as ``ablate.train.schedule`` rounds them; that module cannot be imported here, because its
-package brings torch, so a test holds the two together.
+Steps are rounded by ``ablate.schedule``, as the trainer does.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.schedule import plan_steps
+
 if TYPE_CHECKING:
     from ablate.config import ModelConfig, TrainingConfig
-
-_TRAIN_ROWS_PER_EVAL = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +38,16 @@ class ModelSize:
 
 def batches(training: TrainingConfig) -> Batches:
     """Return the batch arithmetic of a training section."""
-    tokens_per_step = training.batch_size * training.seq_len
-    steps = math.ceil(training.tokens / tokens_per_step)
-    eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
-    evals = math.ceil(steps / eval_every)
-    log_every = max(1, eval_every // _TRAIN_ROWS_PER_EVAL)
+    plan = plan_steps(training)
+    evals = math.ceil(plan.steps / plan.eval_every_steps)
     return Batches(
-        tokens_per_step=tokens_per_step,
-        micro_batches=training.batch_size // (training.micro_batch_size or training.batch_size),
-        steps=steps,
-        tokens=steps * tokens_per_step,
-        warmup_steps=math.ceil(training.warmup_tokens / tokens_per_step),
+        tokens_per_step=plan.tokens_per_step,
+        micro_batches=plan.micro_batches,
+        steps=plan.steps,
+        tokens=plan.steps * plan.tokens_per_step,
+        warmup_steps=math.ceil(training.warmup_tokens / plan.tokens_per_step),
         evals=evals,
-        metric_rows=math.ceil(steps / log_every) + evals,
+        metric_rows=math.ceil(plan.steps / plan.log_every_steps) + evals,
     )
 
 

@@ -32,6 +32,7 @@ def arm_to_lock(arm: PlannedArm) -> dict[str, Any]:
         "name": arm.name,
         "description": arm.description,
         "recipe": arm.recipe_text,
+        "tokens": arm.batches.tokens,
         "factors": arm.factors,
         "differs": {field: list(pair) for field, pair in arm.differs.items()},
         "folded": list(arm.folded),

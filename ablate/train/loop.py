@@ -25,8 +25,8 @@ from torch import Tensor
 from ablate.backends import get_backend
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.numerics.linear import RecipeState
+from ablate.schedule import StepPlan, learning_rate, plan_steps
 from ablate.train.model import Llama
-from ablate.train.schedule import StepPlan, learning_rate, plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

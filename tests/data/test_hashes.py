@@ -1,6 +1,5 @@
 import hashlib
 import os
-from pathlib import Path
 
 import pytest
 
@@ -116,17 +115,6 @@ def test_a_cache_that_cannot_be_written_costs_only_time(corpus, tmp_path, monkey
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "file"))
     assert run(corpus) == run(corpus)
-
-
-def test_the_place_of_the_cache(monkeypatch):
-    monkeypatch.setenv("ABLATE_CACHE", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert hashes.user_cache() == Path("/a")
-    monkeypatch.delenv("ABLATE_CACHE")
-    assert hashes.user_cache() == Path("/x/ablate")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/h")
-    assert hashes.user_cache() == Path("/h/.cache/ablate")
 
 
 def test_a_file_that_cannot_be_read_is_named(corpus, monkeypatch):

@@ -19,9 +19,15 @@ def study(tmp_path):
             training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
         )  # fmt: skip
         requests.append(
-            RunRequest(run_id=f"{seed:016x}", arm="only", seed=seed, config=asdict(config), tokens_dir="",
-                       resources=ResourcesConfig())  # fmt: skip
+            RunRequest(
+                run_id=f"{seed:016x}",
+                arm="only",
+                seed=seed,
+                config=asdict(config),
+                tokens_dir="",
+                resources=ResourcesConfig(),
+            )
         )
     runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
-    store.write_plan({"training": {"tokens": 30}, "arms": [{"name": "only", "tokens": 30, "runs": runs}]})
+    store.write_plan({"arms": [{"name": "only", "tokens": 30, "runs": runs}]})
     return store, requests

@@ -2,15 +2,20 @@
 
 import os
 import time
+from pathlib import Path
 
 from ablate.train.loop import TrainResult
+
+
+def train_row(tokens, step, loss):
+    rates = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_sec": 100.0}
+    return {"kind": "train", "tokens": tokens, "step": step, "loss": loss, **rates}
 
 
 def quick(config, on_metrics, *, tokens, should_stop, device):
     loss = 3.0 + config.seed
     for step in range(1, 4):
-        on_metrics({"kind": "train", "tokens": 10 * step, "step": step, "loss": loss, "lr": 1e-3, "grad_norm": 1.0,
-                    "tokens_per_sec": 100.0})  # fmt: skip
+        on_metrics(train_row(10 * step, step, loss))
         on_metrics({"kind": "eval", "tokens": 10 * step, "step": step, "val_loss": loss / step})
     return TrainResult(state="finished", tokens=30, step=3)
 
@@ -39,10 +44,9 @@ def dies(config, *args, **options):
 
 
 def dies_once(config, on_metrics, *, tokens, should_stop, device):
-    marker = f"{os.environ['ABLATE_TEST_DIR']}/{config.seed}"
-    if not os.path.exists(marker):
-        open(marker, "w").close()
-        on_metrics({"kind": "train", "tokens": 1, "step": 1, "loss": 9.0, "lr": 1.0, "grad_norm": 1.0,
-                    "tokens_per_sec": 1.0})  # fmt: skip
+    marker = Path(os.environ["ABLATE_TEST_DIR"]) / str(config.seed)
+    if not marker.exists():
+        marker.touch()
+        on_metrics(train_row(1, 1, 9.0))
         os._exit(1)
     return quick(config, on_metrics, tokens=tokens, should_stop=should_stop, device=device)

@@ -2,6 +2,7 @@ import dataclasses
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_a_killed_worker_is_retried_and_its_metrics_begin_anew(study, tmp_path, 
 
     # The variable must reach the worker, which was started before it was set.
     original = ray.remote
-    environment = {"env_vars": {"ABLATE_TEST_DIR": str(tmp_path), "PYTHONPATH": os.path.dirname(__file__)}}
+    environment = {"env_vars": {"ABLATE_TEST_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}}
     monkeypatch.setattr(ray, "remote", lambda **options: original(runtime_env=environment, **options))
     execute_study(store, requests[:1], trainer=trainer)
     run = store.run(requests[0].run_id)

@@ -49,5 +49,11 @@ def test_one_executor_a_study(tmp_path):
 
 
 def test_formats():
-    assert [format_count(n) for n in (None, 7, 1234, 1_234_567, 2.5e9)] == ["–", "7", "1.23k", "1.23M", "2.5B"]
+    assert [format_count(n) for n in (None, 7, 1234, 1_234_567, 2.5e9)] == [
+        "–",
+        "7",
+        "1.23k",
+        "1.23M",
+        "2.5B",
+    ]
     assert [format_seconds(s) for s in (None, 62, 3723.4)] == ["–", "1:02", "1:02:03"]

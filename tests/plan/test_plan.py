@@ -12,6 +12,7 @@ from ablate.config import ModelConfig, TrainingConfig
 from ablate.errors import Problem, UserError
 from ablate.plan import build_plan, run_id, to_lock
 from ablate.plan.arithmetic import batches, model_size, schedule_text
+from ablate.schedule import plan_steps
 from ablate.spec import load_study, shipped_studies
 
 STUDY = """\
@@ -77,6 +78,7 @@ def test_the_lock_file_is_as_documented(plan):
         "name": "fprop",
         "description": "forward",
         "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
+        "tokens": 10_112,
         "factors": {"recipe.gemms": ["fprop"]},
         "differs": {"recipe.gemms": [[], ["fprop"]]},
         "folded": ["F plain"],
@@ -210,9 +212,9 @@ def test_sizes_and_schedules():
     eval_every_tokens=st.integers(1, 10**6),
 )
 @settings(max_examples=200, deadline=None)
-def test_steps_are_rounded_as_the_trainer_rounds_them(tokens, seq_len, batch_size, eval_every_tokens):
-    from ablate.train.schedule import plan_steps
-
+def test_evaluations_and_rows_are_those_that_the_trainer_writes(
+    tokens, seq_len, batch_size, eval_every_tokens
+):
     training = TrainingConfig(
         tokens=tokens, seq_len=seq_len, batch_size=batch_size, eval_every_tokens=eval_every_tokens
     )

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from ablate.config import TrainingConfig
-from ablate.train.schedule import learning_rate, plan_steps
+from ablate.schedule import learning_rate, plan_steps
 
 BASE = TrainingConfig(
     tokens=100_000,
