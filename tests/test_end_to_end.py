@@ -12,7 +12,7 @@ import pytest
 STUDY = """\
 name: small
 baseline: bf16
-target: {val_loss: 4.5}
+target: {val_loss: 3.5}
 seeds: 2
 base:
   model: {width: 64, layers: 1, heads: 2, ffn: 96}
@@ -61,7 +61,7 @@ def test_one_command_from_study_file_to_report(finished):
     assert "Report:" in done.stdout
     report = json.loads((folder / "runs/small/report/report.json").read_text())
     assert report["study"] == "small"
-    assert report["target"].items() >= {"kind": "val_loss", "value": 4.5, "crossing": "confirmed"}.items()
+    assert report["target"].items() >= {"kind": "val_loss", "value": 3.5, "crossing": "confirmed"}.items()
     arms = {arm["name"]: arm for arm in report["arms"]}
     assert [arm["n"] for arm in arms.values()] == [2, 2]
     assert arms["bf16"]["hit"] == 2

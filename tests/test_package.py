@@ -1,0 +1,58 @@
+"""The package as others install it: what the wheel holds, and that README and CI say the same."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
+    subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
+    (path,) = folder.glob("ablate_fp4-*.whl")
+    return path
+
+
+def test_the_wheel_holds_all_under_one_name(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ablate"}
+    for needed in (
+        "backends/kernel.cpp",
+        "studies/quickstart.yaml",
+        "reports/templates/report.html.j2",
+        "py.typed",
+    ):
+        assert f"ablate/{needed}" in names
+
+
+def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = (
+        "import ablate.backends, ablate.reports; print(ablate.__file__); import ablate.cli; ablate.cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", "quickstart"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site"), "COLUMNS": "100"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout.splitlines()[0]
+    assert "all three + dht16" in done.stdout
+
+
+def test_ci_runs_what_the_readme_says():
+    readme = (REPOSITORY / "README.md").read_text()
+    ci = (REPOSITORY / ".ci" / "run").read_text()
+    for mark, command in (("quickstart", "ablate run quickstart"), ("tests", "-m pytest")):
+        assert f"$(readme {mark})" in ci
+        block = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", readme, re.DOTALL)
+        assert command in block.group(1)
