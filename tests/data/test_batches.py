@@ -84,14 +84,23 @@ def test_the_last_target_exists():
     assert batch(tokens, every, SEQ_LEN).shape == (37, 9)
 
 
-def test_validation_windows_are_the_first_ones_in_order():
+def test_validation_windows_are_spread_over_the_whole_text():
     tokens = np.arange(1000, dtype=np.uint16)
     batches = list(validation_batches(tokens, SEQ_LEN, 100, 5))
     assert [len(rows) for rows in batches] == [5, 5, 3]
     rows = np.concatenate(batches)
-    assert rows[:, :-1].ravel().tolist() == list(range(104))
-    assert rows[:, 1:].ravel().tolist() == list(range(1, 105))
+    assert (rows[:, 1:] == rows[:, :-1] + 1).all()
+    starts = rows[:, 0]
+    assert starts[0] == 0
+    assert (starts % SEQ_LEN == 0).all()
+    assert set(np.diff(starts)) <= {9 * SEQ_LEN, 10 * SEQ_LEN}  # 124 windows over 13
     assert num_validation_windows(1000, SEQ_LEN, 104) == 13
+
+
+def test_asking_for_all_validation_text_gives_every_window_once():
+    tokens = np.arange(81, dtype=np.uint16)
+    rows = np.concatenate(list(validation_batches(tokens, SEQ_LEN, 80, 4)))
+    assert rows[:, :-1].ravel().tolist() == list(range(80))
 
 
 def test_too_little_text_is_named():
