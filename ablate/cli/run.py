@@ -1,7 +1,6 @@
 """``ablate run``: plan, execute what is missing, mirror to MLflow, report.
 
-Exit codes: 0 every run of the study has a result; 1 a run failed or is missing; 2 bad input; 130
-interrupted.
+Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def _run(
             _report(console, store)
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
-    return _conclude(console, store, plan, outcome, study)
+    return _conclude(console, store, plan, chosen, outcome, study)
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
@@ -222,7 +221,9 @@ def _say_mirror(console: Console, left: MirrorReport, uri: str, study: str) -> N
     console.print(f"MLflow:  ablate dashboard {study}", markup=False, soft_wrap=True)
 
 
-def _conclude(console: Console, store: StudyStore, plan: Plan, outcome: Outcome, study: str) -> int:
+def _conclude(
+    console: Console, store: StudyStore, plan: Plan, chosen: set[str], outcome: Outcome, study: str
+) -> int:
     """Show what failed with its last lines, say how to go on, and return the exit code."""
     failed = [run_id for run_id, state in outcome.states.items() if state == "failed"]
     names = {run.id: f"{arm.name} seed {run.seed}" for arm, run in plan.runs()}
@@ -239,7 +240,7 @@ def _conclude(console: Console, store: StudyStore, plan: Plan, outcome: Outcome,
     if outcome.interrupted:
         console.print(f"\nStopped. Finished runs are kept; go on with: ablate run {study}", markup=False)
         return 130
-    states = {run_id: store.run(run_id).status().state for run_id in names}
+    states = {run_id: store.run(run_id).status().state for run_id in chosen}
     old_failures = sum(state == "failed" for state in states.values()) - len(failed)
     if failed or old_failures:
         console.print(
