@@ -134,7 +134,7 @@ def _run(
             _report(console, store)
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
-    return _conclude(console, store, plan, chosen, outcome, study)
+    return _conclude(console, store, plan, chosen, outcome, study=study)
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
@@ -222,7 +222,7 @@ def _say_mirror(console: Console, left: MirrorReport, uri: str, study: str) -> N
 
 
 def _conclude(
-    console: Console, store: StudyStore, plan: Plan, chosen: set[str], outcome: Outcome, study: str
+    console: Console, store: StudyStore, plan: Plan, chosen: set[str], outcome: Outcome, *, study: str
 ) -> int:
     """Show what failed with its last lines, say how to go on, and return the exit code."""
     failed = [run_id for run_id, state in outcome.states.items() if state == "failed"]
