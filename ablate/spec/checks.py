@@ -140,8 +140,11 @@ class ArmChecks:
             what = f"vocab_size {data.vocab_size} does not fit uint16"
             self._add(what, vocab, ("data", "token_dtype"), hint="token_dtype: uint32?")
 
-    def shapes(self, model: ModelConfig, training: TrainingConfig, recipe: Recipe) -> None:
-        """Check that blocks and Hadamard groups divide the dimensions that the GEMMs contract over."""
+    def shapes(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
+        """Check that blocks and Hadamard groups divide the dimensions that the GEMMs contract over.
+
+        Without a usable training section the token dimension is left out.
+        """
         divisors = {gemm: _divisor(recipe.gemm(gemm)) for gemm in GEMMS}
         if max(divisors.values()) == 1:
             return
@@ -158,14 +161,11 @@ def _divisor(policy: GemmPolicy) -> int:
 
 
 def _contractions(
-    model: ModelConfig, training: TrainingConfig
+    model: ModelConfig, training: TrainingConfig | None
 ) -> Iterator[tuple[str, int, Gemm, str, tuple[FieldPath, ...]]]:
     """Yield (dimension in words, size, GEMM, linear layers, fields) for what each GEMM contracts over."""
     width, ffn = model.width, model.ffn
     kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
-    micro = training.micro_batch_size or training.batch_size
-    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
-    tokens = micro * training.seq_len
     kv_width = kv_heads * head_dim
     qkv = "q, k, v, o and down" if kv_width == width else "q, o and down"
     kv_shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
@@ -176,6 +176,11 @@ def _contractions(
     if kv_width != width:
         yield kv_shown, kv_width, "dgrad", "k and v", (_KV_HEADS, _HEADS, _WIDTH)
     yield f"ffn {ffn}", ffn, "dgrad", "gate and up", ffn_paths
+    if training is None:
+        return
+    micro = training.micro_batch_size or training.batch_size
+    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
+    tokens = micro * training.seq_len
     yield (
         f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
         tokens,

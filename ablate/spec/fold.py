@@ -100,7 +100,7 @@ class ArmCollector:
             checks.training(training)
         if data is not None:
             checks.data(data)
-        if has_heads and training is not None and recipe is not None:
+        if has_heads and recipe is not None:
             checks.shapes(model, training, recipe)
         if recipe is None or any(value is None for value in built.values()):
             return None

@@ -12,6 +12,22 @@ target: {val_loss: 3.3}
 
 # what is wrong -> (the file, the lines)
 CASES: dict[str, tuple[str, list[str]]] = {
+    "a block that does not divide, beside an unknown key of another section": (
+        HEAD
+        + """\
+base:
+  model: {ffn: 350}
+  training: {learnin_rate: 0.1}
+arms: {a: {recipe: {gemms: [fprop]}}}
+""",
+        [
+            (
+                "5:16: base.model.ffn: ffn 350 is not a multiple of 32, as Fprop of down needs it "
+                "(its block of 32 lies along this dimension; in arm 'a')"
+            ),
+            "6:14: base.training.learnin_rate: unknown key (did you mean 'learning_rate'?)",
+        ],
+    ),
     "unknown top-level key": (
         HEAD
         + """\
