@@ -241,11 +241,11 @@ def _conclude(
         console.print(f"\nStopped. Finished runs are kept; go on with: ablate run {study}", markup=False)
         return 130
     states = {run_id: store.run(run_id).status().state for run_id in chosen}
-    old_failures = sum(state == "failed" for state in states.values()) - len(failed)
-    if failed or old_failures:
+    failures = sum(state == "failed" for state in states.values())
+    if failures:
         console.print(
-            f"\n{len(failed) + old_failures} runs failed; run them again with: "
-            f"ablate run {study} --retry-failed",
+            f"\n{failures} {'run' if failures == 1 else 'runs'} failed; "
+            f"try again with: ablate run {study} --retry-failed",
             markup=False,
         )
         return 1
