@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from ablate.backends.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
 from ablate.train import train
 from ablate.train.loop import stream_seed
@@ -97,6 +98,25 @@ def test_a_loss_above_the_bound_for_several_evaluations_is_a_divergence(make_con
     assert (result.state, result.tokens) == ("diverged", 8192)
     assert "for 2 evaluations" in result.message
     assert len(evals(rows)) == 2
+
+
+def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch):
+    keys = []
+    original = EmulatedBackend.quantize
+
+    def spy(self, x, policy, *, axis, key):
+        keys.append(key)
+        return original(self, x, policy, axis=axis, key=key)
+
+    monkeypatch.setattr(EmulatedBackend, "quantize", spy)
+    recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
+    curve(
+        make_config(recipe, tokens=1536, micro_batch_size=8, eval_every_tokens=512, eval_tokens=512), tokens
+    )
+    assert len(set(keys)) == len(keys)
+    assert {key.step for key in keys} == {0, 1, 2}
+    assert {key.call for key in keys if key.gemm == "wgrad"} == {0, 1}
+    assert {key.gemm for key in keys if key.call > 1} == {"fprop"}  # evaluation has streams of its own
 
 
 def test_a_stop_is_polled_every_step(make_config, tokens):
