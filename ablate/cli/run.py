@@ -129,9 +129,9 @@ def _run(
     try:
         if todo:
             outcome = _execute(console, store, todo, address)
-    finally:
         if not outcome.interrupted:
             _report(console, store)
+    finally:
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
     return _conclude(console, store, plan, chosen, outcome, study=study)

@@ -14,6 +14,7 @@ import signal
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
@@ -23,7 +24,6 @@ from ablate.store import END_STATES, RunDir, State, StudyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from ablate.config import ResourcesConfig
 
@@ -76,6 +76,10 @@ def execute_study(
     """
     if not runs:
         return Outcome(states={}, interrupted=False)
+    if address is not None and (Path.home() / ".ray" / "auth_token").exists():
+        # A cluster with Ray's defaults asks for this token. With an explicit address Ray does not send it
+        # unless told so before it is imported; a cluster without authentication takes it all the same.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     for run in runs:
