@@ -48,6 +48,15 @@ class ModelConfig:
     ] = 0.02
 
 
+LINEAR_LAYERS = ("attention.qkv", "attention.out", "ffn.gate_up", "ffn.down")
+"""The linear layers of a block."""
+
+
+def layer_names(model: ModelConfig) -> list[str]:
+    """Return the names of the model's linear layers, as a recipe's rules match them; the head is last."""
+    return [*(f"blocks.{i}.{part}" for i in range(model.layers) for part in LINEAR_LAYERS), "head"]
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class DataConfig:
     """Where text comes from and how it becomes tokens."""

@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "run": ("Study", "Run a study: only what is missing, then its report.", "ablate.cli.run"),
     "plan": ("Study", "Show the runs of a study without starting any.", "ablate.cli.plan"),
     "status": ("Study", "Show how far a study is.", "ablate.cli.status"),
+    "recipes": ("Study", "List the published recipes, or show one in full.", "ablate.cli.recipes"),
     "schema": ("Study", "Print the JSON Schema of study files, for editors.", "ablate.cli.schema"),
     "report": ("Results", "Write a study's report.", "ablate.cli.report"),
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),

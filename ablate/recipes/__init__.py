@@ -1,20 +1,49 @@
 """Recipes: the policies of all six operands, and the short forms that study files use."""
 
-from ablate.recipes.policy import GEMMS, MX_BLOCK, Format, Gemm, GemmPolicy, OperandPolicy, Recipe, group_size
-from ablate.recipes.short import SHORT_RECIPES, RecipeSpec, SenselessRecipe, describe, resolve
+from ablate.recipes.build import SenselessRecipe
+from ablate.recipes.describe import describe, describe_layer
+from ablate.recipes.policy import (
+    GEMMS,
+    HIGH_PRECISION,
+    MX_BLOCK,
+    OPERANDS,
+    Format,
+    Gemm,
+    GemmPolicy,
+    LayerRecipe,
+    LayerRule,
+    OperandPolicy,
+    Phase,
+    Recipe,
+    block_shape,
+    group_size,
+)
+from ablate.recipes.presets import PRESETS, Preset
+from ablate.recipes.short import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec, expand_word, resolve
 
 __all__ = [
     "GEMMS",
+    "HIGH_PRECISION",
     "MX_BLOCK",
+    "OPERANDS",
+    "PRESETS",
     "SHORT_RECIPES",
     "Format",
     "Gemm",
     "GemmPolicy",
+    "LayerRecipe",
+    "LayerRecipeSpec",
+    "LayerRule",
     "OperandPolicy",
+    "Phase",
+    "Preset",
     "Recipe",
     "RecipeSpec",
     "SenselessRecipe",
+    "block_shape",
     "describe",
+    "describe_layer",
+    "expand_word",
     "group_size",
     "resolve",
 ]

@@ -10,22 +10,42 @@ Dgrad  dx[M,K] = dy w      dy[M,N], along N        w[N,K], along N          out-
 Wgrad  dw[N,K] = dyᵀ x     dy[M,N], along M        x[M,K], along M          tokens M
 =====  ==================  ======================  =======================  ============
 
-Block axis = Hadamard axis = contraction axis, so each tensor is quantised twice, from high precision.
+Block axis = Hadamard axis = contraction axis, so each tensor is quantised twice, from high precision unless
+the policy says otherwise. What contradicts itself cannot be built: ``ValueError`` names both sides.
 """
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
+
+from ablate.recipes import sense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
-Format = Literal["bf16", "fp8_e4m3", "fp8_e5m2", "mxfp4"]
+OPERANDS: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+
+Format = Literal[
+    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0",
+    "nvfp4", "fp4_e2m1", "fp4_e3m0",
+]  # fmt: skip
+Scale = Literal[
+    "none", "tensor", "delayed", "row", "1x128", "128x128", "searched",
+    "floor", "even", "rceil", "ceil", "uos", "quest", "two_level", "four_six", "ms_eden",
+]  # fmt: skip
+Block = Literal["none", "1x16", "16x16", "1x32", "32x32"]
+Rounding = Literal["nearest", "stochastic", "stochastic_rocm"]
+Hadamard = Literal[0, 16, 32, 64, 128, 256]
+HadamardSize = Literal[16, 32, 64, 128, 256]
+Signs = Literal["none", "fixed", "layer", "step", "call"]
+Source = Literal["high_precision", "forward"]
+Undo = Literal["accumulator", "operand"]
 
 MX_BLOCK = 32
 """Elements that share one E8M0 scale (OCP MX v1.0)."""
@@ -35,38 +55,77 @@ _CLOSED = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class OperandPolicy:
-    """One operand of one GEMM.
+    """One operand of one GEMM. ``scale`` and ``block`` left out take the format's usual ones.
 
-    ``rounding``: ``nearest`` is nearest, ties to even code; ``stochastic`` rounds up with the probability
-    that makes it unbiased. ``prescale`` multiplies the values after the block's exponent was taken, so that
-    nothing clips (3/4: Tseng et al. 2502.20586, algorithm 2); the GEMM divides it out once, in fp32.
-    ``hadamard`` is the group size of the Walsh–Hadamard rotation along the contraction axis, 0 for none;
-    ``signs`` are the random ±1 applied *before* it: ``none`` (deterministic) or ``step`` (new every step).
+    ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` E3M0 ones;
+    ``fp4_*`` carry one fp32 scale a tensor or row instead of block scales.
+    ``scale``: the rule that gives the scale. E8M0 for 32 elements: floor, even, rceil, ceil, uos, quest.
+    NVFP4: two_level (E4M3 for 16 and fp32 for the tensor), four_six, ms_eden. FP8 and fp4: tensor (current),
+    delayed, row, 1x128, 128x128, searched.
+    ``block``: the elements that share a scale of MX and NVFP4, along the contraction axis or a square tile.
+    ``rounding``: nearest (ties to even code); stochastic (up when p > u); stochastic_rocm, *for study only*:
+    as ROCm TransformerEngine's public kernel reads, one random word for four elements.
+    ``prescale`` multiplies the values after the block's exponent was taken (3/4: Tseng et al. 2502.20586,
+    algorithm 2). ``undo``: divided out once on the fp32 accumulator, or on each operand, rounded to bf16, as
+    the code published with that paper does.
+    ``hadamard``: group of the Walsh–Hadamard rotation along the contraction axis, 0 for none. ``signs``:
+    random ±1 before it: none (deterministic), fixed (one vector for everything), drawn anew per layer, per
+    step or per call (forward pass). ``signs_after`` puts them after it, where they do nothing (a published
+    code base does so). ``permute`` draws a permutation within the group with the signs. ``rotated_bf16``
+    rounds the rotated values to bf16 before they are quantised.
+    ``source``: ``forward`` quantises what the forward GEMM used, dequantised ("double quantisation").
+    ``mask``: of a forward operand: its gradient is zero where the scaled value is 6 or more (Quartet).
     """
 
     format: Format = "bf16"
-    scale: Literal["none", "tensor", "floor"] = "none"
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    scale: Scale = "none"
+    block: Block = "none"
+    rounding: Rounding = "nearest"
     prescale: float = 1.0
-    hadamard: Literal[0, 16, 32] = 0
-    signs: Literal["none", "step"] = "none"
+    undo: Undo = "accumulator"
+    hadamard: Hadamard = 0
+    signs: Signs = "none"
+    signs_after: bool = False
+    permute: bool = False
+    rotated_bf16: bool = False
+    source: Source = "high_precision"
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scale == "none":
+            object.__setattr__(self, "scale", sense.DEFAULT_SCALE.get(self.format, "none"))
+        if self.block == "none":
+            object.__setattr__(self, "block", sense.DEFAULT_BLOCK.get(self.format, "none"))
+        if fault := sense.operand_fault(self):
+            raise ValueError(fault)
+
+
+HIGH_PRECISION = OperandPolicy()
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class GemmPolicy:
     """The two operands of one GEMM, in the order of the table above."""
 
-    left: OperandPolicy = OperandPolicy()
-    right: OperandPolicy = OperandPolicy()
+    left: OperandPolicy = HIGH_PRECISION
+    right: OperandPolicy = HIGH_PRECISION
+
+    def __post_init__(self) -> None:
+        if fault := sense.gemm_fault(self):
+            raise ValueError(fault)
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class Recipe:
-    """The policies of all six operands of every linear layer inside the blocks."""
+class LayerRecipe:
+    """The policies of all six operands of one linear layer."""
 
     fprop: GemmPolicy = GemmPolicy()
     dgrad: GemmPolicy = GemmPolicy()
     wgrad: GemmPolicy = GemmPolicy()
+
+    def __post_init__(self) -> None:
+        if fault := sense.layer_fault(self):
+            raise ValueError(fault)
 
     def gemm(self, name: Gemm) -> GemmPolicy:
         """Return the policy of one GEMM."""
@@ -75,14 +134,60 @@ class Recipe:
 
     def operands(self) -> Iterator[tuple[Gemm, str, OperandPolicy]]:
         """Yield (GEMM, operand's name, policy) for all six operands."""
-        names = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
-        for gemm in GEMMS:
+        for gemm, (left, right) in OPERANDS.items():
             policy = self.gemm(gemm)
-            yield gemm, names[gemm][0], policy.left
-            yield gemm, names[gemm][1], policy.right
+            yield gemm, left, policy.left
+            yield gemm, right, policy.right
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class LayerRule:
+    """Layers that follow a recipe of their own: those of a name, of the first or last blocks, or the head.
+
+    ``match`` is a shell pattern on the layer's whole name (``*.ffn.down``).
+    """
+
+    match: str | None = None
+    first: int = 0
+    last: int = 0
+    head: bool = False
+    recipe: LayerRecipe = LayerRecipe()
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class Phase:
+    """From a token count, or a fraction of the budget, on: the layers without a rule follow ``recipe``."""
+
+    from_tokens: int | None = None
+    from_fraction: float | None = None
+    recipe: LayerRecipe
+
+    def __post_init__(self) -> None:
+        if (self.from_tokens is None) == (self.from_fraction is None):
+            raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class Recipe(LayerRecipe):
+    """What every linear layer does: six policies for those inside the blocks, rules and phases.
+
+    The first rule that names a layer decides; the head keeps high precision unless a rule names it. Phases
+    are in order of their start.
+    """
+
+    rules: tuple[LayerRule, ...] = field(default=())
+    phases: tuple[Phase, ...] = field(default=())
+
+
+def block_shape(policy: OperandPolicy) -> tuple[int, int]:
+    """Return (rows, columns) of what shares a scale, columns along the contraction axis; (1, 1) for none."""
+    shape = policy.block if policy.block != "none" else policy.scale
+    if shape[0].isdigit():
+        rows, columns = shape.split("x")
+        return int(rows), int(columns)
+    return 1, 1
 
 
 def group_size(policy: OperandPolicy) -> int:
     """Return the number that must divide the contraction dimension under this policy."""
-    block = MX_BLOCK if policy.format == "mxfp4" else 1
-    return max(block, policy.hadamard)  # both are powers of two
+    return max(block_shape(policy)[1], policy.hadamard)  # both are powers of two

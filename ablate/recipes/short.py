@@ -1,22 +1,53 @@
-"""The short form of a recipe, as a study file writes it, and its expansion to six operand policies.
+"""Recipes as a study file writes them, and their expansion to operand policies.
 
-``recipe: fp8`` or ``recipe: {gemms: [fprop, wgrad], stabiliser: dht, hadamard_size: 16, rest: fp8}``. One
-GEMM can differ: ``wgrad: {stabiliser: dht}``. A combination that means nothing (a stabiliser where no GEMM
-is in FP4) raises ``SenselessRecipe``, because silence would let an arm be another one under a false name.
+``recipe: tseng``, or ``recipe: {gemms: [fprop, wgrad], stabiliser: dht, hadamard_size: 16, rest: fp8}``. One
+GEMM can differ (``wgrad: {stabiliser: dht}``), one operand of it (``wgrad: {dy: {rounding: stochastic}}``),
+some layers (``layers: [{first: 2, recipe: bf16}]``) and some part of the run (``phases: [{from_fraction: 0.9,
+recipe: bf16}]``). ``preset`` starts from a published recipe instead. A combination that means nothing (a
+stabiliser where no GEMM is in FP4) raises ``SenselessRecipe``, because silence would let an arm be another
+one under a false name.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import difflib
+from dataclasses import fields, replace
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
-from ablate.recipes.policy import GEMMS, Gemm, GemmPolicy, OperandPolicy, Recipe
-
-Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
-GemmFormat = Literal["bf16", "fp8", "mxfp4"]
-HadamardSize = Literal[16, 32]
+from ablate.recipes.build import (
+    GemmFormat,
+    SenselessRecipe,
+    Stabiliser,
+    build,
+    gemm_policy,
+    is_low_precision,
+    layer_recipe,
+)
+from ablate.recipes.policy import (
+    GEMMS,
+    OPERANDS,
+    Block,
+    Format,
+    Gemm,
+    GemmPolicy,
+    Hadamard,
+    HadamardSize,
+    LayerRecipe,
+    LayerRule,
+    OperandPolicy,
+    Phase,
+    Recipe,
+    Rounding,
+    Scale,
+    Signs,
+    Source,
+    Undo,
+)
+from ablate.recipes.presets import PRESETS
 
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -24,16 +55,37 @@ SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"rest": "fp8"},
     "mxfp4": {"gemms": ["fprop", "dgrad", "wgrad"]},
+    **{name: {"preset": name} for name in PRESETS},
 }
 """Recipes that a study may call by one word."""
 
 
-class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
-    """A recipe whose parts contradict each other. ``key`` is the part to look at."""
+def expand_word(value: Any) -> Any:
+    """Return what a recipe's word abbreviates; anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    if value not in SHORT_RECIPES:
+        raise PydanticCustomError("literal_error", "unknown recipe", {"words": list(SHORT_RECIPES)})
+    return SHORT_RECIPES[value]
 
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class OperandSpec:
+    """What differs for one operand of one GEMM, field by field of its policy."""
+
+    format: Format | None = None
+    scale: Scale | None = None
+    block: Block | None = None
+    rounding: Rounding | None = None
+    prescale: Annotated[float | None, Field(gt=0, le=1, strict=True)] = None
+    undo: Undo | None = None
+    hadamard: Hadamard | None = None
+    signs: Signs | None = None
+    signs_after: bool | None = None
+    permute: bool | None = None
+    rotated_bf16: bool | None = None
+    source: Source | None = None
+    mask: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -43,6 +95,12 @@ class GemmSpec:
     format: GemmFormat | None = None
     stabiliser: Stabiliser | None = None
     hadamard_size: HadamardSize | None = None
+    scale: Scale | None = None
+    signs: Signs | None = None
+    prescale: Annotated[float | None, Field(gt=0, le=1, strict=True)] = None
+    x: OperandSpec | None = None
+    w: OperandSpec | None = None
+    dy: OperandSpec | None = None
 
 
 def _gemm_short_form(value: Any) -> Any:
@@ -55,87 +113,226 @@ GemmEntry = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class RecipeSpec:
+class LayerRecipeSpec:
     """Which GEMMs run in FP4, how they are stabilised, and what the rest runs in."""
 
+    preset: Annotated[
+        str | None, Field(description="start from this recipe (`ablate recipes` lists them)")
+    ] = None
     gemms: Annotated[list[Gemm], Field(description="GEMMs whose two operands are in FP4")] = Field(
         default_factory=list
     )
-    format: Annotated[Literal["mxfp4"], Field(description="the FP4 format")] = "mxfp4"
-    rest: Annotated[Literal["bf16", "fp8"], Field(description="format of the GEMMs not in FP4")] = "bf16"
+    format: Annotated[GemmFormat, Field(description="the format of these GEMMs")] = "mxfp4"
+    rest: Annotated[GemmFormat, Field(description="format of the other GEMMs")] = "bf16"
     stabiliser: Annotated[
         Stabiliser,
         Field(
-            description="of the FP4 GEMMs: sr = stochastic rounding (both operands, 3/4 prescale); rht = "
-            "random Hadamard, new signs each step; dht = deterministic Hadamard; sr+rht, sr+dht = both"
+            description="of the FP4 GEMMs: sr = stochastic rounding (both operands, 3/4 prescale where the "
+            "scale rule clips); rht = random Hadamard; dht = deterministic Hadamard; sr+rht, sr+dht = both"
         ),
     ] = "none"
     hadamard_size: Annotated[HadamardSize, Field(description="group of the Hadamard rotation")] = 16
+    scale: Annotated[
+        Scale | None, Field(description="scale rule of the FP4 GEMMs; default: the format's")
+    ] = None
+    signs: Annotated[Signs | None, Field(description="how often rht draws its signs; default: each step")] = (
+        None
+    )
+    prescale: Annotated[
+        float | None, Field(gt=0, le=1, strict=True, description="of sr; default: 3/4 where values can clip")
+    ] = None
+    weight_block: Annotated[
+        Block | None, Field(description="what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad")
+    ] = None
     fprop: GemmEntry | None = None
     dgrad: GemmEntry | None = None
     wgrad: GemmEntry | None = None
 
 
-def _fp8(gemm: Gemm) -> GemmPolicy:
-    """E4M3 for activations and weights, E5M2 for gradients, one scale a tensor (the hybrid of TE)."""
-    e4m3 = OperandPolicy(format="fp8_e4m3", scale="tensor")
-    e5m2 = OperandPolicy(format="fp8_e5m2", scale="tensor")
-    return GemmPolicy(left=e4m3 if gemm == "fprop" else e5m2, right=e4m3)
+LayerRecipeEntry = Annotated[
+    LayerRecipeSpec, BeforeValidator(expand_word, json_schema_input_type=str | LayerRecipeSpec)
+]
 
 
-def _mxfp4(stabiliser: Stabiliser, hadamard_size: HadamardSize) -> GemmPolicy:
-    parts = set(stabiliser.split("+"))
-    hadamard = bool(parts & {"rht", "dht"})
-    operand = OperandPolicy(
-        format="mxfp4",
-        scale="floor",
-        rounding="stochastic" if "sr" in parts else "nearest",
-        prescale=0.75 if "sr" in parts else 1.0,
-        hadamard=hadamard_size if hadamard else 0,
-        signs="step" if "rht" in parts else "none",
-    )
-    return GemmPolicy(left=operand, right=operand)
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class LayerSpec:
+    """Layers that follow a recipe of their own; the first entry that names a layer decides."""
+
+    match: Annotated[
+        str | None, Field(description="shell pattern on the layer's name, e.g. '*.ffn.down'")
+    ] = None
+    first: Annotated[int, Field(ge=0, strict=True, description="the first n blocks")] = 0
+    last: Annotated[int, Field(ge=0, strict=True, description="the last n blocks")] = 0
+    head: Annotated[bool, Field(strict=True, description="the output head")] = False
+    recipe: LayerRecipeEntry
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class PhaseSpec:
+    """What the layers without a rule follow from a point of the run on; give one of the two starts."""
+
+    from_tokens: Annotated[int | None, Field(gt=0, strict=True, description="training tokens seen")] = None
+    from_fraction: Annotated[
+        float | None, Field(gt=0, lt=1, strict=True, description="share of the token budget")
+    ] = None
+    recipe: LayerRecipeEntry
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class RecipeSpec(LayerRecipeSpec):
+    """A whole recipe: the GEMMs of every linear layer, the layers that differ, and the phases of the run."""
+
+    layers: Annotated[
+        list[LayerSpec] | None, Field(description="layers that differ; default: the preset's, else none")
+    ] = None
+    phases: Annotated[
+        list[PhaseSpec] | None, Field(description="later parts of the run; default: the preset's, else none")
+    ] = None
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
-    """Expand the short form to six operand policies.
+    """Expand a recipe as written to operand policies.
 
     Raises:
-        SenselessRecipe: a stabiliser without an FP4 GEMM to act on, or a GEMM named twice.
+        SenselessRecipe: parts that contradict each other, such as a stabiliser without an FP4 GEMM.
     """
+    layer = _resolve_layer(spec)
+    preset = PRESETS[spec.preset].recipe if spec.preset else Recipe()
+    rules, phases = preset.rules, preset.phases
+    if spec.layers is not None:
+        rules = tuple(_rule(entry) for entry in spec.layers)
+    if spec.phases is not None:
+        phases = tuple(_phase(entry) for entry in spec.phases)
+    return Recipe(fprop=layer.fprop, dgrad=layer.dgrad, wgrad=layer.wgrad, rules=rules, phases=phases)
+
+
+def _rule(entry: LayerSpec) -> LayerRule:
+    if not (entry.match or entry.first or entry.last or entry.head):
+        raise SenselessRecipe("layers", "an entry of layers names none: give match, first, last or head")
+    recipe = _resolve_layer(entry.recipe)
+    return LayerRule(match=entry.match, first=entry.first, last=entry.last, head=entry.head, recipe=recipe)
+
+
+def _phase(entry: PhaseSpec) -> Phase:
+    recipe = _resolve_layer(entry.recipe)
+    phase: Phase = build(
+        "phases", Phase, from_tokens=entry.from_tokens, from_fraction=entry.from_fraction, recipe=recipe
+    )
+    return phase
+
+
+_ON_FP4 = ("stabiliser", "scale", "signs", "prescale", "weight_block")
+_DEFAULTS = LayerRecipeSpec()
+
+
+def _resolve_layer(spec: LayerRecipeSpec) -> LayerRecipe:
     if len(set(spec.gemms)) != len(spec.gemms):
         raise SenselessRecipe("gemms", f"a GEMM is named twice in {spec.gemms}")
-    resolved: dict[str, GemmPolicy] = {}
-    uses_stabiliser = False
+    if spec.preset is not None:
+        return _from_preset(spec, spec.preset)
+    resolved: dict[Gemm, GemmPolicy] = {}
+    low = {gemm: is_low_precision(_format(spec, gemm)) for gemm in GEMMS}
     for gemm in GEMMS:
         own: GemmSpec = getattr(spec, gemm) or GemmSpec()
-        chosen = own.format or (spec.format if gemm in spec.gemms else spec.rest)
-        if chosen == "mxfp4":
-            uses_stabiliser |= own.stabiliser is None
-            resolved[gemm] = _mxfp4(
-                own.stabiliser or spec.stabiliser, own.hadamard_size or spec.hadamard_size
+        if not low[gemm]:
+            _refuse_on_high_precision(gemm, own)
+            policy = gemm_policy(gemm, _format(spec, gemm))
+        else:
+            policy = gemm_policy(
+                gemm,
+                _format(spec, gemm),
+                stabiliser=own.stabiliser or spec.stabiliser,
+                hadamard_size=own.hadamard_size or spec.hadamard_size,
+                scale=own.scale or spec.scale,
+                signs=own.signs or spec.signs or "step",
+                prescale=own.prescale if own.prescale is not None else spec.prescale,
+                weight_block=spec.weight_block or "none",
             )
+        resolved[gemm] = _with_operands(gemm, policy, own)
+    _refuse_idle(spec, low)
+    return layer_recipe("fprop", resolved)
+
+
+def _format(spec: LayerRecipeSpec, gemm: Gemm) -> GemmFormat:
+    own: GemmSpec | None = getattr(spec, gemm)
+    if own is not None and own.format is not None:
+        return own.format
+    return spec.format if gemm in spec.gemms else spec.rest
+
+
+def _refuse_on_high_precision(gemm: Gemm, own: GemmSpec) -> None:
+    if own.stabiliser not in (None, "none"):
+        raise SenselessRecipe(gemm, f"stabiliser '{own.stabiliser}' on {gemm}, which is not in FP4")
+    for name in ("scale", "signs", "prescale"):
+        if (value := getattr(own, name)) is not None:
+            raise SenselessRecipe(gemm, f"{name} '{value}' on {gemm}, which is not in FP4")
+
+
+def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
+    """Refuse what is said of FP4 GEMMs where there is none that it could act on."""
+    for name in _ON_FP4:
+        value = getattr(spec, name)
+        if value == getattr(_DEFAULTS, name):
             continue
-        if own.stabiliser not in (None, "none"):
-            raise SenselessRecipe(gemm, f"stabiliser '{own.stabiliser}' on {gemm}, which is not in FP4")
-        resolved[gemm] = _fp8(gemm) if chosen == "fp8" else GemmPolicy()
-    if spec.stabiliser != "none" and not uses_stabiliser:
-        raise SenselessRecipe("stabiliser", f"stabiliser '{spec.stabiliser}' with no FP4 GEMM to act on")
-    return Recipe(**resolved)
+        own_word = {gemm: getattr(getattr(spec, gemm), name, None) for gemm in GEMMS}
+        takes = [gemm for gemm in GEMMS if low[gemm] and own_word[gemm] is None]
+        if name == "weight_block":
+            takes = [gemm for gemm in takes if gemm != "wgrad"]
+        if not takes:
+            raise SenselessRecipe(name, f"{name} '{value}' with no FP4 GEMM to act on")
+    stabilisers = [getattr(getattr(spec, g), "stabiliser", None) or spec.stabiliser for g in GEMMS if low[g]]
+    if spec.signs is not None and not any("rht" in word for word in stabilisers):
+        raise SenselessRecipe("signs", f"signs '{spec.signs}' without a random Hadamard (stabiliser rht)")
+    if spec.prescale is not None and not any("sr" in word for word in stabilisers):
+        raise SenselessRecipe(
+            "prescale", f"prescale {spec.prescale} without stochastic rounding (stabiliser sr)"
+        )
 
 
-def describe(recipe: Recipe) -> str:
-    """Return one short line for a recipe, e.g. ``mxfp4[F D W+dht16] fp8[]`` written as people say it."""
-    letters = {"fprop": "Fprop", "dgrad": "Dgrad", "wgrad": "Wgrad"}
-    groups: dict[str, list[str]] = {}
+def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "`ablate recipes` lists them"
+        raise SenselessRecipe("preset", f"unknown preset '{name}', {hint}")
+    for field in ("gemms", "format", "rest", *_ON_FP4, "hadamard_size"):
+        if getattr(spec, field) != getattr(_DEFAULTS, field):
+            raise SenselessRecipe(field, f"{field} beside preset '{name}', which says it already")
+    start = PRESETS[name].recipe
+    resolved: dict[Gemm, GemmPolicy] = {}
     for gemm in GEMMS:
-        policy = recipe.gemm(gemm).left
-        label: str = "fp8" if policy.format.startswith("fp8") else policy.format
-        if policy.rounding == "stochastic":
-            label += " SR"
-        if policy.hadamard:
-            label += f" {'RHT' if policy.signs == 'step' else 'DHT'}{policy.hadamard}"
-        groups.setdefault(label, []).append(letters[gemm])
-    if len(groups) == 1:
-        return next(iter(groups))
-    return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())
+        own: GemmSpec = getattr(spec, gemm) or GemmSpec()
+        policy = start.gemm(gemm)
+        anew = {f.name: value for f in fields(own) if (value := getattr(own, f.name)) is not None}
+        anew = {key: value for key, value in anew.items() if key not in ("x", "w", "dy")}
+        if anew:
+            if "format" not in anew:
+                given = ", ".join(anew)
+                raise SenselessRecipe(
+                    gemm, f"{given} on {gemm} of preset '{name}' without its format: say it too"
+                )
+            if not is_low_precision(anew["format"]):
+                _refuse_on_high_precision(gemm, own)
+            policy = gemm_policy(gemm, anew.pop("format"), **anew)
+        resolved[gemm] = _with_operands(gemm, policy, own)
+    return layer_recipe("fprop", resolved)
+
+
+def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
+    """Lay the fields that are given for single operands over a GEMM's policy."""
+    operands = dict(zip(OPERANDS[gemm], (policy.left, policy.right), strict=True))
+    for name in ("x", "w", "dy"):
+        override: OperandSpec | None = getattr(own, name)
+        if override is None:
+            continue
+        if name not in operands:
+            raise SenselessRecipe(
+                gemm, f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
+            )
+        given = {f.name: value for f in fields(override) if (value := getattr(override, f.name)) is not None}
+        before: OperandPolicy = operands[name]
+        if given.get("format", before.format) != before.format:
+            given = {"scale": "none", "block": "none", **given}  # another format has its own usual ones
+        operands[name] = build(gemm, lambda before=before, **kw: replace(before, **kw), **given)
+    left, right = OPERANDS[gemm]
+    done: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])
+    return done

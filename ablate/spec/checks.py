@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.recipes import GEMMS, MX_BLOCK, Gemm, GemmPolicy, Recipe, SenselessRecipe, group_size
+from ablate.recipes.place import idle_rules
+from ablate.spec.shapes import Shapes, model_places, runs_in_low_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ablate.config import DataConfig, ModelConfig, TrainingConfig
+    from ablate.recipes import Recipe, SenselessRecipe
     from ablate.spec.faults import Faults
     from ablate.spec.merge import Draft
     from ablate.spec.tree import Node
@@ -32,9 +32,10 @@ _TOKENS: FieldPath = ("training", "tokens")
 class ArmChecks:
     """The checks of one arm; adds what it finds to ``faults``."""
 
-    def __init__(self, draft: Draft, faults: Faults) -> None:
+    def __init__(self, draft: Draft, faults: Faults, shapes: Shapes) -> None:
         self._draft = draft
         self._faults = faults
+        self._shapes = shapes
 
     def _add(self, what: str, *paths: FieldPath, hint: str | None = None) -> None:
         self._add_at(self._draft.blame(*paths), what, hint)
@@ -141,50 +142,26 @@ class ArmChecks:
             self._add(what, vocab, ("data", "token_dtype"), hint="token_dtype: uint32?")
 
     def shapes(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
-        """Check that blocks and Hadamard groups divide the dimensions that the GEMMs contract over.
+        """Check that blocks, tiles and Hadamard groups divide the dimensions that they lie along."""
+        for misfit in self._shapes.misfits(model, training, recipe):
+            self._add(misfit.what, *misfit.paths, hint=misfit.hint)
 
-        Without a usable training section the token dimension is left out.
-        """
-        divisors = {gemm: _divisor(recipe.gemm(gemm)) for gemm in GEMMS}
-        if max(divisors.values()) == 1:
+    def layers(self, model: ModelConfig, recipe: Recipe) -> None:
+        """Check that every rule names a layer, and that the rules leave something of the recipe to run."""
+        if not recipe.rules:
             return
-        for shown, size, gemm, layers, paths in _contractions(model, training):
-            divisor = divisors[gemm]
-            if size % divisor:
-                what = f"{shown} is not a multiple of {divisor}, as {gemm.capitalize()} of {layers} needs it"
-                why = "its block" if divisor == MX_BLOCK else "its Hadamard group"
-                self._add(what, *paths, hint=f"{why} of {divisor} lies along this dimension")
-
-
-def _divisor(policy: GemmPolicy) -> int:
-    return max(group_size(policy.left), group_size(policy.right))  # both are powers of two
-
-
-def _contractions(
-    model: ModelConfig, training: TrainingConfig | None
-) -> Iterator[tuple[str, int, Gemm, str, tuple[FieldPath, ...]]]:
-    """Yield (dimension in words, size, GEMM, linear layers, fields) for what each GEMM contracts over."""
-    width, ffn = model.width, model.ffn
-    kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
-    kv_width = kv_heads * head_dim
-    qkv = "q, k, v, o and down" if kv_width == width else "q, o and down"
-    kv_shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
-    ffn_paths: tuple[FieldPath, ...] = (("model", "ffn"),)
-    yield f"width {width}", width, "fprop", "q, k, v, o, gate and up", (_WIDTH,)
-    yield f"ffn {ffn}", ffn, "fprop", "down", ffn_paths
-    yield f"width {width}", width, "dgrad", qkv, (_WIDTH,)
-    if kv_width != width:
-        yield kv_shown, kv_width, "dgrad", "k and v", (_KV_HEADS, _HEADS, _WIDTH)
-    yield f"ffn {ffn}", ffn, "dgrad", "gate and up", ffn_paths
-    if training is None:
-        return
-    micro = training.micro_batch_size or training.batch_size
-    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
-    tokens = micro * training.seq_len
-    yield (
-        f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
-        tokens,
-        "wgrad",
-        "every layer",
-        (_SEQ_LEN, _MICRO, _BATCH),
-    )
+        where = model_places(model)
+        for rule in idle_rules(recipe, where.values()):
+            named = "the head" if rule.head else f"'{rule.match}'"
+            names = list(where)
+            self._add(
+                f"a rule names no layer of this model: {named}",
+                ("recipe", "layers"),
+                ("recipe",),
+                hint=f"its layers are {names[0]} … {names[-2]} and head",
+            )
+        meant = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
+        if meant and not runs_in_low_precision(recipe, where):
+            what = f"the recipe's rules keep all {model.layers} blocks in high precision"
+            hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
+            self._add(what, ("recipe", "layers"), ("recipe", "preset"), ("recipe",), hint=hint)

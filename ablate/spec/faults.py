@@ -111,7 +111,7 @@ class Faults:
         elif kind == "literal_error":
             words = literal_words(type_at(section, full))
             if full[-1] == "recipe":
-                hint = likely(node, words) or f"expected {one_of(words)}, or a mapping"
+                hint = likely(node, words) or "`ablate recipes` lists them; or a mapping"
                 self.add(node, f"unknown recipe {got_text(node)}", hint)
                 return
             self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
@@ -248,10 +248,10 @@ def type_at(section: Any, path: Path) -> Any:
 
 def literal_words(annotation: Any) -> list[str]:
     """Return the words of a choice; for a recipe, those that stand for one."""
-    from ablate.recipes import SHORT_RECIPES, RecipeSpec
+    from ablate.recipes import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec
 
     annotation = bare(annotation)
-    if annotation is RecipeSpec:
+    if annotation in (RecipeSpec, LayerRecipeSpec):
         return list(SHORT_RECIPES)
     assert get_origin(annotation) is Literal
     return [str(word) for word in get_args(annotation)]

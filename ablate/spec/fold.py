@@ -13,6 +13,7 @@ from ablate.recipes import SenselessRecipe
 from ablate.spec.checks import ArmChecks
 from ablate.spec.merge import SectionBuilder
 from ablate.spec.sections import SECTIONS
+from ablate.spec.shapes import Shapes
 from ablate.spec.study import DroppedCell, FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ArmCollector:
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
         self._texts: dict[int, tuple[Any, str]] = {}
+        self._shapes = Shapes()
 
     def add_named(self, draft: Draft) -> None:
         """Add a named arm; one that equals another is a fault."""
@@ -84,7 +86,7 @@ class ArmCollector:
         """Build and check one arm; None if it is dropped or cannot be built."""
         built = {section: self.builder.build(section, draft.sections.get(section)) for section in SECTIONS}
         model, data, training, spec = (built[s] for s in ("model", "data", "training", "recipe"))
-        checks = ArmChecks(draft, self._faults)
+        checks = ArmChecks(draft, self._faults, self._shapes)
         recipe: Recipe | None = None
         if spec is not None:
             resolved = self.builder.recipe(spec)
@@ -102,6 +104,7 @@ class ArmCollector:
             checks.data(data)
         if has_heads and recipe is not None:
             checks.shapes(model, training, recipe)
+            checks.layers(model, recipe)
         if recipe is None or any(value is None for value in built.values()):
             return None
         return ResolvedArm(

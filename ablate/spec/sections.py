@@ -22,23 +22,14 @@ from ablate.config import (
     ResourcesConfig,
     TrainingConfig,
 )
-from ablate.recipes import SHORT_RECIPES, RecipeSpec
+from ablate.recipes import SHORT_RECIPES, RecipeSpec, expand_word
 
 MAX_SEEDS = 10_000
 
 # Built on first use: a verb that reads no study does not pay for it.
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)
 
-RecipeWord = Literal["bf16", "fp8", "mxfp4"]
-assert set(RecipeWord.__args__) == set(SHORT_RECIPES)  # type: ignore[attr-defined]  # a Literal has them
-
-
-def _expand_word(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value not in SHORT_RECIPES:
-        raise PydanticCustomError("literal_error", "unknown recipe", {"words": list(SHORT_RECIPES)})
-    return SHORT_RECIPES[value]
+RecipeWord = Literal[tuple(SHORT_RECIPES)]  # type: ignore[valid-type]  # words and presets, from one list
 
 
 def _count_seeds(value: Any) -> Any:
@@ -51,7 +42,7 @@ def _count_seeds(value: Any) -> Any:
 
 RecipeEntry = Annotated[
     RecipeSpec,
-    BeforeValidator(_expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
+    BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
     Field(description="one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"),
 ]
 Backend = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -33,11 +34,6 @@ OTHERS = {
     "data.token_dtype": "uint32",
     "training.schedule": "cosine",
     "backend": "reference",
-    "format": "bf16",
-    "scale": "none",
-    "rounding": "nearest",
-    "signs": "none",
-    "hadamard": 32,
 }
 
 
@@ -53,30 +49,28 @@ def leaves(value, path=""):
 
 
 def changed(value, path, whole_path):
-    """Return a copy with another value of the field at the path."""
+    """Return a copy with another value of the field at the path; whether it makes sense does not matter."""
     head, _, rest = path.partition(".")
     old = getattr(value, head)
+    other = copy.copy(value)
     if rest:
-        return replace(value, **{head: changed(old, rest, whole_path)})
-    new = OTHERS.get(whole_path, OTHERS.get(head) if whole_path.startswith("recipe.") else None)
-    if new is None or new == old:
-        if isinstance(old, bool):
-            new = not old
-        elif isinstance(old, int):
-            new = {0: 16, 16: 32}.get(old, 0) if head == "hadamard" else old + 1
-        elif isinstance(old, float):
-            new = old / 2 if old else 0.5
-        elif isinstance(old, list):
-            new = [*old, "more"]
-        elif isinstance(old, str):
-            new = {
-                "bf16": "mxfp4",
-                "none": "step" if head == "signs" else "floor",
-                "nearest": "stochastic",
-            }.get(old, f"{old}x")
-        else:
-            new = "x" if "path" in head else 7
-    return replace(value, **{head: new})
+        new = changed(old, rest, whole_path)
+    elif whole_path in OTHERS:
+        new = OTHERS[whole_path]
+    elif isinstance(old, bool):
+        new = not old
+    elif isinstance(old, int):
+        new = old + 1
+    elif isinstance(old, float):
+        new = old / 2 if old else 0.5
+    elif isinstance(old, list | tuple):
+        new = [*old, "more"]
+    elif isinstance(old, str):
+        new = f"{old}x"
+    else:
+        new = "x" if "path" in head else 7
+    object.__setattr__(other, head, new)
+    return other
 
 
 ALL_LEAVES = list(leaves(CONFIG))

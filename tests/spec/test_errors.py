@@ -459,10 +459,10 @@ arms:
 arms:
   a: {recipe: fp9}
   b: {recipe: {gemms: [fprop, wgrda]}}
-  c: {recipe: {wgrad: fp16, dgrad: {stabiliser: dth}}}
+  c: {recipe: {wgrad: fp61, dgrad: {stabiliser: dth}}}
   d: {recipe: [fprop]}
   e: {recipe: {gemms: fprop}}
-  f: {recipe: {hadamard_size: 64}}
+  f: {recipe: {hadamard_size: 48}}
 """,
         [
             "5:15: arms.a.recipe: unknown recipe 'fp9' (did you mean 'fp8'?)",
@@ -470,14 +470,18 @@ arms:
                 "6:31: arms.b.recipe.gemms[1]: expected fprop, dgrad or wgrad, got 'wgrda' (did you mean "
                 "'wgrad'?)"
             ),
-            "7:23: arms.c.recipe.wgrad: expected bf16, fp8 or mxfp4, got 'fp16' (did you mean 'bf16'?)",
+            (
+                "7:23: arms.c.recipe.wgrad: expected bf16, fp16, fp8, fp8-delayed, fp8-rowwise, "
+                "fp8-blockwise, mxfp8, mxfp6_e3m2, mxfp6_e2m3, mxfp4, mxfp4_e3m0, nvfp4, fp4_e2m1 or "
+                "fp4_e3m0, got 'fp61' (did you mean 'fp16'?)"
+            ),
             (
                 "7:49: arms.c.recipe.dgrad.stabiliser: expected none, sr, rht, dht, sr+rht or sr+dht, got "
                 "'dth' (did you mean 'dht'?)"
             ),
             "8:15: arms.d.recipe: expected a mapping, got a list",
             "9:23: arms.e.recipe.gemms: expected a list, got 'fprop' (write [fprop])",
-            "10:31: arms.f.recipe.hadamard_size: expected 16 or 32, got 64",
+            "10:31: arms.f.recipe.hadamard_size: expected 16, 32, 64, 128 or 256, got 48",
         ],
     ),
     "a stabiliser without FP4": (

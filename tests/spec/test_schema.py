@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
-from ablate.recipes import RecipeSpec
+from ablate.recipes import GEMMS, RecipeSpec
+from ablate.recipes.short import GemmSpec, OperandSpec
 from ablate.spec import json_schema, shipped_studies
 
 GRID = """\
@@ -100,8 +103,10 @@ def test_every_field_of_base_has_a_description_or_a_telling_name():
     }
     assert undescribed <= {
         *("TrainingConfig.beta1", "TrainingConfig.beta2", "TrainingConfig.adam_eps"),
-        *(f"RecipeSpec.{gemm}" for gemm in ("fprop", "dgrad", "wgrad")),
-        *(f"GemmSpec.{key}" for key in ("format", "stabiliser", "hadamard_size")),
+        *(f"{spec}.{gemm}" for spec in ("RecipeSpec", "LayerRecipeSpec") for gemm in GEMMS),
+        *(f"GemmSpec.{key.name}" for key in fields(GemmSpec)),
+        *(f"OperandSpec.{key.name}" for key in fields(OperandSpec)),
+        *("LayerSpec.recipe", "PhaseSpec.recipe"),
         "ArmSection.description",
     }
 
@@ -115,7 +120,7 @@ def test_every_field_can_be_a_factor():
         "recipe": RecipeSpec,
         "resources": ResourcesConfig,
     }
-    for section, fields in sections.items():
-        for field in fields.__dataclass_fields__:
+    for section, kind in sections.items():
+        for field in kind.__dataclass_fields__:
             assert f"{section}.{field}" in factors
     assert {"backend", "recipe.wgrad.stabiliser", *sections} <= set(factors)

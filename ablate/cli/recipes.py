@@ -1,0 +1,183 @@
+"""``ablate recipes``: the published recipes by name, and every operand of one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.cli.table import format_table
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
+
+
+@click.group(
+    "recipes",
+    invoke_without_command=True,
+    epilog="Examples:  ablate recipes    ablate recipes show tseng    ablate recipes show tseng --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """List the recipes that a study can name, or show one of them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from ablate.recipes import PRESETS
+
+    if as_json:
+        rows = [
+            {"name": p.name, "summary": p.summary, "url": p.source.url, "year": p.source.year}
+            for p in PRESETS.values()
+        ]
+        click.echo(json.dumps({"recipes": rows}, indent=1))
+        return
+    table = [(p.name, p.summary, _short(p.source.url)) for p in PRESETS.values()]
+    click.echo(format_table(("recipe", "what", "source"), table, width=_width()))
+    click.echo("\nbf16, fp8 and mxfp4 are words too. One in full: ablate recipes show NAME")
+
+
+@command.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+def show(name: str, as_json: bool) -> None:
+    """Show a recipe's six operands, its source, what that states and what had to be assumed."""
+    from ablate.recipes import PRESETS
+
+    if name not in PRESETS:
+        import difflib
+
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "`ablate recipes` lists them"
+        raise UserError(f"no recipe '{name}' ({hint})")
+    preset = PRESETS[name]
+    if as_json:
+        from dataclasses import asdict
+
+        click.echo(json.dumps(asdict(preset), indent=1))
+        return
+    click.echo("\n".join(_lines(preset)))
+
+
+def _short(url: str) -> str:
+    return url.replace("https://arxiv.org/abs/", "arXiv:").removeprefix("https://github.com/")
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 120)
+
+
+def _lines(preset: Preset) -> list[str]:
+    source, recipe = preset.source, preset.recipe
+    lines = [
+        f"{preset.name}: {preset.summary}",
+        f"{source.authors}: {source.title} ({source.year})",
+        f"  {source.url}",
+        "",
+        _operands(recipe),
+    ]
+    lines += [f"\n{_where(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules]
+    lines += [f"\n{_when(phase)}:\n{_operands(phase.recipe)}" for phase in recipe.phases]
+    lines += ["\npublished:", *(f"  - {line}" for line in preset.published)]
+    if preset.assumed:
+        lines += ["assumed:", *(f"  - {line}" for line in preset.assumed)]
+    return [*lines, "\nin a study:", f"  recipe: {preset.name}", f"  recipe: {_yaml(preset)}"]
+
+
+def _where(rule: LayerRule) -> str:
+    parts = [f"the first {rule.first}"] if rule.first else []
+    parts += [f"the last {rule.last}"] if rule.last else []
+    named = [f"{' and '.join(parts)} blocks"] if parts else []
+    named += ["the head"] if rule.head else []
+    named += [f"layers named {rule.match}"] if rule.match else []
+    return ", ".join(named)
+
+
+def _when(phase: Phase) -> str:
+    if phase.from_fraction is not None:
+        return f"from {phase.from_fraction:.0%} of the budget on"
+    return f"from {phase.from_tokens:,} tokens on"
+
+
+def _operands(recipe: LayerRecipe) -> str:
+    rows = []
+    for gemm, operand, p in recipe.operands():
+        scale = p.scale if p.block == "none" else f"{p.scale} {p.block}"
+        rounding = p.rounding if p.prescale == 1.0 else f"{p.rounding} × {p.prescale:g}"
+        hadamard = f"H{p.hadamard}" if p.hadamard else ""
+        signs = f"signs: {p.signs}" if p.signs != "none" else ""
+        rows.append((gemm, operand, p.format, scale, rounding, f"{hadamard} {signs}".strip(), _rest(p)))
+    header = ("GEMM", "operand", "format", "scale", "rounding", "Hadamard", "")
+    return format_table(header, rows, width=_width())
+
+
+def _rest(policy: OperandPolicy) -> str:
+    said = {
+        "signs after H": policy.signs_after,
+        "permuted": policy.permute,
+        "rotated in bf16": policy.rotated_bf16,
+        "prescale undone on the operand": policy.undo == "operand",
+        "from the quantised forward": policy.source == "forward",
+        "gradient masked": policy.mask,
+    }
+    return ", ".join(words for words, holds in said.items() if holds)
+
+
+def _yaml(preset: Preset) -> str:
+    """Write the recipe out in full as one line of YAML, without its name."""
+    recipe = preset.recipe
+    text: dict[str, Any] = _gemms(recipe)
+    if recipe.rules:
+        text["layers"] = [
+            {key: getattr(rule, key) for key in ("match", "first", "last", "head") if getattr(rule, key)}
+            | {"recipe": _gemms(rule.recipe)}
+            for rule in recipe.rules
+        ]
+    if recipe.phases:
+        text["phases"] = [
+            {key: getattr(phase, key) for key in ("from_tokens", "from_fraction") if getattr(phase, key)}
+            | {"recipe": _gemms(phase.recipe)}
+            for phase in recipe.phases
+        ]
+    return _flow(text)
+
+
+def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
+    from ablate.recipes.policy import HIGH_PRECISION
+
+    text: dict[str, Any] = {}
+    for gemm, operand, policy in recipe.operands():
+        if policy != HIGH_PRECISION:
+            text.setdefault(gemm, {})[operand] = _differences(policy)
+    return text
+
+
+def _differences(policy: OperandPolicy) -> dict[str, Any]:
+    from dataclasses import fields
+
+    from ablate.recipes import sense
+    from ablate.recipes.policy import HIGH_PRECISION
+
+    usual = {"scale": sense.DEFAULT_SCALE, "block": sense.DEFAULT_BLOCK}
+    found: dict[str, Any] = {}
+    for field in fields(policy):
+        value = getattr(policy, field.name)
+        default = getattr(HIGH_PRECISION, field.name)
+        if field.name in usual:
+            default = usual[field.name].get(policy.format, "none")
+        if value != default:
+            found[field.name] = value
+    return found
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(below)}" for key, below in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,119 @@
+"""From a format and a stabiliser to the two operands of a GEMM: what short forms and presets are made of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ablate.recipes.policy import (
+    OPERANDS,
+    Block,
+    Format,
+    Gemm,
+    GemmPolicy,
+    HadamardSize,
+    LayerRecipe,
+    OperandPolicy,
+    Scale,
+    Signs,
+)
+
+GemmFormat = Literal[
+    "bf16", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3",
+    "mxfp4", "mxfp4_e3m0", "nvfp4", "fp4_e2m1", "fp4_e3m0",
+]  # fmt: skip
+Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
+
+_FP8_SCALES: dict[str, Scale] = {"fp8": "tensor", "fp8-delayed": "delayed", "fp8-rowwise": "row"}
+_CLIPPING = ("floor", "even", "uos")
+"""Scale rules of mxfp4 under which the largest values clip."""
+
+
+class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
+    """A recipe whose parts contradict each other. ``key`` is the part to look at."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def build(key: str, of: Any, **fields: Any) -> Any:
+    """Build a policy of class ``of``; what contradicts itself in it becomes a ``SenselessRecipe``."""
+    try:
+        return of(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        raise SenselessRecipe(key, str(cause) if cause is not None else first["msg"]) from None
+
+
+def is_low_precision(fmt: GemmFormat | Format) -> bool:
+    """Tell whether a stabiliser can act on this format: one with block scales, or FP4."""
+    return fmt.startswith(("mx", "nv", "fp4"))
+
+
+def gemm_policy(
+    gemm: Gemm,
+    fmt: GemmFormat,
+    *,
+    stabiliser: Stabiliser = "none",
+    hadamard_size: HadamardSize = 16,
+    scale: Scale | None = None,
+    signs: Signs = "step",
+    prescale: float | None = None,
+    weight_block: Block = "none",
+) -> GemmPolicy:
+    """Return the two operands of a GEMM in one format, stabilised alike.
+
+    FP8 is E4M3 for x and w and E5M2 for dy with one scale a tensor (TransformerEngine's hybrid), E4M3
+    throughout with finer scales; ``fp8-blockwise`` scales x and dy by 1×128 and w by 128×128 (DeepSeek-V3).
+    Stochastic rounding takes Tseng's 3/4 prescale where the scale rule of mxfp4 lets values clip.
+
+    Raises:
+        SenselessRecipe: parts that contradict each other; its key is the GEMM.
+    """
+    if fmt in ("bf16", "fp16"):
+        high = OperandPolicy(format=fmt)
+        return GemmPolicy(left=high, right=high)
+    if fmt.startswith("fp8"):
+        return _fp8(gemm, fmt)
+    parts = set(stabiliser.split("+"))
+    rotated, stochastic = bool(parts & {"rht", "dht"}), "sr" in parts
+    clips = fmt == "mxfp4" and (scale or "floor") in _CLIPPING
+    fields: dict[str, Any] = {
+        "format": fmt,
+        "scale": scale or "none",
+        "rounding": "stochastic" if stochastic else "nearest",
+        "prescale": (prescale if prescale is not None else 0.75 if clips else 1.0) if stochastic else 1.0,
+        "hadamard": hadamard_size if rotated else 0,
+        "signs": signs if "rht" in parts else "none",
+    }
+    left, right = OPERANDS[gemm]
+    operands = {
+        name: build(gemm, OperandPolicy, **fields, block=weight_block if name == "w" else "none")
+        for name in (left, right)
+    }
+    policy: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])
+    return policy
+
+
+def _fp8(gemm: Gemm, fmt: str) -> GemmPolicy:
+    left, right = OPERANDS[gemm]
+    policies = {}
+    for name in (left, right):
+        if fmt == "fp8-blockwise":
+            policies[name] = OperandPolicy(format="fp8_e4m3", scale="128x128" if name == "w" else "1x128")
+        elif fmt == "fp8-rowwise":
+            policies[name] = OperandPolicy(format="fp8_e4m3", scale="row")
+        else:
+            policies[name] = OperandPolicy(
+                format="fp8_e5m2" if name == "dy" else "fp8_e4m3", scale=_FP8_SCALES[fmt]
+            )
+    return GemmPolicy(left=policies[left], right=policies[right])
+
+
+def layer_recipe(key: str, gemms: dict[Gemm, GemmPolicy]) -> LayerRecipe:
+    """Return the three GEMMs as one layer's recipe, or raise ``SenselessRecipe``."""
+    recipe: LayerRecipe = build(key, LayerRecipe, **gemms)
+    return recipe

@@ -1,0 +1,51 @@
+"""A recipe in one short line, for tables and tags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ablate.recipes.policy import GEMMS, LayerRecipe
+
+if TYPE_CHECKING:
+    from ablate.recipes.policy import Gemm, GemmPolicy, OperandPolicy, Recipe
+
+_LETTERS: dict[Gemm, str] = {"fprop": "Fprop", "dgrad": "Dgrad", "wgrad": "Wgrad"}
+_HADAMARD = {"none": "DHT", "fixed": "RHT(fixed)", "layer": "RHT(layer)", "step": "RHT", "call": "RHT(call)"}
+_ROUNDING = {"nearest": "", "stochastic": " SR", "stochastic_rocm": " SR(rocm)"}
+_USUAL = ("none", "floor", "tensor", "two_level")
+
+
+def _operand(policy: OperandPolicy) -> str:
+    label: str = "fp8" if policy.format.startswith("fp8") else policy.format
+    if policy.scale not in _USUAL:
+        label += f"({policy.scale})"
+    label += _ROUNDING[policy.rounding]
+    if policy.hadamard:
+        label += f" {_HADAMARD[policy.signs]}{policy.hadamard}"
+    if policy.permute:
+        label += "+perm"
+    return label
+
+
+def _gemm(policy: GemmPolicy) -> str:
+    left, right = _operand(policy.left), _operand(policy.right)
+    return left if left == right else f"{left} × {right}"
+
+
+def describe_layer(recipe: LayerRecipe) -> str:
+    """Return one line for the three GEMMs, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
+    groups: dict[str, list[str]] = {}
+    for gemm in GEMMS:
+        groups.setdefault(_gemm(recipe.gemm(gemm)), []).append(_LETTERS[gemm])
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())
+
+
+def describe(recipe: Recipe) -> str:
+    """Return one line for a whole recipe, with the number of its rules and phases."""
+    line = describe_layer(recipe)
+    for count, what in ((len(recipe.rules), "rule"), (len(recipe.phases), "phase")):
+        if count:
+            line += f"; {count} {what}{'s' if count > 1 else ''}"
+    return line

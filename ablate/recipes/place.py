@@ -1,0 +1,97 @@
+"""Where a linear layer stands in its model, and which recipes it follows when: rules, phases, the default.
+
+A layer's block is the first whole number among the parts of its dotted name: ``blocks.3.ffn.down`` and
+``model.layers.3.mlp.down_proj`` stand in block 3. The first rule that names a layer decides for the whole
+run; phases are for the layers that no rule names. The head keeps high precision unless a rule names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ablate.recipes.policy import LayerRecipe, LayerRule, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_HIGH_PRECISION = LayerRecipe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlace:
+    """One linear layer: its name, its block (None outside of them), their number, and if it is a head."""
+
+    name: str
+    block: int | None
+    num_blocks: int
+    is_head: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a layer follows from a token count, or a share of the budget, on."""
+
+    from_tokens: int = 0
+    from_fraction: float | None = None
+    recipe: LayerRecipe
+
+    def start(self, total_tokens: int | None) -> int:
+        """Return the first token of this stage.
+
+        Raises:
+            ValueError: a share of a budget that is not known.
+        """
+        if self.from_fraction is None:
+            return self.from_tokens
+        if total_tokens is None:
+            raise ValueError("a phase that starts at a fraction of the budget needs total_tokens")
+        return round(self.from_fraction * total_tokens)
+
+
+def block_of(name: str) -> int | None:
+    """Return the block in a layer's dotted name, None where there is none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), None)
+
+
+def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, LayerPlace]:
+    """Return the place of every layer of a model, in order."""
+    blocks = {name: block_of(name) for name in names}
+    num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
+    return {
+        name: LayerPlace(name=name, block=block, num_blocks=num_blocks, is_head=name in heads)
+        for name, block in blocks.items()
+    }
+
+
+def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
+    """Tell whether a rule names this layer."""
+    if rule.head and place.is_head:
+        return True
+    if rule.match is not None and fnmatchcase(place.name, rule.match):
+        return True
+    if place.block is None:
+        return False
+    return place.block < rule.first or place.block >= place.num_blocks - rule.last
+
+
+def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
+    """Return what this layer follows, in order of the starts; the first stage starts at token 0."""
+    for rule in recipe.rules:
+        if names_layer(rule, place):
+            return (Stage(recipe=rule.recipe),)
+    if place.is_head:
+        return (Stage(recipe=_HIGH_PRECISION),)
+    default = LayerRecipe(fprop=recipe.fprop, dgrad=recipe.dgrad, wgrad=recipe.wgrad)
+    later = (
+        Stage(from_tokens=phase.from_tokens or 0, from_fraction=phase.from_fraction, recipe=phase.recipe)
+        for phase in recipe.phases
+    )
+    return (Stage(recipe=default), *later)
+
+
+def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:
+    """Return the rules that name no layer."""
+    known = list(layers)
+    return [rule for rule in recipe.rules if not any(names_layer(rule, place) for place in known)]

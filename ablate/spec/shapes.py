@@ -1,0 +1,174 @@
+"""Which numbers must divide which dimensions of the built-in model, layer by layer, under a recipe's rules.
+
+A policy's block and Hadamard group lie along the contraction dimension of its GEMM, the rows of a square tile
+along the operand's other dimension, over which another GEMM contracts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.config import LINEAR_LAYERS, layer_names
+from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
+from ablate.recipes.place import LayerPlace, places, stages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ablate.config import ModelConfig, TrainingConfig
+
+FieldPath = tuple[str, ...]
+
+_OTHER: dict[tuple[Gemm, str], Gemm] = {
+    ("fprop", "x"): "wgrad",
+    ("fprop", "w"): "dgrad",
+    ("dgrad", "dy"): "wgrad",
+    ("dgrad", "w"): "fprop",
+    ("wgrad", "dy"): "dgrad",
+    ("wgrad", "x"): "fprop",
+}
+"""The GEMM that contracts over an operand's other dimension."""
+_WORDS = {
+    "attention.qkv": ("q", "k", "v"),
+    "attention.out": ("o",),
+    "ffn.gate_up": ("gate", "up"),
+    "ffn.down": ("down",),
+    "head": ("head",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What must divide a dimension, and what needs it."""
+
+    divisor: int = 1
+    why: str = "block"
+
+    def with_policy(self, policy: OperandPolicy, *, rows: bool) -> Need:
+        """Return the larger of this and a policy's need; all of them are powers of two."""
+        block_rows, block_columns = block_shape(policy)
+        block = block_rows if rows else block_columns
+        group = 1 if rows else policy.hadamard
+        if max(block, group) <= self.divisor:
+            return self
+        return Need(divisor=max(block, group), why="block" if block >= group else "Hadamard group")
+
+
+_Needs = dict[tuple[str, Gemm], Need]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A dimension that does not fit, in words, and the fields that set it."""
+
+    what: str
+    hint: str
+    paths: tuple[FieldPath, ...]
+
+
+def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
+    """Return the places of the built-in model's linear layers."""
+    return places(layer_names(model), heads=("head",))
+
+
+def runs_in_low_precision(recipe: Recipe, where: dict[str, LayerPlace]) -> bool:
+    """Tell whether any layer ever leaves high precision."""
+    return any(
+        policy.format not in ("bf16", "fp16")
+        for place in where.values()
+        for stage in stages(recipe, place)
+        for _, _, policy in stage.recipe.operands()
+    )
+
+
+class Shapes:
+    """Finds misfits; what a recipe needs of a model is worked out once for all arms that share both."""
+
+    def __init__(self) -> None:
+        self._needs: dict[tuple[int, int], tuple[ModelConfig, Recipe, _Needs]] = {}
+
+    def misfits(
+        self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe
+    ) -> Iterator[Misfit]:
+        """Yield every dimension that a block, a tile or a Hadamard group does not divide.
+
+        Without a usable training section the token dimension is left out. The vocabulary, over which a
+        head's Dgrad contracts, is not known here.
+        """
+        key = (id(model), id(recipe))
+        if key not in self._needs:  # both are kept, so that their ids stay their own
+            self._needs[key] = (model, recipe, _needs(recipe, model))
+        needs = self._needs[key][2]
+        if not needs:
+            return
+        for shown, size, gemm, parts, paths in _dimensions(model, training):
+            here = {part: need for part in parts if (need := needs.get((part, gemm))) and size % need.divisor}
+            if not here:
+                continue
+            need = max(here.values(), key=lambda need: need.divisor)
+            layers = (
+                "every layer" if len(here) >= len(LINEAR_LAYERS) else _listed(here, kv="kv_heads" in shown)
+            )
+            yield Misfit(
+                what=f"{shown} is not a multiple of {need.divisor}, as {gemm.capitalize()} of {layers} "
+                "needs it",
+                hint=f"its {need.why} of {need.divisor} lies along this dimension",
+                paths=paths,
+            )
+
+
+def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
+    needs: _Needs = {}
+    for place in model_places(model).values():
+        part = "head" if place.is_head else place.name.split(".", 2)[2]
+        for stage in stages(recipe, place):
+            for gemm, operand, policy in stage.recipe.operands():
+                for which, rows in ((gemm, False), (_OTHER[gemm, operand], True)):
+                    before = needs.get((part, which), Need())
+                    needs[part, which] = before.with_policy(policy, rows=rows)
+    return {key: need for key, need in needs.items() if need.divisor > 1}
+
+
+def _listed(parts: dict[str, Need], *, kv: bool) -> str:
+    words = [word for part in _WORDS if part in parts for word in _WORDS[part]]
+    words = ["k", "v"] if kv else words
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _dimensions(
+    model: ModelConfig, training: TrainingConfig | None
+) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[FieldPath, ...]]]:
+    """Yield (dimension in words, size, GEMM that contracts over it, layers, fields)."""
+    width, ffn = model.width, model.ffn
+    kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
+    kv_width = kv_heads * head_dim
+    of_width: tuple[FieldPath, ...] = (("model", "width"),)
+    of_ffn: tuple[FieldPath, ...] = (("model", "ffn"),)
+    yield (
+        f"width {width}",
+        width,
+        "fprop",
+        ("attention.qkv", "attention.out", "ffn.gate_up", "head"),
+        of_width,
+    )
+    yield f"ffn {ffn}", ffn, "fprop", ("ffn.down",), of_ffn
+    outputs = ("attention.qkv", "attention.out", "ffn.down")
+    yield f"width {width}", width, "dgrad", outputs, of_width
+    if kv_width != width:
+        shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
+        kv_paths: tuple[FieldPath, ...] = (("model", "kv_heads"), ("model", "heads"), ("model", "width"))
+        yield shown, kv_width, "dgrad", ("attention.qkv",), kv_paths
+    yield f"ffn {ffn}", ffn, "dgrad", ("ffn.gate_up",), of_ffn
+    if training is None:
+        return
+    micro = training.micro_batch_size or training.batch_size
+    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
+    tokens = micro * training.seq_len
+    yield (
+        f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
+        tokens,
+        "wgrad",
+        (*LINEAR_LAYERS, "head"),
+        (("training", "seq_len"), ("training", "micro_batch_size"), ("training", "batch_size")),
+    )

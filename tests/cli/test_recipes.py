@@ -1,0 +1,54 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli.recipes import command
+from ablate.errors import UserError
+from ablate.recipes import PRESETS
+
+
+def run(*arguments, width="80"):
+    return CliRunner(env={"COLUMNS": width}).invoke(command, list(arguments), catch_exceptions=False)
+
+
+def test_the_list_fits_a_terminal_and_names_every_recipe():
+    output = run().output
+    assert max(map(len, output.splitlines())) <= 80
+    assert all(f"\n{name} " in output for name in PRESETS)
+
+
+def test_json_lists_every_recipe():
+    rows = json.loads(run("--json").output)["recipes"]
+    assert [row["name"] for row in rows] == list(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_show_says_operands_source_and_assumptions(name):
+    output = run("show", name).output
+    preset = PRESETS[name]
+    assert preset.source.url in output
+    assert output.count("\nwgrad") >= 2
+    assert all(line in output for line in (*preset.published, *preset.assumed))
+    assert f"recipe: {name}" in output
+
+
+def test_show_as_json():
+    content = json.loads(run("show", "tseng", "--json").output)
+    assert content["recipe"]["wgrad"]["left"]["prescale"] == 0.75
+
+
+def test_an_unknown_name_has_a_hint():
+    with pytest.raises(UserError, match="did you mean 'tetrajet'"):
+        run("show", "tetrajt")
+
+
+def test_listing_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from ablate.cli import cli; cli(['recipes'], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,59 @@
+import pytest
+
+from ablate.recipes import PRESETS, LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
+from ablate.recipes.place import block_of, idle_rules, places, stages
+
+MXFP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))
+NAMES = [f"model.layers.{i}.{part}" for i in range(12) for part in ("q_proj", "mlp.down")] + ["lm_head"]
+WHERE = places(NAMES, heads=("lm_head",))
+
+
+def formats(recipe, name, tokens=0, total=None):
+    started = [stage.recipe for stage in stages(recipe, WHERE[name]) if stage.start(total) <= tokens]
+    return started[-1].fprop.left.format
+
+
+def test_a_block_is_the_first_number_of_the_name():
+    assert block_of("model.layers.11.q_proj") == 11
+    assert block_of("encoder.2.block.7.out") == 2
+    assert block_of("lm_head") is None
+    assert WHERE["model.layers.3.q_proj"].num_blocks == 12
+
+
+def test_without_rules_blocks_follow_the_recipe_and_the_head_does_not():
+    assert formats(MXFP4, "model.layers.0.q_proj") == "mxfp4"
+    assert formats(MXFP4, "lm_head") == "bf16"
+
+
+def test_first_and_last_blocks():
+    nvidia = PRESETS["nvidia-nvfp4"].recipe
+    kept = {i for i in range(12) if formats(nvidia, f"model.layers.{i}.q_proj") == "bf16"}
+    assert kept == {0, 1, *range(4, 12)}
+
+
+def test_the_first_rule_that_names_a_layer_decides():
+    rules = (
+        LayerRule(match="*.down", recipe=LayerRecipe(fprop=MXFP4.fprop)),
+        LayerRule(match="*.layers.0.*"),
+        LayerRule(head=True, recipe=LayerRecipe(fprop=resolve(RecipeSpec(rest="fp8")).fprop)),
+    )
+    recipe = Recipe(rules=rules)
+    assert formats(recipe, "model.layers.0.mlp.down") == "mxfp4"
+    assert formats(recipe, "model.layers.0.q_proj") == "bf16"
+    assert formats(recipe, "lm_head") == "fp8_e4m3"
+    assert idle_rules(recipe, WHERE.values()) == []
+    idle = Recipe(rules=(LayerRule(match="*.dwon"),))
+    assert [rule.match for rule in idle_rules(idle, WHERE.values())] == ["*.dwon"]
+
+
+def test_phases_begin_at_tokens_or_at_a_share_of_the_budget():
+    early = Phase(from_tokens=100, recipe=LayerRecipe(fprop=MXFP4.fprop))
+    late = Phase(from_fraction=0.5, recipe=LayerRecipe())
+    recipe = Recipe(phases=(early, late))
+    name = "model.layers.5.q_proj"
+    assert [formats(recipe, name, tokens, 1000) for tokens in (0, 99, 100, 499, 500)] == [
+        "bf16", "bf16", "mxfp4", "mxfp4", "bf16",
+    ]  # fmt: skip
+    assert formats(recipe, "lm_head", 200, 1000) == "bf16"
+    with pytest.raises(ValueError, match="needs total_tokens"):
+        formats(recipe, name, 0, None)

@@ -1,0 +1,125 @@
+import pytest
+from pydantic import TypeAdapter
+
+from ablate.recipes import LayerRecipe, RecipeSpec, SenselessRecipe, describe, resolve
+
+
+def recipe(**fields):
+    return resolve(TypeAdapter(RecipeSpec).validate_python(fields))
+
+
+ALL = ["fprop", "dgrad", "wgrad"]
+
+
+def test_todays_words_mean_what_they_meant():
+    assert describe(recipe()) == "bf16"
+    assert describe(recipe(rest="fp8")) == "fp8"
+    six = {p for *_, p in recipe(gemms=ALL, stabiliser="sr+rht", hadamard_size=32).operands()}
+    assert len(six) == 1
+    policy = six.pop()
+    assert (policy.scale, policy.rounding, policy.prescale) == ("floor", "stochastic", 0.75)
+    assert (policy.hadamard, policy.signs) == (32, "step")
+
+
+@pytest.mark.parametrize(
+    ("fields", "prescale"),
+    [
+        ({}, 0.75),
+        ({"scale": "even"}, 0.75),
+        ({"scale": "uos"}, 0.75),
+        ({"scale": "rceil"}, 1.0),
+        ({"scale": "ceil"}, 1.0),
+        ({"prescale": 1.0}, 1.0),
+        ({"format": "nvfp4"}, 1.0),
+        ({"scale": "rceil", "prescale": 0.5}, 0.5),
+    ],
+)
+def test_stochastic_rounding_takes_a_prescale_where_values_can_clip(fields, prescale):
+    assert recipe(gemms=["wgrad"], stabiliser="sr", **fields).wgrad.left.prescale == prescale
+
+
+def test_a_gemm_and_an_operand_can_differ():
+    mixed = recipe(
+        gemms=ALL,
+        stabiliser="dht",
+        wgrad={"stabiliser": "rht", "signs": "fixed", "dy": {"rounding": "stochastic"}},
+        dgrad={"format": "nvfp4", "scale": "four_six"},
+    )
+    assert mixed.fprop.left.signs == "none"
+    assert mixed.wgrad.left.signs == mixed.wgrad.right.signs == "fixed"
+    assert (mixed.wgrad.left.rounding, mixed.wgrad.right.rounding) == ("stochastic", "nearest")
+    assert (mixed.dgrad.left.scale, mixed.dgrad.left.hadamard) == ("four_six", 16)
+
+
+def test_another_format_of_an_operand_has_its_own_usual_scale():
+    mixed = recipe(gemms=ALL, scale="even", fprop={"w": {"format": "nvfp4"}})
+    assert (mixed.fprop.right.scale, mixed.fprop.right.block) == ("two_level", "1x16")
+    assert mixed.fprop.left.scale == "even"
+
+
+def test_a_weight_tile_is_for_the_weight():
+    tiled = recipe(gemms=ALL, weight_block="32x32")
+    assert tiled.fprop.right.block == tiled.dgrad.right.block == "32x32"
+    assert {tiled.fprop.left.block, tiled.dgrad.left.block, tiled.wgrad.left.block} == {"1x32"}
+
+
+def test_layers_and_phases():
+    whole = recipe(
+        gemms=ALL,
+        layers=[{"first": 1, "last": 2, "recipe": "bf16"}, {"head": True, "recipe": "mxfp8"}],
+        phases=[{"from_fraction": 0.9, "recipe": {"gemms": ["fprop"]}}],
+    )
+    assert [(rule.first, rule.last, rule.head) for rule in whole.rules] == [(1, 2, False), (0, 0, True)]
+    assert whole.rules[0].recipe == LayerRecipe()
+    assert whole.rules[1].recipe.fprop.left.format == "mxfp8"
+    assert whole.phases[0].from_fraction == 0.9
+    assert whole.phases[0].recipe.wgrad.left.format == "bf16"
+
+
+def test_a_preset_can_be_varied_but_not_said_twice():
+    varied = recipe(
+        preset="tseng", wgrad={"dy": {"rounding": "nearest", "prescale": 1.0}}, fprop="fp8", layers=[]
+    )
+    assert varied.wgrad.left.rounding == "nearest"
+    assert varied.wgrad.right.rounding == "stochastic"
+    assert varied.fprop.left.format == "fp8_e4m3"
+    assert recipe(preset="nvidia-nvfp4", layers=[]).rules == ()
+    assert recipe(preset="nvidia-nvfp4").rules != ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "message"),
+    [
+        ({"gemms": ["fprop", "fprop"]}, "gemms", "named twice"),
+        ({"stabiliser": "sr"}, "stabiliser", "no FP4 GEMM"),
+        ({"scale": "even"}, "scale", "no FP4 GEMM"),
+        ({"gemms": ["wgrad"], "weight_block": "32x32"}, "weight_block", "no FP4 GEMM"),
+        ({"gemms": ["wgrad"], "signs": "call"}, "signs", "without a random Hadamard"),
+        ({"gemms": ["wgrad"], "prescale": 0.5}, "prescale", "without stochastic rounding"),
+        ({"wgrad": {"stabiliser": "sr"}}, "wgrad", "not in FP4"),
+        ({"wgrad": {"scale": "even"}}, "wgrad", "not in FP4"),
+        ({"gemms": ["wgrad"], "scale": "two_level"}, "wgrad", "scale 'two_level' on mxfp4"),
+        ({"gemms": ["wgrad"], "wgrad": {"w": {"block": "32x32"}}}, "wgrad", "wgrad has no operand w"),
+        ({"gemms": ["wgrad"], "wgrad": {"dy": {"hadamard": 16}}}, "wgrad", "rotation would not cancel"),
+        (
+            {"gemms": ["wgrad"], "wgrad": {"dy": {"hadamard": 16, "signs": "step"}, "x": {"hadamard": 16}}},
+            "wgrad",
+            "signs step on one operand and none on the other",
+        ),
+        ({"gemms": ALL, "stabiliser": "dht", "weight_block": "32x32"}, "fprop", "square weight tile"),
+        ({"gemms": ALL, "wgrad": {"dy": {"source": "forward"}}}, "fprop", "source 'forward' on wgrad.dy"),
+        ({"gemms": ["wgrad"], "wgrad": {"x": {"source": "forward"}}}, "fprop", "Fprop's x is in bf16"),
+        ({"gemms": ALL, "wgrad": {"x": {"mask": True}}}, "fprop", "mask on wgrad.x"),
+        ({"preset": "tsengg"}, "preset", "did you mean 'tseng'"),
+        ({"preset": "tseng", "gemms": ["fprop"]}, "gemms", "beside preset 'tseng'"),
+        ({"preset": "tseng", "stabiliser": "dht"}, "stabiliser", "beside preset 'tseng'"),
+        ({"preset": "tseng", "wgrad": {"stabiliser": "dht"}}, "wgrad", "without its format"),
+        ({"gemms": ALL, "layers": [{"recipe": "bf16"}]}, "layers", "names none"),
+        ({"gemms": ALL, "phases": [{"recipe": "bf16"}]}, "phases", "from_tokens or at from_fraction"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(fields, key, message):
+    with pytest.raises(SenselessRecipe, match=message) as caught:
+        recipe(**fields)
+    assert caught.value.key == key
+    assert "\n" not in str(caught.value)
