@@ -1,50 +1,41 @@
-"""The compiled CPU quantiser: built once per machine type, checked for its bits, then loaded in milliseconds.
+"""The compiled CPU quantiser: from an operand's policy to a job of ``kernel.cpp``, with the reference's bits.
 
-``kernel.cpp`` is compiled on first use (a few seconds) into the user's cache, under a name that holds the
-hash of the source, of the compiler's version and of the CPU's features, so that a shared home directory
-serves machines that differ. A fresh build is used only after it gave the same bits as plain torch. Without
-a compiler everything still works through plain torch, several times slower; ``availability()`` says so.
+A fresh build is used only after it gave the same bits as plain torch. Without a compiler everything still
+works through plain torch, many times slower; ``availability()`` says so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
-import hashlib
-import os
-import platform
-import shutil
+import math
 import struct
-import subprocess
-import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from ablate.cache import cache_folder
+from ablate.backends.cpu_build import load_kernel
+from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import (
     Quantized,
     check_operand,
-    fake_quantize,
     fp8_descale,
     fp8_scale,
+    nvfp4_tensor_scale,
+    round_operand,
     signs_of,
 )
-from ablate.recipes import OperandPolicy
+from ablate.recipes import OperandPolicy, block_shape
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this a thread costs more than it saves."""
+_RULES = {"quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4}  # every other: E8M0, 0
+_SCALES = (*SCALE_ADD, *_RULES)
+_ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm")
+_LARGEST_HADAMARD = 128
+_PAIR = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,112 +46,74 @@ class Availability:
     reason: str
 
 
-def _compiler() -> str | None:
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        if name and (path := shutil.which(name)):
-            return path
-    return None
+class _Job(ctypes.Structure):
+    """``struct Job`` of kernel.cpp, field by field."""
 
-
-def _cpu_features() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return platform.processor()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _build(compiler: str, source: bytes, target: Path) -> str | None:
-    """Compile, check the bits, move into place. Return None, or why it failed."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-        code.write_bytes(source)
-        vectors = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
-        done = subprocess.run(
-            [compiler, *_FLAGS, *vectors, "-o", str(library), str(code)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
-        if not _bits_agree(_open(library)):
-            return f"the build of {compiler} does not give the bits of plain torch"
-        library.replace(target)
-    return None
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    i64, i32, u32, pointer = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p
-    library.ablate_mxfp4.argtypes = [
-        pointer, pointer, i64, i64, i64, i32, i32, i32, pointer, i32, ctypes.c_float, u32, u32, u32, u32, i32,
-    ]  # fmt: skip
-    library.ablate_mxfp4.restype = i32
-    library.ablate_amax_bits.argtypes = [pointer, i64, i64, i64, i32]
-    library.ablate_amax_bits.restype = u32
-    library.ablate_fp8.argtypes = [pointer, pointer, i64, i64, i64, i32, i32, ctypes.c_float, i32]
-    library.ablate_fp8.restype = None
-    return library
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "before", "after")],
+        *[(name, ctypes.c_int64) for name in ("rows", "cols", "src_stride")],
+        *[(name, ctypes.c_int32) for name in ("src_bf16", "axis", "square", "block", "hadamard")],
+        *[(name, ctypes.c_int32) for name in ("rotated_bf16", "rule", "rounding")],
+        *[(name, ctypes.c_int32) for name in ("mantissa_bits", "min_exponent")],
+        *[(name, ctypes.c_uint32) for name in ("scale_add", "scale_emax")],
+        *[(name, ctypes.c_float) for name in ("element_max", "prescale", "undo", "norm")],
+        *[(name, ctypes.c_float) for name in ("tensor_scale", "block_multiplier", "tensor_descale")],
+        *[(name, ctypes.c_uint32) for name in ("key0", "key1", "step", "call")],
+    ]
 
 
 def _bits_agree(library: ctypes.CDLL) -> bool:
-    """Compare every kind of policy with plain torch, with a NaN and an Inf for those with blocks."""
-    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)) * 8
+    """Compare policies of every kind with plain torch, with a NaN and an Inf where blocks contain them."""
+    _declare(library)
+    if library.ablate_job_size() != ctypes.sizeof(_Job):
+        return False
+    x = torch.randn(128, 160, generator=torch.Generator().manual_seed(0)) * 8
     odd = x.clone()
     odd[3, 5], odd[40, 70] = float("nan"), float("inf")
     key = Key(seed=1, layer="self-test", gemm="wgrad", operand="x", step=2)
-    cases = [(x, OperandPolicy(format="fp8_e4m3", scale="tensor"))]
-    cases += [(x, OperandPolicy(format="fp8_e5m2", scale="tensor"))]
-    nearest = OperandPolicy(format="mxfp4", scale="floor")
+    nearest = OperandPolicy(format="mxfp4")
     stochastic = replace(nearest, rounding="stochastic", prescale=0.75)
-    cases += [(odd, nearest), (odd, stochastic)]
-    sizes: tuple[Literal[16, 32], ...] = (16, 32)
-    for size in sizes:
-        cases += [(odd, replace(nearest, hadamard=size))]
-        cases += [(odd, replace(stochastic, hadamard=size, signs="step"))]
-    for tensor, policy in cases:
-        for axis in (0, 1):
-            ours = _call(library, tensor, policy, axis, key)
-            theirs = fake_quantize(tensor, policy, axis=axis, key=key)
-            same = torch.equal(ours.values.nan_to_num(nan=99.0), theirs.values.nan_to_num(nan=99.0))
-            if not same or ours.descale != theirs.descale:
-                return False
+    nvfp4 = OperandPolicy(format="nvfp4")
+    blocks = [nearest, stochastic, replace(stochastic, undo="operand"), replace(nearest, block="32x32")]
+    blocks += [replace(nearest, scale="quest", mask=True), OperandPolicy(format="mxfp8", scale="rceil")]
+    blocks += [replace(nearest, rounding="stochastic_rocm", scale="even")]
+    blocks += [OperandPolicy(format="mxfp4_e3m0", rounding="stochastic")]
+    blocks += [replace(nearest, hadamard=16), replace(stochastic, hadamard=32, signs="step")]
+    cases = [(odd, policy, 1) for policy in blocks] + [(odd, policy, 0) for policy in blocks]
+    tall = replace(stochastic, hadamard=128, signs="call", signs_after=True, rotated_bf16=True)
+    cases += [(odd, tall, 0), (odd.t().contiguous(), tall, 1), (odd, replace(nearest, hadamard=64), 0)]
+    for axis in (0, 1):
+        cases += [(x, OperandPolicy(format="fp8_e4m3"), axis), (x, OperandPolicy(format="fp8_e5m2"), axis)]
+        cases += [(x, nvfp4, axis), (x, replace(nvfp4, block="16x16"), axis)]
+        cases += [(x, replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16), axis)]
+    for tensor, policy, axis in cases:
+        ours = _call(library, tensor, policy, axis, key)
+        theirs = round_operand(tensor, policy, axis=axis, key=key)
+        if not torch.equal(ours.values.nan_to_num(nan=99.0), theirs.values.nan_to_num(nan=99.0)):
+            return False
+        if ours.descale != theirs.descale:
+            return False
+        if theirs.mask is not None and (ours.mask is None or not torch.equal(ours.mask, theirs.mask)):
+            return False
     return True
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    job = ctypes.POINTER(_Job)
+    library.ablate_quantise.argtypes = [job, ctypes.c_int]
+    library.ablate_quantise.restype = None
+    library.ablate_amax_bits.argtypes = [job, ctypes.c_int]
+    library.ablate_amax_bits.restype = ctypes.c_uint32
+    library.ablate_job_size.argtypes = []
+    library.ablate_job_size.restype = ctypes.c_int64
 
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    if os.environ.get("ABLATE_CPU_KERNEL") == "off":
-        return None, "switched off by ABLATE_CPU_KERNEL=off"
-    source = files("ablate.backends").joinpath("kernel.cpp").read_bytes()
-    compiler = _compiler()
-    version = ""
-    if compiler:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-        version = done.stdout.splitlines()[0] if done.stdout else compiler
-    identity = hashlib.sha256(source + repr((version, _cpu_features(), _FLAGS)).encode()).hexdigest()[:16]
-    folder = cache_folder("kernels")
-    target = folder / f"{identity}.so"
-    if not target.exists():
-        if compiler is None:
-            return None, "no C++ compiler found (install g++ for a several times faster emulation)"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / f"{identity}.lock"):
-                if not target.exists() and (why := _build(compiler, source, target)):
-                    return None, why
-        except OSError as error:
-            return None, f"cannot build into {folder}: {error}"
-    try:
-        return _open(target), f"compiled by {version or 'an earlier compiler'}"
-    except OSError as error:
-        return None, f"cannot load {target}: {error}"
+    library, reason = load_kernel(_bits_agree)
+    if library is not None:
+        _declare(library)
+    return library, reason
 
 
 def availability() -> Availability:
@@ -172,45 +125,107 @@ def availability() -> Availability:
 def takes(x: Tensor, policy: OperandPolicy) -> bool:
     """Return whether the compiled kernel does this operand; everything else is for plain torch."""
     return (
-        policy.format != "bf16"
+        policy.format in ELEMENTS
+        and policy.scale in _SCALES
+        and not (policy.scale in ("quest", "four_six") and policy.block in ("32x32", "16x16"))
+        and policy.hadamard <= _LARGEST_HADAMARD
+        and not (policy.hadamard == _LARGEST_HADAMARD and policy.block in ("32x32", "16x16"))
+        and not policy.permute
         and x.device.type == "cpu"
         and x.dtype in (torch.bfloat16, torch.float32)
         and _load()[0] is not None
     )
 
 
-def compiled_fake_quantize(x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None) -> Quantized:
-    """Do what ``fake_quantize`` does, with the same bits, by the compiled kernel.
+def compiled_round_operand(
+    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
+) -> Quantized:
+    """Do what ``round_operand`` does, with the same bits, by the compiled kernel.
 
     Raises:
-        ValueError: as ``fake_quantize``.
+        ValueError: as ``round_operand``.
     """
     check_operand(x, policy, axis, key)
     library = _load()[0]
     assert library is not None
-    return _call(library, x, policy, axis % 2, key)
+    return _call(library, x, policy, axis % 2, key, amax=amax)
 
 
-def _call(library: ctypes.CDLL, x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Quantized:
+def _call(
+    library: ctypes.CDLL,
+    x: Tensor,
+    policy: OperandPolicy,
+    axis: int,
+    key: Key | None,
+    *,
+    amax: float | None = None,
+) -> Quantized:
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty(x.shape, dtype=torch.bfloat16)
-    source = (x.shape[0], x.shape[1], x.stride(0), int(x.dtype == torch.bfloat16))
     threads = torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
-    if policy.format != "mxfp4":
-        amax_bits = library.ablate_amax_bits(x.data_ptr(), *source)
-        scale = fp8_scale(struct.unpack("<f", struct.pack("<I", amax_bits))[0], policy.format)
-        e5m2 = int(policy.format == "fp8_e5m2")
-        library.ablate_fp8(x.data_ptr(), out.data_ptr(), *source, e5m2, scale, threads)
-        return Quantized(values=out, descale=fp8_descale(scale))
     signs = signs_of(policy, key)
+    if signs is not None and axis == 1:  # even before odd elements in each 32, as the kernel holds them
+        signs = signs.repeat(2) if len(signs) < _PAIR else signs
+        signs = signs.view(-1, _PAIR // 2, 2).transpose(1, 2).reshape(-1).contiguous()
+    job = _job(x, policy, axis, key, signs)
+    descale = 1.0 / policy.prescale
+    if job.rule >= _RULES["tensor"]:
+        if amax is None:
+            amax_bits = library.ablate_amax_bits(ctypes.byref(job), threads)
+            amax = struct.unpack("<f", struct.pack("<I", amax_bits))[0]
+        if policy.format == "nvfp4":
+            encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale)
+            job.block_multiplier = _fp32(encode * _fp32(1 / 6))
+            job.tensor_descale = tensor_descale
+            descale = _fp32(tensor_descale / policy.prescale)
+        else:
+            job.tensor_scale = fp8_scale(amax, policy.format)
+            descale = _fp32(fp8_descale(job.tensor_scale) / policy.prescale)
+    if policy.undo == "operand":
+        job.undo, descale = 1.0 / policy.prescale, 1.0
+    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    mask = torch.empty(x.shape, dtype=torch.bool) if policy.mask else None
+    job.dst = out.data_ptr()
+    job.mask = None if mask is None else mask.data_ptr()
+    library.ablate_quantise(ctypes.byref(job), threads)
+    return Quantized(values=out, descale=descale, mask=mask)
+
+
+def _fp32(value: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", value))[0] if math.isfinite(value) else value
+
+
+def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Tensor | None) -> _Job:
+    element = ELEMENTS[policy.format]
+    rows, columns = block_shape(policy)
     key_words = key.words() if key else (0, 0)
-    position = (key.step & 0xFFFFFFFF, key.call & 0xFFFFFFFF) if key else (0, 0)
-    failed = library.ablate_mxfp4(
-        x.data_ptr(), out.data_ptr(), *source, axis, policy.hadamard,
-        None if signs is None else signs.data_ptr(), int(policy.rounding == "stochastic"), policy.prescale,
-        *key_words, *position, threads,
-    )  # fmt: skip
-    if failed:
-        raise ValueError(f"the compiled kernel has no Hadamard of size {policy.hadamard}")
-    return Quantized(values=out, descale=1.0 / policy.prescale)
+    # A group that is rotated along the rows is worked on in chunks of rows, whatever shares a scale.
+    block = max(columns, 16) if axis == 0 and policy.hadamard else columns
+    return _Job(
+        src=x.data_ptr(),
+        before=None if signs is None or policy.signs_after else signs.data_ptr(),
+        after=None if signs is None or not policy.signs_after else signs.data_ptr(),
+        rows=x.shape[0],
+        cols=x.shape[1],
+        src_stride=x.stride(0),
+        src_bf16=x.dtype == torch.bfloat16,
+        axis=axis,
+        square=rows > 1,
+        block=block,
+        hadamard=policy.hadamard,
+        rotated_bf16=policy.rotated_bf16,
+        rule=_RULES.get(policy.scale, 0),
+        rounding=_ROUNDINGS.index(policy.rounding),
+        mantissa_bits=element.mantissa_bits,
+        min_exponent=element.min_exponent,
+        scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
+        scale_emax=element.max_exponent,
+        element_max=element.max,
+        prescale=policy.prescale,
+        undo=1.0,
+        norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
+        key0=key_words[0],
+        key1=key_words[1],
+        step=key.step & 0xFFFFFFFF if key else 0,
+        call=key.call & 0xFFFFFFFF if key else 0,
+    )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Backend, Mode
-from ablate.numerics import Key, OperandPolicy, Quantized, fake_quantize
+from ablate.numerics import Key, OperandPolicy, Quantized, round_operand
 
 
 class ReferenceBackend(Backend):
@@ -19,9 +19,11 @@ class ReferenceBackend(Backend):
         """Return one line for the run's record."""
         return "plain torch, fp32 GEMMs"
 
-    def quantize(self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None) -> Quantized:
+    def quantize(
+        self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
+    ) -> Quantized:
         """Quantise by the written rules."""
-        return fake_quantize(x, policy, axis=axis, key=key)
+        return round_operand(x, policy, axis=axis, key=key, amax=amax)
 
     def multiply(self, a: Quantized, b: Quantized, *, a_t: bool = False, b_t: bool = False) -> Tensor:
         """Multiply in fp32, where every product of two operands is exact."""

@@ -2,12 +2,14 @@
 
 from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
 from ablate.numerics.philox import Key
-from ablate.numerics.quantize import Quantized, fake_quantize, quantize
-from ablate.recipes import GemmPolicy, OperandPolicy, Recipe
+from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
+from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 __all__ = [
+    "Codes",
     "GemmPolicy",
     "Key",
+    "LayerRecipe",
     "OperandPolicy",
     "Quantized",
     "Recipe",
@@ -15,4 +17,5 @@ __all__ = [
     "hadamard_last",
     "hadamard_matrix",
     "quantize",
+    "round_operand",
 ]

@@ -1,65 +1,166 @@
-"""Element and scale formats, bit for bit: E2M1 (FP4), E8M0 block scales, E4M3 and E5M2.
+"""Element and scale formats, bit for bit: minifloats from E2M1 to E5M2, and E8M0 block scales.
 
-E2M1 (OCP MX v1.0): magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6 for the codes 0–7, sign in bit 3, no Inf, no NaN.
-E8M0: 2^(b − 127) for b = 0…254; 255 is NaN.
-All functions are elementwise over fp32 tensors and take any shape.
+A minifloat of ``mantissa_bits`` m and smallest exponent ``min_exponent`` has magnitudes that are multiples of
+2^(max(floor(log2 a), min_exponent) − m), up to ``max``; there is no Inf, and NaN passes through as NaN. E2M1
+(OCP MX v1.0): 0, .5, 1, 1.5, 2, 3, 4, 6. E3M0: 0, .25, .5, 1, 2, 4, 8, 16. E8M0: 2^(b − 127) for b = 0…254;
+255 is NaN. All functions are elementwise over fp32 tensors of any shape and on any device.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-E2M1_MAX = 6.0
-E2M1_EMAX = 2
-FP8_MAX = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-_FP8_DTYPE = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-_MAGIC = 1.5 * 2.0**23
-"""x + m·step − m·step rounds x to a multiple of step, ties to even, for |x| < 2^22 step."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-def e2m1_nearest(v: Tensor) -> Tensor:
-    """Round fp32 to E2M1 values: nearest, ties to even code, saturating at ±6; the sign of zero is kept."""
-    magnitude = v.abs().clamp_(max=E2M1_MAX)
-    magic = torch.where(magnitude < 2, 0.5 * _MAGIC, torch.where(magnitude < 4, _MAGIC, 2.0 * _MAGIC))
-    return torch.copysign((magnitude + magic) - magic, v)
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """One minifloat: bits of its mantissa, exponents of its smallest and largest normal, largest value."""
+
+    mantissa_bits: int
+    min_exponent: int
+    max_exponent: int
+    max: float
 
 
-def e2m1_stochastic(v: Tensor, words: Tensor) -> Tensor:
-    """Round fp32 to one of the two E2M1 neighbours: up when p > u, u the top 24 bits of ``words`` over 2^24.
+E2M1 = Element(mantissa_bits=1, min_exponent=0, max_exponent=2, max=6.0)
+E3M0 = Element(mantissa_bits=0, min_exponent=-2, max_exponent=4, max=16.0)
+E2M3 = Element(mantissa_bits=3, min_exponent=0, max_exponent=2, max=7.5)
+E3M2 = Element(mantissa_bits=2, min_exponent=-2, max_exponent=4, max=28.0)
+E4M3 = Element(mantissa_bits=3, min_exponent=-6, max_exponent=8, max=448.0)
+E5M2 = Element(mantissa_bits=2, min_exponent=-14, max_exponent=15, max=57344.0)
 
-    Comparing p with u is bit-reproducible on any device, unlike floor(v / step + u).
+ELEMENTS: dict[str, Element] = {
+    "mxfp4": E2M1,
+    "nvfp4": E2M1,
+    "fp4_e2m1": E2M1,
+    "mxfp4_e3m0": E3M0,
+    "fp4_e3m0": E3M0,
+    "mxfp6_e2m3": E2M3,
+    "mxfp6_e3m2": E3M2,
+    "mxfp8": E4M3,
+    "fp8_e4m3": E4M3,
+    "fp8_e5m2": E5M2,
+}
+"""The elements of each quantised format of a policy."""
+
+
+def _max_mantissa(element: Element) -> int:
+    """Return the 23 mantissa bits of the largest value, as fp32 holds it."""
+    return round((element.max / 2.0**element.max_exponent - 1) * 2**23)
+
+
+SCALE_ADD: dict[str, Callable[[Element], int]] = {
+    "floor": lambda _element: 0,
+    "even": lambda element: 1 << (22 - element.mantissa_bits),
+    "rceil": lambda element: 0x7FFFFF - _max_mantissa(element),
+    "ceil": lambda _element: 0x7FFFFF,
+    "uos": lambda _element: 0x7FFFFF - 0x680000,
+}
+"""E8M0 scale rules: what is added to the bits of a block's largest magnitude before its exponent is read.
+
+With amax = m·2^f, 1 ≤ m < 2, a carry into the exponent raises the scale by one: for m ≥ 2 − 2^−(mantissa bits
++ 1) under even, m above the mantissa of the largest element under rceil, m > 1 under ceil, m > 1.8125 under
+uos (numbers of E2M1: 1.75, 1.5, 1 and 1.8125), never under floor.
+"""
+
+
+def round_nearest(v: Tensor, element: Element) -> Tensor:
+    """Round fp32 to the element's grid: nearest, ties to even code, saturating; the sign of zero is kept."""
+    magnitude = v.abs().clamp(max=element.max)
+    drop = 23 - element.mantissa_bits
+    bits = magnitude.view(torch.int32)
+    # To even on the bits that are dropped; a carry moves into the exponent, as it should. Without mantissa
+    # bits the last bit that stays is the exponent's own, whose parity is that of the code.
+    even = bits + ((1 << (drop - 1)) - 1) + ((bits >> drop) & 1)
+    normal = (even >> drop << drop).view(torch.float32)
+    # Below the smallest normal: a + magic − magic rounds to a multiple of the smallest step, ties to even.
+    magic = 1.5 * 2.0 ** (23 + element.min_exponent - element.mantissa_bits)
+    rounded = torch.where(magnitude < 2.0**element.min_exponent, (magnitude + magic) - magic, normal)
+    return torch.copysign(torch.where(magnitude.isnan(), magnitude, rounded), v)
+
+
+def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
+    """Round fp32 to one of its two neighbours: up when p > u, u the top 24 bits of ``words`` over 2^24.
+
+    p is the way from the lower to the upper neighbour. Comparing it with u is bit-reproducible on any
+    device, unlike floor(v / step + u). Saturates; ``words`` are int64 in [0, 2^32).
     """
-    magnitude = v.abs().clamp_(max=E2M1_MAX)
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    low = torch.floor(magnitude / step) * step  # exact: step is a power of two
-    p = (magnitude - low) / step
+    low, step, p = _neighbours(v, element)
     u = (words >> 8).to(torch.float32) * 2.0**-24
-    return torch.copysign(torch.where(p > u, low + step, low), v)
+    return torch.copysign(torch.where(p > u, low + 1, low) * step, v)
 
 
-def e2m1_encode(values: Tensor) -> Tensor:
-    """Return the 4-bit codes (uint8) of values that lie on the E2M1 grid."""
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=values.device)
-    code = torch.bucketize(values.abs().contiguous(), grid)
-    return (code + 8 * torch.signbit(values)).to(torch.uint8)
+def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
+    """Round as AMD's host emulation of its conversion: add the top 22 bits of the word below, truncate.
 
-
-def e2m1_decode(codes: Tensor) -> Tensor:
-    """Return the fp32 values of 4-bit codes."""
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
-    magnitude = grid[(codes & 7).long()]
-    return torch.where((codes & 8) != 0, -magnitude, magnitude)
-
-
-def floor_scale_byte(amax: Tensor) -> Tensor:
-    """Return the E8M0 byte (int32) of the OCP floor rule for block maxima: floor(log2 amax) − 2, clamped.
-
-    floor(log2) is read from the exponent field, never from a float logarithm. A zero block has byte 0, a
-    block with NaN or Inf byte 255.
+    For study only. ``words`` are those that the public kernel of ROCm's TransformerEngine hands over: one
+    for four elements, shifted right by 16 for the last two, which are then truncated toward zero. The
+    emulation is composable_kernel's ``convert_to_type_sr``, for magnitudes that do not saturate.
     """
-    field = (amax.view(torch.int32) >> 23) & 0xFF
-    return torch.where(field == 255, 255, (field - E2M1_EMAX).clamp(min=0))
+    low, step, p = _neighbours(v, element)
+    below = torch.floor(p * 2**22) + (words >> 10).to(torch.float32)  # both under 2^22: exact
+    return torch.copysign(torch.where(below >= 2**22, low + 1, low) * step, v)
+
+
+def _neighbours(v: Tensor, element: Element) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the lower neighbour in steps, the step, and the share of the step that lies above it."""
+    magnitude = v.abs().clamp(max=element.max)
+    exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
+    exponent = torch.where(magnitude.isnan(), 127, exponent)
+    step = ((exponent - element.mantissa_bits) << 23).view(torch.float32)
+    in_steps = magnitude / step  # exact: a step is a power of two
+    low = torch.floor(in_steps)
+    return low, step, in_steps - low
+
+
+def encode(values: Tensor, element: Element) -> Tensor:
+    """Return the codes (uint8, sign above the magnitude) of values that lie on the grid; NaN has code 0."""
+    magnitude = values.abs().nan_to_num(nan=0.0)
+    m = element.mantissa_bits
+    exponent = (magnitude.view(torch.int32) >> 23) - 127
+    subnormal = (magnitude * 2.0 ** (m - element.min_exponent)).to(torch.int32)
+    mantissa = (magnitude.view(torch.int32) >> (23 - m)) & ((1 << m) - 1)
+    normal = ((exponent - element.min_exponent + 1) << m) + mantissa
+    code = torch.where(exponent < element.min_exponent, subnormal, normal)
+    sign_bit = encode_max(element) + 1
+    return (code + torch.signbit(values).to(torch.int32) * sign_bit).to(torch.uint8)
+
+
+def encode_max(element: Element) -> int:
+    """Return the largest magnitude code, all ones but for the sign (also where that code is a NaN)."""
+    exponents = element.max_exponent - element.min_exponent + 1
+    return (1 << (exponents.bit_length() + element.mantissa_bits)) - 1
+
+
+def decode(codes: Tensor, element: Element) -> Tensor:
+    """Return the fp32 values of codes."""
+    sign_bit = encode_max(element) + 1
+    code = codes.to(torch.int32) & (sign_bit - 1)
+    m = element.mantissa_bits
+    field = code >> m
+    mantissa = (code & ((1 << m) - 1)).to(torch.float32) * 2.0**-m
+    power = ((field + (126 + element.min_exponent)) << 23).view(torch.float32)
+    normal = (1 + mantissa) * power
+    magnitude = torch.where(field == 0, mantissa * 2.0**element.min_exponent, normal)
+    return torch.where((codes.to(torch.int32) & sign_bit) != 0, -magnitude, magnitude)
+
+
+def e8m0_byte(amax_bits: Tensor, add: int, max_exponent: int) -> Tensor:
+    """Return the E8M0 byte (int32) of a scale rule for the bit patterns of block maxima.
+
+    The exponent is read from its field, never from a float logarithm. Below the range it is clamped (gradual
+    underflow; a zero block has byte 0); a block with NaN or Inf has byte 255.
+    """
+    byte = (((amax_bits + add) >> 23) - max_exponent).clamp(min=0)
+    return torch.where(amax_bits >= 0x7F800000, 255, byte)
 
 
 def e8m0_decode(byte: Tensor) -> Tensor:
@@ -72,9 +173,3 @@ def e8m0_reciprocal(byte: Tensor) -> Tensor:
     """Return 2^(127 − byte) in fp32, NaN for byte 255. Exact for every byte that a rule can give (≤ 253)."""
     bits = torch.where(byte == 255, 0x7FC00000, (254 - byte) << 23)
     return bits.to(torch.int32).view(torch.float32)
-
-
-def fp8_nearest(v: Tensor, fmt: str) -> Tensor:
-    """Round fp32 to E4M3 or E5M2 values (nearest even, saturating; NaN stays), returned in fp32."""
-    limit = FP8_MAX[fmt]
-    return v.clamp(-limit, limit).to(_FP8_DTYPE[fmt]).to(torch.float32)

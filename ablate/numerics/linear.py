@@ -1,100 +1,249 @@
 """The quantised linear layer: three GEMMs, each with its two operands rounded along its own contraction.
 
-Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x. Each of x, w and dy is needed along two axes and is
-quantised twice, from high precision (bf16), never once and transposed. The gradient goes straight through
-the quantisers, without a mask.
+Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Two custom operators hold
+the whole work, so that ``torch.compile`` sees one node and never traces a random generator. They are given
+the number of a layer's *site*; recipe, back end and the position of the streams are looked up there when the
+operator runs. Saved for the backward pass are x and the weight parameter itself, never a copy of it: under
+FSDP2 a copy would keep the gathered weight alive.
+
+The gradient goes straight through the quantisers. Where a policy masks, it is zero for what clipped; where an
+operand of the backward pass is quantised from what the forward pass used (source ``forward``), the product
+is in the forward's rotated in-features and is rotated back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ablate.numerics.philox import Key
+from ablate.numerics.rotate import unrotate
+from ablate.numerics.state import EVAL_CALL, Position, RecipeState
+from ablate.recipes.place import LayerPlace, places
 
 if TYPE_CHECKING:
-    from ablate.backends.protocol import Backend
-    from ablate.recipes import Gemm, OperandPolicy, Recipe
+    from ablate.numerics.quantize import Quantized
+    from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+
+AMAX_HISTORY = 1024
+"""Steps whose largest magnitude a delayed scale looks back on (TransformerEngine's DelayedScaling)."""
+
+_sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
-@dataclass(kw_only=True)
-class RecipeState:
-    """What the layers of one model share and the trainer moves on: where the random streams stand.
+class QuantLinear(nn.Linear):
+    """A linear layer whose three GEMMs follow a recipe.
 
-    ``step`` counts optimizer steps, ``call`` the forward passes within one (gradient accumulation).
+    Takes [..., in_features] of any float dtype and computes in bf16; the result is bf16 for bf16 inputs and
+    under autocast, else of the input's dtype. ``name`` keys its random streams: two layers of one model must
+    not share it.
     """
 
-    recipe: Recipe
-    backend: Backend
-    seed: int
-    step: int = 0
-    call: int = 0
-
-    def key(self, layer: str, gemm: Gemm, operand: str, policy: OperandPolicy) -> Key | None:
-        """Return the key of one operand's random draw, or None where the policy draws nothing."""
-        if policy.rounding == "nearest" and policy.signs == "none":
-            return None
-        return Key(seed=self.seed, layer=layer, gemm=gemm, operand=operand, step=self.step, call=self.call)
-
-
-class _QuantizedGemms(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: str, state: RecipeState) -> Tensor:
-        """X [M, K] bf16, weight [N, K] fp32 or bf16 → y [M, N] bf16."""
-        w = weight.to(torch.bfloat16)
-        ctx.save_for_backward(x, w)
-        # The position of the streams now: by the time of backward the trainer may have moved on.
-        ctx.keys = {
-            (gemm, name): state.key(layer, gemm, name, policy)
-            for gemm, name, policy in state.recipe.operands()
-        }
-        ctx.state, ctx.weight_dtype = state, weight.dtype
-        policy, backend = state.recipe.fprop, state.backend
-        return backend.multiply(
-            backend.quantize(x, policy.left, axis=1, key=ctx.keys["fprop", "x"]),
-            backend.quantize(w, policy.right, axis=1, key=ctx.keys["fprop", "w"]),
-            b_t=True,
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Dy [M, N] → dx [M, K] bf16, dw [N, K] in the weight's dtype."""
-        (dy,) = grads
-        x, w = ctx.saved_tensors
-        recipe, backend = ctx.state.recipe, ctx.state.backend
-        dy = dy.to(torch.bfloat16)
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = backend.multiply(
-                backend.quantize(dy, recipe.dgrad.left, axis=1, key=ctx.keys["dgrad", "dy"]),
-                backend.quantize(w, recipe.dgrad.right, axis=0, key=ctx.keys["dgrad", "w"]),
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        name: str,
+        state: RecipeState,
+        place: LayerPlace | None = None,
+        weight: nn.Parameter | None = None,
+        bias: nn.Parameter | None = None,
+    ) -> None:
+        # Not nn.Linear's own: its initial weights would be drawn in vain.
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features)) if weight is None else weight
+        self.bias = bias  # type: ignore[assignment]  # nn.Linear declares it without None
+        self.name, self.state = name, state
+        self.place = places([name])[name] if place is None else place
+        self._stages = state.stages(self.place)
+        self._delayed = {
+            (gemm, operand): index
+            for index, (gemm, operand) in enumerate(
+                dict.fromkeys(
+                    (gemm, operand)
+                    for _, recipe in self._stages
+                    for gemm, operand, policy in recipe.operands()
+                    if policy.scale == "delayed"
+                )
             )
-        if ctx.needs_input_grad[1]:
-            dw = backend.multiply(
-                backend.quantize(dy, recipe.wgrad.left, axis=0, key=ctx.keys["wgrad", "dy"]),
-                backend.quantize(x, recipe.wgrad.right, axis=0, key=ctx.keys["wgrad", "x"]),
-                a_t=True,
-            ).to(ctx.weight_dtype)
-        return dx, dw, None, None
+        }
+        if self._delayed:
+            shape = (len(self._delayed), AMAX_HISTORY)
+            self.register_buffer("amax_history", torch.zeros(shape, dtype=torch.float32))
+            self.register_buffer("amax_step", torch.full(shape, -1, dtype=torch.int64))
+        self._register()
 
+    def _register(self) -> None:
+        self._site = next(_numbers)
+        _sites[self._site] = self
 
-class QuantLinear(nn.Module):
-    """A linear layer without bias whose three GEMMs follow a recipe.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._register()  # a copy is a site of its own
 
-    ``name`` keys its random streams: two layers of one model must not share it.
-    """
-
-    def __init__(self, in_features: int, out_features: int, *, name: str, state: RecipeState) -> None:
-        super().__init__()
-        self.name = name
-        self.state = state
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` shows."""
+        return f"{super().extra_repr()}, name={self.name!r}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x wᵀ for x [..., in_features], in bf16."""
-        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        y: Tensor = _QuantizedGemms.apply(rows, self.weight, self.name, self.state)  # type: ignore[no-untyped-call]
-        return y.view(*x.shape[:-1], -1)
+        """Return x wᵀ + b for x [..., in_features]."""
+        rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        y, _ = _fprop(rows, self.weight, self._site)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
+        keep = x.dtype == torch.bfloat16 or torch.is_autocast_enabled(x.device.type)
+        out: Tensor = y if keep else y.to(x.dtype)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def recipe_at(self, tokens: int) -> LayerRecipe:
+        """Return what this layer follows after so many training tokens."""
+        return next(recipe for start, recipe in self._stages if start <= tokens)
+
+    def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
+        """Return the key of one operand's random draw, or None where the policy draws nothing."""
+        if policy.rounding == "nearest" and policy.signs == "none" and policy.scale != "ms_eden":
+            return None
+        return Key(
+            seed=self.state.seed, layer=self.name, gemm=gemm, operand=operand, step=at.step, call=at.call
+        )
+
+    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, axis: int, at: Position) -> Quantized:
+        """Quantise one operand of one GEMM as the recipe says at this position."""
+        left, right = _NAMES[gemm]
+        policy = self.recipe_at(at.tokens).gemm(gemm)
+        chosen = policy.left if operand == left else policy.right
+        assert operand in (left, right)
+        amax = self._delayed_amax(tensor, (gemm, operand), at) if chosen.scale == "delayed" else None
+        try:
+            done = self.state.backend.quantize(
+                tensor, chosen, axis=axis, key=self.key(gemm, operand, chosen, at), amax=amax
+            )
+        except ValueError as error:
+            raise ValueError(f"{gemm.capitalize()}'s {operand} of layer {self.name}: {error}") from None
+        if self.state.watch is not None:
+            self.state.watch(self.name, gemm, operand, done)
+        return done
+
+    def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
+        """Return the largest magnitude of past steps, and note this one's; its own if there is no past."""
+        index = self._delayed[which]
+        history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
+        now = float(tensor.abs().max().item()) if tensor.numel() else 0.0
+        past = (steps >= 0) & (steps < at.step) & (steps > at.step - AMAX_HISTORY)
+        known = float(history[past].max().item()) if bool(past.any()) else now
+        if at.call < EVAL_CALL:
+            slot = at.step % AMAX_HISTORY
+            same_step = int(steps[slot]) == at.step  # another call, or this one recomputed
+            history[slot] = max(now, float(history[slot])) if same_step else now
+            steps[slot] = at.step
+        return known
+
+
+_NAMES: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+
+
+@torch.library.custom_op("ablate::fprop", mutates_args=())
+def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
+    """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the position of the streams (int64 [3])."""
+    layer = _sites[site]
+    at = layer.state.position()
+    y = layer.state.backend.multiply(
+        layer.operand(x, "fprop", "x", 1, at),
+        layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at),
+        b_t=True,
+    )
+    return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
+
+
+@_fprop.register_fake
+def _(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001  the operator's signature
+    return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(3, dtype=torch.int64, device="cpu")
+
+
+@torch.library.custom_op("ablate::dgrad", mutates_args=())
+def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
+    """Dy [M, N] bf16 → dx [M, K] bf16."""
+    layer, at = _sites[site], _position(position)
+    recipe = layer.recipe_at(at.tokens)
+    w = weight.to(torch.bfloat16)
+    doubly = recipe.dgrad.right.source == "forward"
+    if doubly:
+        w = _dequantised(layer.operand(w, "fprop", "w", 1, at))
+    dx = layer.state.backend.multiply(
+        layer.operand(dy, "dgrad", "dy", 1, at), layer.operand(w, "dgrad", "w", 0, at)
+    )
+    return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
+
+
+@_dgrad.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:  # noqa: ARG001
+    return dy.new_empty(dy.shape[0], weight.shape[1])
+
+
+@torch.library.custom_op("ablate::wgrad", mutates_args=())
+def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
+    """Dy [M, N] bf16, x [M, K] bf16 → dw [N, K] in the weight's dtype."""
+    layer, at = _sites[site], _position(position)
+    recipe = layer.recipe_at(at.tokens)
+    doubly = recipe.wgrad.right.source == "forward"
+    source = _dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
+    dw = layer.state.backend.multiply(
+        layer.operand(dy, "wgrad", "dy", 0, at), layer.operand(source, "wgrad", "x", 0, at), a_t=True
+    )
+    w = weight.to(torch.bfloat16)
+    return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
+
+
+@_wgrad.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _position(position: Tensor) -> Position:
+    step, call, tokens = position.tolist()
+    return Position(step=step, call=call, tokens=tokens)
+
+
+def _dequantised(operand: Quantized) -> Tensor:
+    return operand.values if operand.descale == 1.0 else operand.values.to(torch.float32) * operand.descale
+
+
+def _through_quantiser(
+    layer: QuantLinear, grad: Tensor, tensor: Tensor, name: str, at: Position, *, rotated: bool
+) -> Tensor:
+    """Take the gradient of a forward operand, x or w [rows, K], back through its mask and rotation."""
+    forward = layer.recipe_at(at.tokens).fprop
+    policy = forward.left if name == "x" else forward.right
+    if policy.mask:
+        mask = layer.operand(tensor, "fprop", name, 1, at).mask
+        assert mask is not None
+        grad = grad * mask
+    if rotated and policy.hadamard:
+        key = layer.key("fprop", name, policy, at)
+        grad = unrotate(grad.to(torch.float32), policy, key).to(torch.bfloat16)
+    return grad
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, site = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.site = site
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, dy: Tensor, _position: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, position = ctx.saved_tensors
+    dy = dy.to(torch.bfloat16)
+    dx = _dgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[0] else None
+    dw = _wgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[1] else None
+    return dx, dw, None
+
+
+_fprop.register_autograd(_backward, setup_context=_setup_context)

@@ -1,8 +1,9 @@
 """Quantise one operand by its policy, in plain torch: the rules of every back end, written once.
 
-``fake_quantize`` returns values that are exact in bf16 and a factor, ``descale``, by which the GEMM's fp32
-accumulator has to be multiplied: FP8's tensor scale, or the 4/3 that undoes a 3/4 prescale. An operand
-with a NaN or an Inf in a block reads as NaN in that block, so that garbage is seen and not hidden.
+``round_operand`` is what back ends repeat bit for bit: it returns values and a factor, ``descale``, by which
+the GEMM's fp32 accumulator has to be multiplied (a tensor scale, or the 4/3 that undoes a 3/4 prescale).
+``fake_quantize`` is for people: the dequantised tensor. A NaN or an Inf makes what shares its scale read as
+NaN, so that garbage is seen and not hidden.
 """
 
 from __future__ import annotations
@@ -13,20 +14,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ablate.numerics import formats
-from ablate.numerics.hadamard import hadamard_last
-from ablate.numerics.philox import Key, random_signs, random_words
-from ablate.recipes import MX_BLOCK, OperandPolicy, group_size
+from ablate.numerics import formats, scales
+from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, Element
+from ablate.numerics.philox import Key, random_words
+from ablate.numerics.rotate import rotate, signs_of, unrotate
+from ablate.numerics.scales import Scale, fp32, nvfp4_tensor_scale
+from ablate.recipes import OperandPolicy, block_shape, group_size
+
+__all__ = [
+    "Codes", "Quantized", "check_operand", "fake_quantize", "fp8_descale", "fp8_scale", "nvfp4_tensor_scale",
+    "quantize", "round_operand", "signs_of",
+]  # fmt: skip
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_KEYED_SIGNS = ("layer", "step", "call")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """An operand after rounding: bf16 ``values`` of the input's shape, and the factor still to apply."""
+    """An operand after rounding, of the input's shape, and the factor still to apply to the accumulator.
+
+    ``values`` are bf16 (fp16 for that format), exact; fp32 for scales in fp32 that differ within the tensor,
+    which bf16 could not hold. ``mask`` is true where a value did not clip, if the policy asks for it.
+    """
 
     values: Tensor
     descale: float = 1.0
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """Codes (uint8, [n, k], contraction last), scale bytes (uint8, [n, k / block]), and the tensor's scale.
+
+    Scale bytes are E8M0, for NVFP4 E4M3. For square tiles there is one row of scales for each row of tiles.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    tensor_scale: float = 1.0
 
 
 def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> None:
@@ -40,108 +67,236 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
     group = group_size(policy)
     if x.shape[axis] % group:
         raise ValueError(f"the group of {group} does not divide {x.shape[axis]}, the contraction dimension")
-    if key is None and (policy.rounding == "stochastic" or policy.signs != "none"):
-        raise ValueError(f"a key is needed for rounding '{policy.rounding}' and signs '{policy.signs}'")
-
-
-def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
-    """Return the ±1 vector of a random Hadamard, None for a deterministic one or none."""
-    if policy.hadamard == 0 or policy.signs == "none":
-        return None
-    assert key is not None
-    return random_signs(policy.hadamard, key)
+    rows = block_shape(policy)[0]
+    other = x.shape[1 - axis % 2]
+    if other % rows:
+        raise ValueError(f"the {rows} rows of a square tile do not divide {other}, the other dimension")
+    random = policy.rounding != "nearest" or policy.signs in _KEYED_SIGNS or policy.scale == "ms_eden"
+    if key is None and random:
+        raise ValueError(
+            f"a key is needed for rounding '{policy.rounding}', signs '{policy.signs}' "
+            f"and scale '{policy.scale}'"
+        )
 
 
 def fp8_scale(amax: float, fmt: str) -> float:
-    """Return the tensor-wise scale fp8_max / amax in fp32; 1 for an all-zero tensor, NaN for NaN or Inf.
+    """Return the scale max / amax of a tensor in fp32; 1 for an all-zero tensor, NaN for NaN or Inf.
 
     As TransformerEngine's current scaling: the values are multiplied by it, the accumulator divided.
     """
     if amax == 0.0:
         return 1.0
     if not math.isfinite(amax):
-        return float("nan")
-    limit = torch.tensor(formats.FP8_MAX[fmt], dtype=torch.float32)
-    scale = (limit / torch.tensor(amax, dtype=torch.float32)).item()
+        return math.nan
     # A tensor of subnormals would overflow the scale; the largest finite one keeps it on the grid.
-    return min(scale, torch.finfo(torch.float32).max)
+    return min(fp32(ELEMENTS[fmt].max / amax), FLOAT32_MAX)
 
 
 def fp8_descale(scale: float) -> float:
     """Return 1 / scale rounded to fp32, the factor that FP8 hardware is given."""
-    return (1.0 / torch.tensor(scale, dtype=torch.float32)).item()
+    return fp32(1.0 / scale)
 
 
-def fake_quantize(x: Tensor, policy: OperandPolicy, *, axis: int = -1, key: Key | None = None) -> Quantized:
+def round_operand(
+    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
+) -> Quantized:
     """Quantise and dequantise a matrix by ``policy`` along ``axis``, its contraction axis.
 
     Args:
         x: [rows, columns] in bf16, fp16 or fp32, of any strides.
-        policy: format, scale rule, rounding and rotation.
+        policy: what to do.
         axis: the contraction axis: blocks and Hadamard groups lie along it.
-        key: names the random stream; needed for stochastic rounding and random signs.
-
-    Returns:
-        bf16 values (exact: every format here fits) and the factor for the accumulator.
+        key: names the random stream; needed for stochastic rounding and for signs that are drawn.
+        amax: the largest magnitude that a delayed scale is to assume; by default this tensor's.
 
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
     """
     check_operand(x, policy, axis, key)
-    if policy.format == "bf16":
-        return Quantized(values=x.to(torch.bfloat16))
-    if policy.format in formats.FP8_MAX:
-        v = x.to(torch.float32)
-        amax = v.abs().max().item() if v.numel() else 0.0  # max propagates NaN
-        tensor_scale = fp8_scale(amax, policy.format)
-        values = formats.fp8_nearest(v * tensor_scale, policy.format).to(torch.bfloat16)
-        return Quantized(values=values, descale=fp8_descale(tensor_scale))
-    values, scale_bytes = _mxfp4(x, policy, axis, key)
-    scale = formats.e8m0_decode(scale_bytes).unsqueeze(-1)
-    dequantised = (values.view(*scale.shape[:-1], MX_BLOCK) * scale).view(values.shape).to(torch.bfloat16)
-    if axis in (0, -2):
-        dequantised = dequantised.t()
-    return Quantized(values=dequantised, descale=1.0 / policy.prescale)
+    along_rows = axis % 2 == 0
+    if policy.format in _HIGH_PRECISION and not policy.hadamard:
+        return Quantized(values=x.to(_HIGH_PRECISION[policy.format]))
+    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
+    if policy.format in _HIGH_PRECISION:
+        done = Quantized(values=v.to(_HIGH_PRECISION[policy.format]))
+    else:
+        done = _Rounder(x, policy, along_rows=along_rows, key=key).round(v, amax)
+    if not along_rows:
+        return done
+    mask = None if done.mask is None else done.mask.t()
+    return Quantized(values=done.values.t(), descale=done.descale, mask=mask)
 
 
-def quantize(
-    x: Tensor, policy: OperandPolicy, *, axis: int = -1, key: Key | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the E2M1 codes (uint8, [n, k], contraction last) and E8M0 bytes (uint8, [n, k / 32]) of MXFP4.
+class _Rounder:
+    """Rounds the rotated values of one operand, [n, k] with the contraction axis last."""
 
-    With ``axis=0`` the result is that of the transposed matrix, as a GEMM wants it.
+    def __init__(self, x: Tensor, policy: OperandPolicy, *, along_rows: bool, key: Key | None) -> None:
+        self.policy = policy
+        self.element: Element = ELEMENTS[policy.format]
+        self._stored_shape, self._device = x.shape, x.device
+        self._along_rows, self._key = along_rows, key
+
+    def words(self) -> Tensor:
+        """Return each element's random word, [n, k] with the contraction axis last."""
+        assert self._key is not None
+        rows, columns = self._stored_shape
+        words = random_words(rows, columns, self._key, self._device)
+        return words.t() if self._along_rows else words
+
+    def elements(self, scaled: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Round blocks [n, rows, columns] of scaled values to the element's grid."""
+        if self.policy.rounding == "nearest":
+            return formats.round_nearest(scaled, self.element)
+        words = self.words()
+        if self.policy.rounding == "stochastic":
+            return formats.round_stochastic(scaled, self.element, to_blocks(words, shape))
+        fours = words.reshape(words.shape[0], -1, 4)
+        first = fours[..., :1].expand_as(fours)
+        shared = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
+        return formats.round_stochastic_rocm(scaled, self.element, to_blocks(shared, shape))
+
+    def round(self, v: Tensor, amax: float | None) -> Quantized:
+        """Quantise and dequantise."""
+        policy = self.policy
+        if policy.scale in ("tensor", "delayed"):
+            scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
+            values = self.elements((v * scale)[None], (v.shape[0], v.shape[1]))[0]
+            return Quantized(values=values.to(torch.bfloat16), descale=fp8_descale(scale))
+        if policy.scale in ("row", "1x128", "128x128", "searched"):
+            return self._fp32_scales(v)
+        if policy.scale == "ms_eden":
+            words = self.words()[:, ::16].reshape(-1)
+            blocks = to_blocks(v, (1, 16))
+            values, up, decode = scales.eden(blocks, scales.tensor_amax(v), policy.hadamard, words)
+            return Quantized(values=from_blocks(values * up, v.shape).to(torch.bfloat16), descale=decode)
+        values, scale_, decode, mask = self.blockwise(v)
+        done = from_blocks(values * scale_.up, v.shape).to(torch.bfloat16)
+        descale = decode / policy.prescale
+        if policy.format == "nvfp4":
+            descale = fp32(descale) if math.isfinite(descale) else math.nan
+        if policy.undo == "operand":
+            undo = fp32(1 / policy.prescale)
+            done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0
+        return Quantized(values=done, descale=descale, mask=mask)
+
+    def blockwise(self, v: Tensor) -> tuple[Tensor, Scale, float, Tensor | None]:
+        """Return the elements' values and the scales in blocks, the tensor's scale, and the mask."""
+        policy, shape = self.policy, block_shape(self.policy)
+        blocks = to_blocks(v, shape)
+        decode = 1.0
+        if policy.format == "nvfp4":
+            encode, decode = nvfp4_tensor_scale(scales.tensor_amax(v), policy.scale)
+            if policy.scale == "four_six":
+                scale = scales.four_six(
+                    blocks, encode, decode, lambda s: self.elements(self._scaled(blocks, s), shape)
+                )
+            else:
+                scale = scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), decode)
+        else:
+            scale = scales.e8m0_scale(scales.e8m0_bytes(blocks, policy))
+        scaled = self._scaled(blocks, scale)
+        mask = from_blocks(scaled.abs() < formats.E2M1.max, v.shape) if policy.mask else None
+        return self.elements(scaled, shape), scale, decode, mask
+
+    def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
+        scaled = blocks * scale.down
+        return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
+
+    def _fp32_scales(self, v: Tensor) -> Quantized:
+        """One fp32 scale a row, a 1×128 block or a 128×128 tile; the values are fp32."""
+        shape = (
+            (1, max(v.shape[1], 1)) if self.policy.scale in ("row", "searched") else block_shape(self.policy)
+        )
+        blocks = to_blocks(v, shape)
+        if self.policy.scale == "searched":
+            clip = scales.searched_clip(v, self.element)[:, :, None]
+            clip = torch.where(scales.amax_bits(blocks) >= 0x7F800000, math.nan, clip)
+            up = torch.where(clip == 0, 1.0, clip / self.element.max)
+            return Quantized(values=from_blocks(self.elements(blocks / up, shape) * up, v.shape))
+        amax = scales.amax_bits(blocks).view(torch.float32)
+        down = (self.element.max / amax).clamp(max=FLOAT32_MAX)
+        down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
+        values = self.elements(blocks * down, shape) * (1 / down)
+        return Quantized(values=from_blocks(values, v.shape))
+
+
+def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Cut [n, k] into blocks [number, rows, columns], row of blocks by row of blocks."""
+    rows, columns = shape
+    n, k = v.shape
+    cut = v.reshape(n // max(rows, 1), rows, k // columns, columns) if v.numel() else v.view(0, 1, 1, 1)
+    return cut.transpose(1, 2).reshape(-1, rows, columns) if v.numel() else v.new_zeros(0, rows, columns)
+
+
+def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
+    """Put blocks back into [n, k]."""
+    _, rows, columns = blocks.shape
+    n, k = shape
+    if not blocks.numel():
+        return blocks.new_zeros(shape)
+    return blocks.view(n // rows, k // columns, rows, columns).transpose(1, 2).reshape(n, k)
+
+
+def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None) -> Tensor:
+    """Return what ``x`` becomes: quantised by ``policy`` along ``axis``, dequantised, rotated back.
+
+    >>> import torch
+    >>> from ablate.numerics import OperandPolicy, fake_quantize
+    >>> fake_quantize(torch.arange(32.0), OperandPolicy(format="mxfp4"))[28:]
+    tensor([24., 32., 32., 32.])
+
+    Args:
+        x: bf16, fp16 or fp32, of any shape with at least one dimension; ``axis`` contracts.
+        policy: what to do; a rotation is undone after quantising, so that the result stands beside ``x``.
+        axis: the contraction axis: blocks and Hadamard groups lie along it.
+        key: names the random stream; needed for stochastic rounding and for signs that are drawn.
+
+    Returns:
+        A tensor of x's shape and dtype; the one rounding to that dtype is the last step.
 
     Raises:
-        ValueError: as ``fake_quantize``, or a policy that is not MXFP4.
+        ValueError: a dtype, shape or missing key that the policy cannot take.
+    """
+    if not x.dim():
+        raise ValueError("expected at least one dimension, got a single number")
+    if x.dim() == 2:
+        matrix, along = x, axis
+    else:
+        matrix, along = x.movedim(axis, -1), 1
+        moved_shape = matrix.shape
+        matrix = matrix.reshape(-1, matrix.shape[-1]) if x.numel() else matrix.reshape(0, matrix.shape[-1])
+    done = round_operand(matrix, policy, axis=along, key=key)
+    values = done.values.to(torch.float32) * done.descale
+    if policy.hadamard:
+        last = values.t().contiguous() if along % 2 == 0 else values.contiguous()
+        last = unrotate(last, policy, key)
+        values = last.t() if along % 2 == 0 else last
+    values = values.to(x.dtype)
+    return values.contiguous() if x.dim() == 2 else values.reshape(moved_shape).movedim(-1, axis).contiguous()
+
+
+def quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None) -> Codes:
+    """Return the codes and scale bytes of a matrix in a format with block scales (mx… or nvfp4).
+
+    With ``axis=0`` the result is that of the transposed matrix, as a GEMM wants it. Where a block reads as
+    NaN its scale byte says so, and its codes are 0.
+
+    Raises:
+        ValueError: as ``fake_quantize``, or a format without block scales, or MS-EDEN.
     """
     check_operand(x, policy, axis, key)
-    if policy.format != "mxfp4":
-        raise ValueError(f"{policy.format} has no codes with block scales: expected mxfp4")
-    values, scale_bytes = _mxfp4(x, policy, axis, key)
-    return formats.e2m1_encode(torch.nan_to_num(values)), scale_bytes.to(torch.uint8)
-
-
-def _mxfp4(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> tuple[Tensor, Tensor]:
-    """Return E2M1 values (fp32) and scale bytes (int32), contraction axis last; NaN blocks hold NaN."""
-    v = x.to(torch.float32)
-    if axis in (0, -2):
-        v = v.t()
-    v = v.contiguous()
-    if policy.hadamard:
-        v = hadamard_last(v, policy.hadamard, signs_of(policy, key))
-    blocks = v.view(v.shape[0], v.shape[1] // MX_BLOCK, MX_BLOCK)
-    # The maximum of the bit patterns, not of the floats: NaN and Inf then win over every number.
-    amax = (
-        (blocks.view(torch.int32) & 0x7FFFFFFF).amax(-1).view(torch.float32)
-        if v.numel()
-        else v.new_zeros(blocks.shape[:2])
-    )
-    scale_bytes = formats.floor_scale_byte(amax)
-    scaled = (blocks * formats.e8m0_reciprocal(scale_bytes).unsqueeze(-1)).view(v.shape)
-    if policy.prescale != 1.0:
-        scaled = scaled * policy.prescale
-    if policy.rounding == "nearest":
-        return formats.e2m1_nearest(scaled), scale_bytes
-    assert key is not None
-    words = random_words(x.shape[0], x.shape[1], key, x.device)
-    return formats.e2m1_stochastic(scaled, words.t() if axis in (0, -2) else words), scale_bytes
+    if policy.block == "none" or policy.scale == "ms_eden":
+        raise ValueError(f"{policy.format} with scale '{policy.scale}' has no codes with block scales")
+    along_rows = axis % 2 == 0
+    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
+    rounder = _Rounder(x, policy, along_rows=along_rows, key=key)
+    values, scale, decode, _ = rounder.blockwise(v)
+    codes = from_blocks(formats.encode(values, rounder.element), v.shape)
+    rows, columns = block_shape(policy)
+    if policy.format == "nvfp4":
+        scale_bytes = formats.encode(scale.up, formats.E4M3)
+        scale_bytes = torch.where(scale.up.isnan(), 0x7F, scale_bytes.to(torch.int32))
+    else:
+        scale_bytes = scales.e8m0_bytes(to_blocks(v, (rows, columns)), policy)
+    grid = (v.shape[0] // rows, v.shape[1] // columns)
+    return Codes(codes=codes, scales=scale_bytes.view(grid).to(torch.uint8), tensor_scale=decode)

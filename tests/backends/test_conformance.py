@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ablate.backends import cpu_kernel, get_backend
-from ablate.numerics import Key, OperandPolicy, fake_quantize
+from ablate.numerics import Key, OperandPolicy, round_operand
 
 KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
 MXFP4 = OperandPolicy(format="mxfp4", scale="floor")
@@ -51,7 +51,7 @@ def test_quantised_bits(name, policy, axis):
             if policy.format.startswith("fp8"):
                 x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
             ours = backend.quantize(x, policy, axis=axis, key=KEY)
-            expected = fake_quantize(x, policy, axis=axis, key=KEY)
+            expected = round_operand(x, policy, axis=axis, key=KEY)
             assert same_bits(ours.values, expected.values), (shape, dtype)
             assert ours.descale == expected.descale
 
@@ -64,7 +64,7 @@ def test_any_number_of_threads_and_any_strides(policy):
     before = torch.get_num_threads()
     try:
         for axis in (0, 1):
-            expected = fake_quantize(x, policy, axis=axis, key=KEY).values
+            expected = round_operand(x, policy, axis=axis, key=KEY).values
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 for other in (x, strided, x.t().contiguous().t()):
@@ -78,7 +78,7 @@ def test_odd_widths_along_the_other_axis(columns):
     x = torch.randn(64, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     for policy in POLICIES[3:]:
         ours = get_backend("emulated").quantize(x, policy, axis=0, key=KEY).values
-        assert same_bits(ours, fake_quantize(x, policy, axis=0, key=KEY).values)
+        assert same_bits(ours, round_operand(x, policy, axis=0, key=KEY).values)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -114,7 +114,7 @@ def test_without_a_compiler_plain_torch_does_it(monkeypatch):
         assert not cpu_kernel.availability().usable
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
         values = get_backend("emulated").quantize(x, MXFP4, axis=0, key=None).values
-        assert torch.equal(values, fake_quantize(x, MXFP4, axis=0).values)
+        assert torch.equal(values, round_operand(x, MXFP4, axis=0).values)
     finally:
         cpu_kernel._load.cache_clear()
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ablate.backends import get_backend
-from ablate.numerics import Key, fake_quantize
-from ablate.numerics.linear import QuantLinear, RecipeState
+from ablate.numerics import Key, round_operand
+from ablate.numerics.linear import QuantLinear
+from ablate.numerics.state import RecipeState
 from ablate.recipes import GEMMS, RecipeSpec, describe, resolve
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -47,7 +48,7 @@ def by_the_book(layer, x, dy):
     q = {}
     for gemm, name, policy in state.recipe.operands():
         key = Key(seed=3, layer="blocks.0.ffn.down", gemm=gemm, operand=name, step=11, call=2)
-        done = fake_quantize(tensors[name], policy, axis=axes[gemm, name], key=key)
+        done = round_operand(tensors[name], policy, axis=axes[gemm, name], key=key)
         q[gemm, name] = done.values.double() * done.descale
     return (
         q["fprop", "x"] @ q["fprop", "w"].T,

@@ -1,0 +1,95 @@
+"""The rotation of an operand before it is quantised, as its policy says: permutation, signs, Hadamard, bf16.
+
+Signs and permutation are drawn for a GEMM, not for an operand: both operands of a GEMM share them, so that
+the rotation cancels in the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ablate.numerics.hadamard import hadamard_last
+from ablate.numerics.philox import Key, random_words
+
+if TYPE_CHECKING:
+    from ablate.recipes import OperandPolicy
+
+_FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The one sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
+_FIXED_KEY = Key(seed=0, layer="", gemm="", operand="fixed", step=0)
+
+
+def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
+    """Return the ±1 vector (fp32, [hadamard], on the CPU) of a random Hadamard, None where there is none."""
+    if policy.hadamard == 0 or policy.signs == "none":
+        return None
+    if policy.signs == "fixed" and policy.hadamard == len(_FIXED_16):
+        return torch.tensor(_FIXED_16, dtype=torch.float32)
+    return _signs(policy.hadamard, _shared_key(policy, key, "signs")).clone()
+
+
+def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
+    """Return the permutation (int64, [hadamard]) drawn with the signs, None where there is none."""
+    if not policy.permute:
+        return None
+    words = random_words(1, policy.hadamard, _shared_key(policy, key, "permutation"))[0]
+    return words.argsort(stable=True)
+
+
+def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
+    """Return the key that both operands share, with as much of the position as the sign policy says."""
+    if policy.signs == "fixed":
+        return replace(_FIXED_KEY, operand=f"fixed {purpose}")
+    assert key is not None
+    step = key.step if policy.signs in ("step", "call") else 0
+    call = key.call if policy.signs == "call" else 0
+    return replace(key, operand=purpose, step=step, call=call)
+
+
+@lru_cache(maxsize=4096)
+def _signs(size: int, key: Key) -> Tensor:
+    words = random_words(1, size, key)[0]
+    return 1.0 - 2.0 * (words >> 31).to(torch.float32)
+
+
+def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
+    """Rotate the last axis of an fp32 tensor as the policy says; the tensor itself where it does not.
+
+    Args:
+        v: [..., n], n divisible by ``policy.hadamard``.
+        policy: hadamard, signs, signs_after, permute and rotated_bf16 are read.
+        key: as for quantising; needed for signs per layer, step or call.
+    """
+    if not policy.hadamard:
+        return v
+    signs = signs_of(policy, key)
+    permutation = permutation_of(policy, key)
+    if permutation is not None:
+        v = v.reshape(-1, policy.hadamard)[:, permutation.to(v.device)].view(v.shape)
+    v = hadamard_last(v, policy.hadamard, None if policy.signs_after else signs)
+    if policy.signs_after and signs is not None:
+        v = (v.view(-1, policy.hadamard) * signs.to(v.device)).view(v.shape)
+    return v.to(torch.bfloat16).to(torch.float32) if policy.rotated_bf16 else v
+
+
+def unrotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
+    """Undo ``rotate`` (but for its rounding): x D H → x."""
+    if not policy.hadamard:
+        return v
+    signs = signs_of(policy, key)
+    signs = signs if signs is None else signs.to(v.device)
+    if policy.signs_after and signs is not None:
+        v = (v.reshape(-1, policy.hadamard) * signs).view(v.shape)
+    v = hadamard_last(v, policy.hadamard)
+    if not policy.signs_after and signs is not None:
+        v = (v.view(-1, policy.hadamard) * signs).view(v.shape)
+    permutation = permutation_of(policy, key)
+    if permutation is not None:
+        back = permutation.argsort().to(v.device)
+        v = v.reshape(-1, policy.hadamard)[:, back].view(v.shape)
+    return v

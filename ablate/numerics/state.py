@@ -1,0 +1,71 @@
+"""What the layers of one model share: the recipe, the back end, and where the random streams stand.
+
+The position (step, call, tokens) is read when a layer's forward pass runs and travels with it as a small
+tensor, so that the backward pass draws from its own forward's streams, wherever the trainer is by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ablate.recipes.place import LayerPlace, Stage, stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.backends.protocol import Backend
+    from ablate.numerics.quantize import Quantized
+    from ablate.recipes import Gemm, LayerRecipe, Recipe
+
+EVAL_CALL = 1 << 31
+"""First call of evaluation's forward passes, apart from those of training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it."""
+
+    step: int
+    call: int
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class RecipeState:
+    """Shared by the layers of one model and moved on by its trainer.
+
+    ``total_tokens`` is the budget, needed by phases that start at a fraction of it. ``watch``, if set, sees
+    every quantised operand: (layer's name, GEMM, operand's name, the operand).
+    """
+
+    recipe: Recipe
+    backend: Backend
+    seed: int
+    step: int = 0
+    call: int = 0
+    tokens: int = 0
+    total_tokens: int | None = None
+    watch: Callable[[str, Gemm, str, Quantized], None] | None = field(default=None, repr=False)
+    places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
+
+    def position(self) -> Position:
+        """Return where the streams stand now."""
+        return Position(step=self.step, call=self.call, tokens=self.tokens)
+
+    def advance(self, tokens: int = 0) -> None:
+        """Move on by one optimizer step that took so many training tokens."""
+        self.step += 1
+        self.call = 0
+        self.tokens += tokens
+
+    def stages(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
+        """Return (first token, recipe) of what a layer follows, newest first.
+
+        Raises:
+            ValueError: a phase at a fraction of a budget that is not known.
+        """
+        self.places[place.name] = place
+        known: tuple[Stage, ...] = stages(self.recipe, place)
+        starts = [(stage.start(self.total_tokens), stage.recipe) for stage in known]
+        return tuple(sorted(starts, key=lambda start: start[0], reverse=True))

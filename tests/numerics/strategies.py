@@ -1,0 +1,30 @@
+"""Data that several tests of the numerics share."""
+
+import torch
+
+from ablate.numerics import Key
+
+KEY = Key(seed=0, layer="a", gemm="wgrad", operand="x", step=3)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def special_blocks():
+    """Random bits, narrow exponents, ties, maxima just under powers of two, ±0, subnormals; no NaN or Inf."""
+    generator = torch.Generator().manual_seed(1)
+    random_bits = torch.randint(-(2**31), 2**31 - 1, (512, 32), generator=generator, dtype=torch.int64)
+    floats = random_bits.to(torch.int32).view(torch.float32)
+    narrow = random_bits[:64].to(torch.int32) & 0x3FFFFF | 0x3F800000
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4).repeat(20, 1)
+    ties = ties * 2.0 ** torch.arange(-10, 10)[:, None]
+    below = torch.nextafter(2.0 ** torch.arange(-20.0, 20), torch.tensor(0.0))[:, None]
+    under = below * normal(40, 32).clamp(-1, 1)
+    under[:, :1] = below
+    zeros = normal(8, 32)
+    zeros[:, ::2] = -0.0
+    subnormal = normal(16, 32) * 2.0**-128
+    blocks = (floats, narrow.view(torch.float32), ties, under, zeros, subnormal, normal(200, 32) * 1e-3)
+    blocks = torch.cat(blocks)
+    return blocks[torch.isfinite(blocks).all(1)]

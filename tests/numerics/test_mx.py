@@ -1,0 +1,264 @@
+"""MX formats against torchao and by the book."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+from ablate.numerics import Key, OperandPolicy, fake_quantize, quantize, round_operand
+from ablate.numerics.formats import ELEMENTS, decode, e8m0_decode
+from tests.numerics.strategies import KEY, normal, special_blocks
+
+MXFP4 = OperandPolicy(format="mxfp4")
+SR = OperandPolicy(format="mxfp4", rounding="stochastic")
+SR_PRESCALED = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
+MODES = {
+    "floor": ScaleCalculationMode.FLOOR,
+    "even": ScaleCalculationMode.EVEN,
+    "rceil": ScaleCalculationMode.RCEIL,
+    "ceil": ScaleCalculationMode.CEIL,
+}
+TORCHAO_ELEMENTS = {"mxfp4": torch.float4_e2m1fn_x2, "mxfp8": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", MODES)
+@pytest.mark.parametrize("fmt", TORCHAO_ELEMENTS)
+def test_codes_and_scales_agree_with_torchao(fmt, rule, dtype):
+    x = special_blocks().to(dtype)
+    x = x[torch.isfinite(x).all(1)]
+    ours = quantize(x, OperandPolicy(format=fmt, scale=rule))
+    scale, data = to_mx(x, TORCHAO_ELEMENTS[fmt], 32, MODES[rule])
+    data = data.view(torch.uint8)
+    theirs = torch.stack((data & 15, data >> 4), dim=-1).view(x.shape) if fmt == "mxfp4" else data
+    magnitude = 7 if fmt == "mxfp4" else 127
+    # torchao halves the values of blocks whose scale byte is 0, and under rceil divides the amax of the
+    # smallest blocks by the element's maximum, which underflows: both are left out.
+    keep = ours.scales[:, 0] > (1 if rule == "rceil" else 0)
+    assert keep.sum() > 600
+    assert torch.equal(ours.scales[keep], scale.view(torch.uint8)[keep])
+    same = (ours.codes == theirs) | ((ours.codes & magnitude == 0) & (theirs & magnitude == 0))
+    assert same[keep].all()  # but for the sign of zero, which the standard leaves open
+
+
+def by_the_book(block, fmt, rule):
+    """Quantise one block in exact arithmetic: the exponent from frexp, the nearest of the grid by search."""
+    element = ELEMENTS[fmt]
+    amax = max(abs(float(v)) for v in block)
+    if amax == 0:
+        return [0.0] * len(block)
+    mantissa, exponent = torch.frexp(torch.tensor(amax, dtype=torch.float64))
+    m, f = 2 * mantissa.item(), exponent.item() - 1
+    largest_m = element.max / 2.0**element.max_exponent
+    up = {
+        "floor": False,
+        "even": m >= 2 - 2.0 ** -(element.mantissa_bits + 1),
+        "rceil": m > largest_m,
+        "ceil": m > 1,
+        "uos": m > 1.8125,
+    }[rule]
+    e = max(-127, min(127, f - element.max_exponent + up))
+    grid = grid_of(fmt)
+    out = []
+    for v in block:
+        a = min(abs(float(v)) * 2.0**-e, element.max)
+        best = min(range(len(grid)), key=lambda code: (abs(grid[code] - a), code % 2))
+        out.append(grid[best] * 2.0**e * (-1 if v < 0 else 1))
+    return out
+
+
+def grid_of(fmt):
+    codes = {"mxfp4": 8, "mxfp4_e3m0": 8, "mxfp6_e2m3": 32, "mxfp6_e3m2": 32, "mxfp8": 127}[fmt]
+    return decode(torch.arange(codes), ELEMENTS[fmt]).tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=32, max_size=32),
+    st.sampled_from(
+        [("mxfp4", "uos")]
+        + [
+            (fmt, rule)
+            for fmt in ("mxfp4", "mxfp4_e3m0", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8")
+            for rule in ("floor", "even", "rceil", "ceil")
+        ]
+    ),
+)
+def test_any_finite_block_by_the_book(values, case):
+    fmt, rule = case
+    x = torch.tensor([values])
+    exact = torch.tensor(by_the_book(values, fmt, rule), dtype=torch.float64)
+    # Products beyond fp32 become Inf, and what bf16 cannot hold of an 8-bit element near zero is rounded.
+    expected = exact.float().to(torch.bfloat16)
+    assert torch.equal(round_operand(x, OperandPolicy(format=fmt, scale=rule), axis=1).values[0], expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "mxfp4_e3m0"])
+@pytest.mark.parametrize("rule", ["floor", "ceil"])
+def test_a_bad_value_makes_its_block_nan_and_no_other(bad, fmt, rule):
+    x = normal(4, 64)
+    x[1, 40] = bad
+    policy = OperandPolicy(format=fmt, scale=rule)
+    expected = torch.zeros(4, 64, dtype=torch.bool)
+    expected[1, 32:] = True
+    assert torch.equal(fake_quantize(x, policy).isnan(), expected)
+    codes = quantize(x, policy)
+    assert codes.scales[1].tolist()[1] == 255
+    assert codes.codes[1, 32:].max() == 0
+
+
+def test_zero_and_subnormal_blocks():
+    x = torch.zeros(2, 32)
+    x[1] = 2.0**-140
+    codes = quantize(x, MXFP4)
+    assert codes.scales.flatten().tolist() == [0, 0]
+    assert codes.codes.max() == 0
+    x[1] = 2.0**-126
+    assert torch.equal(fake_quantize(x, MXFP4), x)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp4_e3m0", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_codes_and_scales_are_the_dequantised_values(fmt, axis):
+    policy = OperandPolicy(format=fmt)
+    x = normal(64, 96)
+    codes = quantize(x, policy, axis=axis)
+    scale = e8m0_decode(codes.scales.int()).repeat_interleave(32, dim=1)
+    values = decode(codes.codes, ELEMENTS[fmt]) * scale
+    assert torch.equal(values.t() if axis == 0 else values, fake_quantize(x, policy, axis=axis))
+
+
+@pytest.mark.parametrize("policy", [MXFP4, SR_PRESCALED, OperandPolicy(format="nvfp4", scale="four_six")])
+def test_axis_zero_is_the_transposed_problem(policy):
+    x = normal(64, 96)
+    along_rows = fake_quantize(x, policy, axis=0, key=KEY)
+    assert along_rows.shape == x.shape
+    if policy.rounding == "nearest":
+        assert torch.equal(along_rows, fake_quantize(x.t(), policy, axis=1, key=KEY).t())
+    assert not torch.equal(along_rows, fake_quantize(x, policy, axis=1, key=KEY))
+
+
+@pytest.mark.parametrize(("fmt", "block"), [("mxfp4", "32x32"), ("mxfp8", "32x32"), ("nvfp4", "16x16")])
+def test_a_square_tile_gives_the_same_numbers_along_either_axis(fmt, block):
+    x = normal(64, 96) * torch.logspace(-3, 3, 96)
+    policy = OperandPolicy(format=fmt, block=block)
+    tiled = fake_quantize(x, policy, axis=1)
+    assert torch.equal(tiled, fake_quantize(x, policy, axis=0))
+    rows = OperandPolicy(format=fmt)
+    assert not torch.equal(tiled, fake_quantize(x, rows, axis=1))
+    size = int(block.split("x")[0])
+    tile = x[:size, size : 2 * size]
+    if fmt != "nvfp4":  # whose tensor scale would differ
+        assert torch.equal(fake_quantize(tile, policy), tiled[:size, size : 2 * size])
+
+
+@pytest.mark.parametrize("policy", [MXFP4, SR_PRESCALED, OperandPolicy(format="fp8_e4m3", scale="row")])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_strides_do_not_matter(policy, axis):
+    x = normal(64, 96)
+    transposed = x.t().contiguous().t()
+    padded = torch.zeros(64, 200)[:, :96].copy_(x)
+    expected = fake_quantize(x, policy, axis=axis, key=KEY)
+    for other in (transposed, padded):
+        assert torch.equal(fake_quantize(other, policy, axis=axis, key=KEY), expected)
+
+
+@pytest.mark.parametrize("shape", [(32,), (3, 32), (2, 3, 64), (2, 3, 4, 32)])
+def test_any_number_of_dimensions_and_any_axis(shape):
+    x = normal(*shape)
+    expected = fake_quantize(x.reshape(-1, shape[-1]), MXFP4).view(shape)
+    assert torch.equal(fake_quantize(x, MXFP4), expected)
+    for axis in range(len(shape)):
+        moved = x.movedim(-1, axis)
+        assert torch.equal(fake_quantize(moved, MXFP4, axis=axis).movedim(axis, -1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_result_has_the_inputs_dtype(dtype):
+    assert fake_quantize(normal(2, 32).to(dtype), SR_PRESCALED, key=KEY).dtype == dtype
+
+
+def test_the_prescale_comes_after_the_exponent():
+    x = torch.full((1, 32), 4.0)  # amax 4: e = 0; a prescale before amax would take e = -1
+    policy = dataclasses.replace(SR_PRESCALED, prescale=0.75)
+    codes = quantize(x, policy, key=KEY)
+    assert codes.scales.item() == 127
+    assert decode(codes.codes, ELEMENTS["mxfp4"]).unique().tolist() == [3.0]
+
+
+def test_undoing_the_prescale_on_the_operand_leaves_the_grid():
+    # As the code published with 2502.20586 does; the paper divides once, on the accumulator.
+    x = normal(64, 64)
+    paper = round_operand(x, SR_PRESCALED, axis=1, key=KEY)
+    code = round_operand(x, dataclasses.replace(SR_PRESCALED, undo="operand"), axis=1, key=KEY)
+    assert (paper.descale, code.descale) == (1 / 0.75, 1.0)
+    assert torch.equal(code.values, (paper.values.float() * torch.tensor(1 / 0.75)).to(torch.bfloat16))
+    biased = (code.values.double() * paper.values).sum() / paper.values.double().square().sum() * 0.75
+    assert 0.0005 < biased - 1 < 0.002  # 1, 2, … × 4/3 in bf16 are 0.2 % too large, 1.5 × 4/3 is exact
+
+
+def test_quest_takes_the_scale_from_the_standard_deviation():
+    x = normal(64, 32) * torch.logspace(-4, 4, 64)[:, None] + torch.logspace(-4, 4, 64)[:, None]
+    policy = OperandPolicy(format="mxfp4", scale="quest")
+    std = x.double().std(1, correction=0)
+    expected = torch.floor(torch.log2(2.92247856 / 6 * std + 1e-8)).int() + 127
+    assert torch.equal(quantize(x, policy).scales[:, 0].int(), expected)
+    masked = round_operand(x, dataclasses.replace(policy, mask=True), axis=1)
+    scaled = x.double() * 2.0 ** (127 - expected.double())[:, None]
+    assert torch.equal(masked.mask, scaled.abs() < 6)
+    assert 0 < (~masked.mask).float().mean() < 0.2
+
+
+def test_the_rocm_variant_shares_a_word_among_four_neighbours():
+    policy = OperandPolicy(format="mxfp4", scale="even", rounding="stochastic_rocm")
+    x = torch.full((64, 32), 2.6)
+    x[:, 0] = 4.0
+    values = fake_quantize(x, policy, key=KEY)
+    assert torch.equal(values[:, 4:6][:, :1].expand(-1, 2), values[:, 4:6])  # the same word
+    assert (values[:, 6::4] == 2.0).all()  # shifted words truncate
+    assert (values[:, 7::4] == 2.0).all()
+    assert 0.4 < (values[:, 4] == 3.0).float().mean() < 0.8
+    along_rows = fake_quantize(x.t().contiguous(), policy, axis=0, key=KEY)
+    assert (along_rows[6::4] == 2.0).all()
+
+
+def test_the_same_key_gives_the_same_bits_and_any_seed_works():
+    x = normal(64, 64)
+    zero_seed = fake_quantize(x, SR_PRESCALED, key=KEY)
+    assert torch.equal(zero_seed, fake_quantize(x, SR_PRESCALED, key=KEY))
+    assert not torch.equal(zero_seed, fake_quantize(x, MXFP4))
+    other = Key(seed=2**40, layer="a", gemm="wgrad", operand="x", step=3)
+    assert not torch.equal(zero_seed, fake_quantize(x, SR_PRESCALED, key=other))
+
+
+@pytest.mark.parametrize(
+    ("x", "policy", "axis", "key", "message"),
+    [
+        (torch.zeros(2, 32, dtype=torch.float64), MXFP4, 1, None, "torch.float64 to mxfp4"),
+        (torch.zeros(2, 33), MXFP4, 1, None, "32 does not divide 33"),
+        (torch.zeros(16, 32), MXFP4, 0, None, "32 does not divide 16"),
+        (torch.zeros(16, 32), dataclasses.replace(MXFP4, block="32x32"), 1, None, "32 rows .* divide 16"),
+        (torch.zeros(2, 96), dataclasses.replace(MXFP4, hadamard=64), 1, None, "64 does not divide 96"),
+        (torch.zeros(()), MXFP4, -1, None, "at least one dimension"),
+        (torch.zeros(2, 32), SR, 1, None, "a key is needed for rounding 'stochastic'"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused_by_name(x, policy, axis, key, message):
+    with pytest.raises(ValueError, match=message):
+        fake_quantize(x, policy, axis=axis, key=key)
+
+
+def test_what_has_no_codes_is_refused_by_name():
+    with pytest.raises(ValueError, match="fp8_e4m3 with scale 'tensor' has no codes"):
+        quantize(torch.zeros(2, 32), OperandPolicy(format="fp8_e4m3"))
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32)])
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "fp8_e4m3"])
+def test_empty_tensors_and_single_rows_work(shape, fmt):
+    assert fake_quantize(torch.zeros(shape), OperandPolicy(format=fmt)).shape == shape
