@@ -16,7 +16,7 @@ import torch
 
 from ablate.backends import get_backend
 from ablate.config import ModelConfig, TrainingConfig
-from ablate.numerics.linear import RecipeState
+from ablate.numerics.state import RecipeState
 from ablate.recipes import RecipeSpec, resolve
 from ablate.schedule import plan_steps
 from ablate.train.loop import _accumulate, _optimizer

@@ -24,20 +24,20 @@ from torch import Tensor
 
 from ablate.backends import get_backend
 from ablate.data.batches import batch, sequence_starts, validation_batches
-from ablate.numerics.linear import RecipeState
+from ablate.numerics.state import EVAL_CALL, RecipeState
 from ablate.schedule import StepPlan, learning_rate, plan_steps
+from ablate.train.heap import keep_freed_memory
 from ablate.train.model import Llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.config import RunConfig, TrainingConfig
+    from ablate.numerics import Quantized
+    from ablate.recipes import Gemm
 
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-
-_EVAL_CALL = 1 << 31
-"""First stream position of evaluation's forward passes, apart from those of training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,16 @@ def train(
     Raises:
         ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
     """
+    keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
     settings = config.training
     plan = plan_steps(settings)
-    state = RecipeState(recipe=config.recipe, backend=get_backend(config.backend), seed=config.seed)
+    state = RecipeState(
+        recipe=config.recipe,
+        backend=get_backend(config.backend),
+        seed=config.seed,
+        total_tokens=plan.steps * plan.tokens_per_step,
+    )
     model = Llama(config.model, config.vocab_size, state)
     model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
     model.to(device)
@@ -91,12 +97,13 @@ def train(
 
     for step in range(plan.steps):
         started = time.perf_counter()
-        state.step = step
+        state.step, state.tokens = step, step * plan.tokens_per_step
         rate = learning_rate(settings, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
-        loss = _accumulate(model, state, batch(train_tokens, starts, settings.seq_len), plan, device)
+        window_tokens = batch(train_tokens, starts, settings.seq_len)
+        loss = _accumulate(model, state, window_tokens, plan, device)
         norm = torch.nn.utils.clip_grad_norm_(
             model.parameters(), settings.grad_clip if settings.grad_clip is not None else math.inf
         ).item()
@@ -104,11 +111,13 @@ def train(
         seen = done * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
+            where = _first_bad_operand(model, state, window_tokens, plan, device)
             return TrainResult(
-                state="diverged", tokens=seen, step=done, message=f"non-finite training {what}"
+                state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        state.tokens = seen
         window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
 
         if done % plan.log_every_steps == 0 or done == plan.steps:
@@ -138,7 +147,7 @@ def evaluate(
     with torch.no_grad():
         windows = validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro)
         for index, window in enumerate(windows):
-            state.call = _EVAL_CALL + index
+            state.call = EVAL_CALL + index
             inputs, targets = _split(window, device)
             total += _loss(model, inputs, targets, reduction="sum").item()
             count += targets.numel()
@@ -158,6 +167,27 @@ def _accumulate(
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
+
+
+def _first_bad_operand(
+    model: Llama, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
+) -> str:
+    """Replay the step and name the first operand of a GEMM that is not finite.
+
+    The weights have not moved and the streams are counted, so the replay has the same bits; healthy steps pay
+    nothing.
+    """
+    found: list[str] = []
+
+    def watch(layer: str, gemm: Gemm, operand: str, done: Quantized) -> None:
+        if not found and not bool(torch.isfinite(done.values).all()):
+            found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
+
+    state.watch = watch
+    model.zero_grad(set_to_none=True)
+    _accumulate(model, state, window, plan, device)
+    state.watch = None
+    return found[0] if found else ""
 
 
 def _loss(model: Llama, inputs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:

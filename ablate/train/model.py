@@ -1,8 +1,9 @@
 """The built-in model: a Llama-style decoder (Touvron et al. 2302.13971, with grouped-query attention).
 
 Master weights in fp32, activations in bf16. The linear layers of the blocks carry the recipe; embedding,
-head, norms and the products inside attention stay in high precision. q, k and v are one linear layer and
-gate and up another, as in Megatron and TransformerEngine, so that their input is quantised once.
+norms and the products inside attention stay in high precision, the head unless a rule of the recipe names
+it. q, k and v are one linear layer and gate and up another, as in Megatron and TransformerEngine, so that
+their input is quantised once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ablate.numerics.linear import QuantLinear, RecipeState
+from ablate.config import layer_names
+from ablate.numerics.linear import QuantLinear
+from ablate.recipes.place import places
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ablate.config import ModelConfig
+    from ablate.numerics.state import RecipeState
+    from ablate.recipes.place import LayerPlace
 
 
 class Llama(nn.Module):
@@ -27,9 +34,17 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
-        self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state) for i in range(config.layers))
+        where = places(layer_names(config), heads=("head",))
+        self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state, where) for i in range(config.layers))
         self.norm = _RMSNorm(config)
-        self.head = None if config.tied_head else nn.Parameter(torch.empty(vocab_size, config.width))
+        self.head = QuantLinear(
+            config.width,
+            vocab_size,
+            name="head",
+            state=state,
+            place=where["head"],
+            weight=self.embedding if config.tied_head else None,
+        )
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers)."""
@@ -48,8 +63,8 @@ class Llama(nn.Module):
         rotation = _rotation(tokens.shape[1], self.config, tokens.device)
         for block in self.blocks:
             x = block(x, rotation)
-        head = self.embedding if self.head is None else self.head
-        return F.linear(self.norm(x), head.to(torch.bfloat16))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 class _RMSNorm(nn.Module):
@@ -63,12 +78,19 @@ class _RMSNorm(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+    def __init__(
+        self, config: ModelConfig, name: str, state: RecipeState, where: dict[str, LayerPlace]
+    ) -> None:
         super().__init__()
+
+        def linear(inputs: int, outputs: int, part: str) -> QuantLinear:
+            full = f"{name}.{part}"
+            return QuantLinear(inputs, outputs, name=full, state=state, place=where[full])
+
         self.attention_norm = _RMSNorm(config)
-        self.attention = _Attention(config, f"{name}.attention", state)
+        self.attention = _Attention(config, linear)
         self.ffn_norm = _RMSNorm(config)
-        self.ffn = _SwiGLU(config, f"{name}.ffn", state)
+        self.ffn = _SwiGLU(config, linear)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -77,14 +99,14 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+    def __init__(self, config: ModelConfig, linear: Callable[[int, int, str], QuantLinear]) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.width // config.heads
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = QuantLinear(config.width, rows, name=f"{name}.qkv", state=state)
-        self.out = QuantLinear(config.width, config.width, name=f"{name}.out", state=state)
+        self.qkv = linear(config.width, rows, "attention.qkv")
+        self.out = linear(config.width, config.width, "attention.out")
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         batch, positions, width = x.shape
@@ -97,10 +119,10 @@ class _Attention(nn.Module):
 
 
 class _SwiGLU(nn.Module):
-    def __init__(self, config: ModelConfig, name: str, state: RecipeState) -> None:
+    def __init__(self, config: ModelConfig, linear: Callable[[int, int, str], QuantLinear]) -> None:
         super().__init__()
-        self.gate_up = QuantLinear(config.width, 2 * config.ffn, name=f"{name}.gate_up", state=state)
-        self.down = QuantLinear(config.ffn, config.width, name=f"{name}.down", state=state)
+        self.gate_up = linear(config.width, 2 * config.ffn, "ffn.gate_up")
+        self.down = linear(config.ffn, config.width, "ffn.down")
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
