@@ -1,9 +1,15 @@
 """FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer."""
 
+from typing import TYPE_CHECKING, Any
+
 from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
+from ablate.numerics.state import RecipeState
 from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
+
+if TYPE_CHECKING:
+    from ablate.numerics.apply import apply_recipe
 
 __all__ = [
     "Codes",
@@ -13,9 +19,20 @@ __all__ = [
     "OperandPolicy",
     "Quantized",
     "Recipe",
+    "RecipeState",
+    "apply_recipe",
     "fake_quantize",
     "hadamard_last",
     "hadamard_matrix",
     "quantize",
     "round_operand",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at the top: it needs the back ends, which need this package.
+    if name == "apply_recipe":
+        from ablate.numerics.apply import apply_recipe
+
+        return apply_recipe
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

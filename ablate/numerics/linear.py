@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 AMAX_HISTORY = 1024
 """Steps whose largest magnitude a delayed scale looks back on (TransformerEngine's DelayedScaling)."""
 
+_FORWARDS_WITHOUT_ADVANCE = 1000
+
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -41,7 +43,8 @@ class QuantLinear(nn.Linear):
 
     Takes [..., in_features] of any float dtype and computes in bf16; the result is bf16 for bf16 inputs and
     under autocast, else of the input's dtype. ``name`` keys its random streams: two layers of one model must
-    not share it.
+    not share it. ``weight`` and ``bias`` are parameters to take over; by default the weight is left
+    uninitialised and there is no bias.
     """
 
     def __init__(
@@ -52,14 +55,14 @@ class QuantLinear(nn.Linear):
         name: str,
         state: RecipeState,
         place: LayerPlace | None = None,
-        weight: nn.Parameter | None = None,
-        bias: nn.Parameter | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         # Not nn.Linear's own: its initial weights would be drawn in vain.
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features)) if weight is None else weight
-        self.bias = bias  # type: ignore[assignment]  # nn.Linear declares it without None
+        self.weight = weight if isinstance(weight, nn.Parameter) else _fresh(out_features, in_features)
+        self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
         self.name, self.state = name, state
         self.place = places([name])[name] if place is None else place
         self._stages = state.stages(self.place)
@@ -78,6 +81,7 @@ class QuantLinear(nn.Linear):
             shape = (len(self._delayed), AMAX_HISTORY)
             self.register_buffer("amax_history", torch.zeros(shape, dtype=torch.float32))
             self.register_buffer("amax_step", torch.full(shape, -1, dtype=torch.int64))
+        self._calls, self._counted_step, self._evaluations = 0, -1, 0
         self._register()
 
     def _register(self) -> None:
@@ -101,6 +105,25 @@ class QuantLinear(nn.Linear):
         keep = x.dtype == torch.bfloat16 or torch.is_autocast_enabled(x.device.type)
         out: Tensor = y if keep else y.to(x.dtype)
         return out.view(*x.shape[:-1], self.out_features)
+
+    def position(self) -> Position:
+        """Return where this layer's streams stand, counting its forward passes if nobody else does."""
+        state = self.state
+        call = self._next_call() if state.call is None else state.call
+        return Position(step=state.step, call=call, tokens=state.tokens)
+
+    def _next_call(self) -> int:
+        if not self.training:
+            self._evaluations += 1
+            return EVAL_CALL + self._evaluations - 1
+        if self.state.step != self._counted_step:
+            self._counted_step, self._calls = self.state.step, 0
+        # Inside of a backward pass this is activation checkpointing, which repeats the last forward pass.
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001  as torch's own checkpointing asks
+            self._calls += 1
+        if self._calls == _FORWARDS_WITHOUT_ADVANCE:
+            self.state.warn_if_it_should_move(self._calls)
+        return max(self._calls - 1, 0)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return what this layer follows after so many training tokens."""
@@ -149,11 +172,15 @@ class QuantLinear(nn.Linear):
 _NAMES: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
+def _fresh(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape))
+
+
 @torch.library.custom_op("ablate::fprop", mutates_args=())
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the position of the streams (int64 [3])."""
     layer = _sites[site]
-    at = layer.state.position()
+    at = layer.position()
     y = layer.state.backend.multiply(
         layer.operand(x, "fprop", "x", 1, at),
         layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at),

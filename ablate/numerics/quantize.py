@@ -242,8 +242,8 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
 
     >>> import torch
     >>> from ablate.numerics import OperandPolicy, fake_quantize
-    >>> fake_quantize(torch.arange(32.0), OperandPolicy(format="mxfp4"))[28:]
-    tensor([24., 32., 32., 32.])
+    >>> fake_quantize(torch.arange(32.0), OperandPolicy(format="mxfp4"))[:8]
+    tensor([0., 0., 2., 4., 4., 4., 6., 8.])
 
     Args:
         x: bf16, fp16 or fp32, of any shape with at least one dimension; ``axis`` contracts.

@@ -6,6 +6,7 @@ tensor, so that the backward pass draws from its own forward's streams, wherever
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class Position:
 class RecipeState:
     """Shared by the layers of one model and moved on by its trainer.
 
-    ``total_tokens`` is the budget, needed by phases that start at a fraction of it. ``watch``, if set, sees
+    ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the budget, needed by phases that start at a fraction of it. ``watch``, if set, sees
     every quantised operand: (layer's name, GEMM, operand's name, the operand).
     """
 
@@ -43,20 +44,16 @@ class RecipeState:
     backend: Backend
     seed: int
     step: int = 0
-    call: int = 0
+    call: int | None = 0
     tokens: int = 0
     total_tokens: int | None = None
     watch: Callable[[str, Gemm, str, Quantized], None] | None = field(default=None, repr=False)
     places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
-
-    def position(self) -> Position:
-        """Return where the streams stand now."""
-        return Position(step=self.step, call=self.call, tokens=self.tokens)
+    _warned: bool = field(default=False, repr=False)
 
     def advance(self, tokens: int = 0) -> None:
         """Move on by one optimizer step that took so many training tokens."""
         self.step += 1
-        self.call = 0
         self.tokens += tokens
 
     def stages(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
@@ -69,3 +66,23 @@ class RecipeState:
         known: tuple[Stage, ...] = stages(self.recipe, place)
         starts = [(stage.start(self.total_tokens), stage.recipe) for stage in known]
         return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
+
+    def warn_if_it_should_move(self, forwards: int) -> None:
+        """Warn once if the recipe depends on steps that nobody counts."""
+        if self.step or self._warned or not depends_on_steps(self.recipe):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{forwards} training passes without state.advance(): signs, phases and delayed scales of this "
+            "recipe move on with it",
+            stacklevel=2,
+        )
+
+
+def depends_on_steps(recipe: Recipe) -> bool:
+    """Tell whether a recipe does anything that moves on with the optimizer's steps."""
+    parts = [recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases)]
+    policies = [policy for part in parts for _, _, policy in part.operands()]
+    return bool(recipe.phases) or any(
+        policy.signs == "step" or policy.scale == "delayed" for policy in policies
+    )

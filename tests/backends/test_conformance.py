@@ -7,19 +7,64 @@ import torch
 
 from ablate.backends import cpu_kernel, get_backend
 from ablate.numerics import Key, OperandPolicy, round_operand
+from ablate.recipes import block_shape
 
 KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
 MXFP4 = OperandPolicy(format="mxfp4", scale="floor")
+STOCHASTIC = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75)
+NVFP4 = OperandPolicy(format="nvfp4")
 POLICIES = [
     OperandPolicy(),
-    OperandPolicy(format="fp8_e4m3", scale="tensor"),
-    OperandPolicy(format="fp8_e5m2", scale="tensor"),
+    OperandPolicy(format="fp8_e4m3"),
+    OperandPolicy(format="fp8_e5m2"),
     *(
         dataclasses.replace(MXFP4, rounding=rounding, prescale=prescale, hadamard=hadamard, signs=signs)
         for rounding, prescale in (("nearest", 1.0), ("stochastic", 1.0), ("stochastic", 0.75))
         for hadamard, signs in ((0, "none"), (16, "none"), (16, "step"), (32, "none"), (32, "step"))
     ),
+    *(dataclasses.replace(MXFP4, scale=scale) for scale in ("even", "rceil", "ceil", "uos", "quest")),
+    *(
+        OperandPolicy(format=fmt, rounding=rounding)
+        for fmt in ("mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e3m0")
+        for rounding in ("nearest", "stochastic")
+    ),
+    dataclasses.replace(MXFP4, block="32x32"),
+    dataclasses.replace(STOCHASTIC, block="32x32"),
+    dataclasses.replace(MXFP4, scale="even", rounding="stochastic_rocm"),
+    dataclasses.replace(STOCHASTIC, undo="operand"),
+    dataclasses.replace(MXFP4, scale="quest", hadamard=32, mask=True),
+    dataclasses.replace(STOCHASTIC, hadamard=64, signs="call", rotated_bf16=True),
+    dataclasses.replace(STOCHASTIC, hadamard=128, signs="layer", signs_after=True),
+    dataclasses.replace(MXFP4, hadamard=32, signs="call", permute=True),
+    dataclasses.replace(MXFP4, hadamard=256),
+    dataclasses.replace(MXFP4, hadamard=16, signs="fixed"),
+    NVFP4,
+    dataclasses.replace(NVFP4, rounding="stochastic"),
+    dataclasses.replace(NVFP4, hadamard=16, signs="fixed"),
+    dataclasses.replace(NVFP4, block="16x16"),
+    dataclasses.replace(NVFP4, scale="four_six"),
+    dataclasses.replace(NVFP4, scale="four_six", rounding="stochastic", hadamard=64),
+    dataclasses.replace(NVFP4, scale="ms_eden", hadamard=32, signs="step"),
+    OperandPolicy(format="fp8_e4m3", rounding="stochastic", hadamard=32),
+    OperandPolicy(format="fp4_e2m1"),
+    OperandPolicy(format="fp4_e3m0", scale="row"),
+    OperandPolicy(format="fp8_e4m3", scale="1x128"),
+    OperandPolicy(hadamard=32),
+    STOCHASTIC,
 ]
+
+
+def shapes_for(policy):
+    """Return shapes that the policy's groups divide, whole strips of 64 columns and others."""
+    if policy.hadamard > 32 or policy.scale == "1x128":
+        return ((256, 256), (256, 768), (768, 256))
+    return ((32, 32), (64, 96), (96, 160), (32, 672), (128, 576))
+
+
+def whole_tensor(policy):
+    return policy.format in ("nvfp4", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "fp4_e3m0")
+
+
 BACKENDS = ["reference", "emulated"]
 
 
@@ -45,18 +90,25 @@ def same_bits(a, b):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_quantised_bits(name, policy, axis):
     backend = get_backend(name)
-    for shape in ((32, 32), (64, 96), (96, 160), (32, 672)):
+    for shape in shapes_for(policy):
         for dtype in (torch.bfloat16, torch.float32):
             x = awkward(*shape, dtype)
-            if policy.format.startswith("fp8"):
+            if whole_tensor(policy):
                 x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
             ours = backend.quantize(x, policy, axis=axis, key=KEY)
             expected = round_operand(x, policy, axis=axis, key=KEY)
             assert same_bits(ours.values, expected.values), (shape, dtype)
             assert ours.descale == expected.descale
+            assert ours.values.dtype == expected.values.dtype
+            assert (ours.mask is None) == (expected.mask is None)
+            assert ours.mask is None or torch.equal(ours.mask, expected.mask)
 
 
-@pytest.mark.parametrize("policy", [POLICIES[1], MXFP4, POLICIES[-1]], ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [POLICIES[1], MXFP4, STOCHASTIC, dataclasses.replace(NVFP4, hadamard=16, signs="fixed")],
+    ids=str,
+)
 def test_any_number_of_threads_and_any_strides(policy):
     backend = get_backend("emulated")
     x = torch.randn(1056, 544, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
@@ -75,8 +127,8 @@ def test_any_number_of_threads_and_any_strides(policy):
 
 @pytest.mark.parametrize("columns", [33, 50, 65, 130])
 def test_odd_widths_along_the_other_axis(columns):
-    x = torch.randn(64, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    for policy in POLICIES[3:]:
+    x = torch.randn(256, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for policy in (policy for policy in POLICIES[3:] if block_shape(policy)[0] == 1):
         ours = get_backend("emulated").quantize(x, policy, axis=0, key=KEY).values
         assert same_bits(ours, round_operand(x, policy, axis=0, key=KEY).values)
 
