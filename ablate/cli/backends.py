@@ -17,7 +17,7 @@ def command(as_json: bool) -> None:
     for name in ("emulated", "reference"):
         backend = get_backend(name)
         rows.append(
-            {"backend": name, "mode": backend.mode, "formats": "bf16, fp8, mxfp4", "detail": backend.detail()}
+            {"backend": name, "mode": backend.mode, "formats": "all formats", "detail": backend.detail()}
         )
     if as_json:
         click.echo(json.dumps({"backends": rows}, indent=1))

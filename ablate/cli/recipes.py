@@ -15,8 +15,23 @@ if TYPE_CHECKING:
     from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
 
 
+class _Group(click.Group):
+    """A group that takes a recipe's name in place of a command for the slip that it is."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from ablate.recipes import PRESETS
+
+            meant = f"show {args[0]}" if args[0] in PRESETS else "show"
+            raise UserError(f"no command '{args[0]}' (did you mean '{meant}'?)")
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
     "recipes",
+    cls=_Group,
     invoke_without_command=True,
     epilog="Examples:  ablate recipes    ablate recipes show tseng    ablate recipes show tseng --json",
 )
@@ -84,7 +99,11 @@ def _lines(preset: Preset) -> list[str]:
     lines += ["\npublished:", *(f"  - {line}" for line in preset.published)]
     if preset.assumed:
         lines += ["assumed:", *(f"  - {line}" for line in preset.assumed)]
-    return [*lines, "\nin a study:", f"  recipe: {preset.name}", f"  recipe: {_yaml(preset)}"]
+    return [
+        *lines,
+        f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:",
+        _yaml(preset),
+    ]
 
 
 def _where(rule: LayerRule) -> str:
@@ -127,22 +146,22 @@ def _rest(policy: OperandPolicy) -> str:
 
 
 def _yaml(preset: Preset) -> str:
-    """Write the recipe out in full as one line of YAML, without its name."""
+    """Write the recipe out in full as YAML, indented to stand below ``recipe:``."""
     recipe = preset.recipe
     text: dict[str, Any] = _gemms(recipe)
     if recipe.rules:
         text["layers"] = [
             {key: getattr(rule, key) for key in ("match", "first", "last", "head") if getattr(rule, key)}
-            | {"recipe": _gemms(rule.recipe)}
+            | {"recipe": _gemms(rule.recipe) or "bf16"}
             for rule in recipe.rules
         ]
     if recipe.phases:
         text["phases"] = [
             {key: getattr(phase, key) for key in ("from_tokens", "from_fraction") if getattr(phase, key)}
-            | {"recipe": _gemms(phase.recipe)}
+            | {"recipe": _gemms(phase.recipe) or "bf16"}
             for phase in recipe.phases
         ]
-    return _flow(text)
+    return "\n".join(_block(text, 4))
 
 
 def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
@@ -173,6 +192,24 @@ def _differences(policy: OperandPolicy) -> dict[str, Any]:
     return found
 
 
+def _block(mapping: dict[str, Any], indent: int) -> list[str]:
+    """Return a mapping's lines; what fits into 110 columns stands on one."""
+    lines = []
+    for key, below in mapping.items():
+        line = f"{' ' * indent}{key}: {_flow(below)}"
+        if len(line) <= 110 or not isinstance(below, dict | list):
+            lines.append(line)
+            continue
+        lines.append(f"{' ' * indent}{key}:")
+        if isinstance(below, dict):
+            lines += _block(below, indent + 2)
+            continue
+        for item in below:
+            first, *rest = _block(item, indent + 4)
+            lines += [f"{' ' * (indent + 2)}- {first.lstrip()}", *rest]
+    return lines
+
+
 def _flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(below)}" for key, below in value.items()) + "}"
@@ -180,4 +217,6 @@ def _flow(value: Any) -> str:
         return "[" + ", ".join(_flow(item) for item in value) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str) and not value.isidentifier():
+        return json.dumps(value)  # a pattern such as *.ffn.down
     return str(value)

@@ -36,8 +36,9 @@ class Position:
 class RecipeState:
     """Shared by the layers of one model and moved on by its trainer.
 
-    ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the budget, needed by phases that start at a fraction of it. ``watch``, if set, sees
-    every quantised operand: (layer's name, GEMM, operand's name, the operand).
+    ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the
+    budget, needed by phases that start at a fraction of it. ``watch``, if set, sees every quantised operand:
+    (layer's name, GEMM, operand's name, the operand).
     """
 
     recipe: Recipe

@@ -19,7 +19,14 @@ from ablate.recipes.policy import (
     group_size,
 )
 from ablate.recipes.presets import PRESETS, Preset
-from ablate.recipes.short import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec, expand_word, resolve
+from ablate.recipes.short import (
+    SHORT_RECIPES,
+    LayerRecipeSpec,
+    RecipeSpec,
+    RecipeWord,
+    expand_word,
+    resolve,
+)
 
 __all__ = [
     "GEMMS",
@@ -39,6 +46,7 @@ __all__ = [
     "Preset",
     "Recipe",
     "RecipeSpec",
+    "RecipeWord",
     "SenselessRecipe",
     "block_shape",
     "describe",

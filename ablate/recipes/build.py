@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ablate.recipes.policy import (
+    GEMMS,
     OPERANDS,
     Block,
     Format,
@@ -31,11 +32,15 @@ _CLIPPING = ("floor", "even", "uos")
 
 
 class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
-    """A recipe whose parts contradict each other. ``key`` is the part to look at."""
+    """A recipe whose parts contradict each other. ``path`` leads from the recipe to the part to look at."""
 
-    def __init__(self, key: str, message: str) -> None:
+    def __init__(self, key: str, message: str, *, inside: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
-        self.key = key
+        self.path = (*inside, key)
+
+    def within(self, *prefix: str | int) -> SenselessRecipe:
+        """Return the same fault of a recipe that lies inside another one, at ``prefix``."""
+        return SenselessRecipe(str(self.path[-1]), str(self), inside=(*prefix, *self.path[:-1]))
 
 
 def build(key: str, of: Any, **fields: Any) -> Any:
@@ -71,7 +76,7 @@ def gemm_policy(
     Stochastic rounding takes Tseng's 3/4 prescale where the scale rule of mxfp4 lets values clip.
 
     Raises:
-        SenselessRecipe: parts that contradict each other; its key is the GEMM.
+        SenselessRecipe: parts that contradict each other; its path is the GEMM.
     """
     if fmt in ("bf16", "fp16"):
         high = OperandPolicy(format=fmt)
@@ -113,7 +118,15 @@ def _fp8(gemm: Gemm, fmt: str) -> GemmPolicy:
     return GemmPolicy(left=policies[left], right=policies[right])
 
 
-def layer_recipe(key: str, gemms: dict[Gemm, GemmPolicy]) -> LayerRecipe:
-    """Return the three GEMMs as one layer's recipe, or raise ``SenselessRecipe``."""
-    recipe: LayerRecipe = build(key, LayerRecipe, **gemms)
+def layer_recipe(gemms: dict[Gemm, GemmPolicy]) -> LayerRecipe:
+    """Return the three GEMMs as one layer's recipe.
+
+    Raises:
+        SenselessRecipe: GEMMs that contradict each other; its path is the one at fault, or the tile.
+    """
+    try:
+        recipe: LayerRecipe = build("weight_block", LayerRecipe, **gemms)
+    except SenselessRecipe as fault:
+        at_fault = next((gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), None)
+        raise (SenselessRecipe(at_fault, str(fault)) if at_fault else fault) from None
     return recipe

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _LETTERS: dict[Gemm, str] = {"fprop": "Fprop", "dgrad": "Dgrad", "wgrad": "Wgrad"}
 _HADAMARD = {"none": "DHT", "fixed": "RHT(fixed)", "layer": "RHT(layer)", "step": "RHT", "call": "RHT(call)"}
 _ROUNDING = {"nearest": "", "stochastic": " SR", "stochastic_rocm": " SR(rocm)"}
+_TSENG_PRESCALE = 0.75
 _USUAL = ("none", "floor", "tensor", "two_level")
 
 
@@ -19,12 +20,24 @@ def _operand(policy: OperandPolicy) -> str:
     label: str = "fp8" if policy.format.startswith("fp8") else policy.format
     if policy.scale not in _USUAL:
         label += f"({policy.scale})"
+    if policy.block in ("16x16", "32x32"):
+        label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
+    if policy.rounding != "nearest" and policy.prescale != _usual_prescale(policy):
+        label += f"×{policy.prescale:g}"
+    if policy.undo == "operand":
+        label += " undone on operand"
     if policy.hadamard:
         label += f" {_HADAMARD[policy.signs]}{policy.hadamard}"
-    if policy.permute:
-        label += "+perm"
-    return label
+    parts = {"+perm": policy.permute, "+signs after": policy.signs_after, "+bf16": policy.rotated_bf16}
+    parts |= {" from Fprop": policy.source == "forward", " masked": policy.mask}
+    return label + "".join(word for word, holds in parts.items() if holds)
+
+
+def _usual_prescale(policy: OperandPolicy) -> float:
+    """Return what SR implies: Tseng's 3/4 under the rule that his paper uses, else none."""
+    tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
+    return _TSENG_PRESCALE if tseng else 1.0
 
 
 def _gemm(policy: GemmPolicy) -> str:

@@ -10,11 +10,10 @@ one under a false name.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -58,6 +57,12 @@ SHORT_RECIPES: dict[str, dict[str, Any]] = {
     **{name: {"preset": name} for name in PRESETS},
 }
 """Recipes that a study may call by one word."""
+if TYPE_CHECKING:
+    RecipeWord = str
+    PresetName = str
+else:  # from the lists themselves, so that the schema and the hints cannot part from them
+    RecipeWord = Literal[tuple(SHORT_RECIPES)]
+    PresetName = Literal[tuple(PRESETS)]
 
 
 def expand_word(value: Any) -> Any:
@@ -81,11 +86,11 @@ class OperandSpec:
     undo: Undo | None = None
     hadamard: Hadamard | None = None
     signs: Signs | None = None
-    signs_after: bool | None = None
-    permute: bool | None = None
-    rotated_bf16: bool | None = None
+    signs_after: StrictBool | None = None
+    permute: StrictBool | None = None
+    rotated_bf16: StrictBool | None = None
     source: Source | None = None
-    mask: bool | None = None
+    mask: StrictBool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -117,7 +122,7 @@ class LayerRecipeSpec:
     """Which GEMMs run in FP4, how they are stabilised, and what the rest runs in."""
 
     preset: Annotated[
-        str | None, Field(description="start from this recipe (`ablate recipes` lists them)")
+        PresetName | None, Field(description="start from this recipe (`ablate recipes` lists them)")
     ] = None
     gemms: Annotated[list[Gemm], Field(description="GEMMs whose two operands are in FP4")] = Field(
         default_factory=list
@@ -150,7 +155,7 @@ class LayerRecipeSpec:
 
 
 LayerRecipeEntry = Annotated[
-    LayerRecipeSpec, BeforeValidator(expand_word, json_schema_input_type=str | LayerRecipeSpec)
+    LayerRecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | LayerRecipeSpec)
 ]
 
 
@@ -200,24 +205,34 @@ def resolve(spec: RecipeSpec) -> Recipe:
     preset = PRESETS[spec.preset].recipe if spec.preset else Recipe()
     rules, phases = preset.rules, preset.phases
     if spec.layers is not None:
-        rules = tuple(_rule(entry) for entry in spec.layers)
+        rules = tuple(_rule(index, entry) for index, entry in enumerate(spec.layers))
     if spec.phases is not None:
-        phases = tuple(_phase(entry) for entry in spec.phases)
+        phases = tuple(_phase(index, entry) for index, entry in enumerate(spec.phases))
     return Recipe(fprop=layer.fprop, dgrad=layer.dgrad, wgrad=layer.wgrad, rules=rules, phases=phases)
 
 
-def _rule(entry: LayerSpec) -> LayerRule:
+def _nested(spec: LayerRecipeSpec, *place: str | int) -> LayerRecipe:
+    try:
+        return _resolve_layer(spec)
+    except SenselessRecipe as fault:
+        raise fault.within(*place, "recipe") from None
+
+
+def _rule(index: int, entry: LayerSpec) -> LayerRule:
     if not (entry.match or entry.first or entry.last or entry.head):
-        raise SenselessRecipe("layers", "an entry of layers names none: give match, first, last or head")
-    recipe = _resolve_layer(entry.recipe)
+        what = "an entry of layers names none: give match, first, last or head"
+        raise SenselessRecipe("match", what, inside=("layers", index))
+    recipe = _nested(entry.recipe, "layers", index)
     return LayerRule(match=entry.match, first=entry.first, last=entry.last, head=entry.head, recipe=recipe)
 
 
-def _phase(entry: PhaseSpec) -> Phase:
-    recipe = _resolve_layer(entry.recipe)
-    phase: Phase = build(
-        "phases", Phase, from_tokens=entry.from_tokens, from_fraction=entry.from_fraction, recipe=recipe
-    )
+def _phase(index: int, entry: PhaseSpec) -> Phase:
+    recipe = _nested(entry.recipe, "phases", index)
+    fields = {"from_tokens": entry.from_tokens, "from_fraction": entry.from_fraction, "recipe": recipe}
+    try:
+        phase: Phase = build("from_tokens", Phase, **fields)
+    except SenselessRecipe as fault:
+        raise fault.within("phases", index) from None
     return phase
 
 
@@ -250,7 +265,7 @@ def _resolve_layer(spec: LayerRecipeSpec) -> LayerRecipe:
             )
         resolved[gemm] = _with_operands(gemm, policy, own)
     _refuse_idle(spec, low)
-    return layer_recipe("fprop", resolved)
+    return layer_recipe(resolved)
 
 
 def _format(spec: LayerRecipeSpec, gemm: Gemm) -> GemmFormat:
@@ -290,10 +305,6 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
 
 
 def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
-    if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "`ablate recipes` lists them"
-        raise SenselessRecipe("preset", f"unknown preset '{name}', {hint}")
     for field in ("gemms", "format", "rest", *_ON_FP4, "hadamard_size"):
         if getattr(spec, field) != getattr(_DEFAULTS, field):
             raise SenselessRecipe(field, f"{field} beside preset '{name}', which says it already")
@@ -314,7 +325,7 @@ def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
                 _refuse_on_high_precision(gemm, own)
             policy = gemm_policy(gemm, anew.pop("format"), **anew)
         resolved[gemm] = _with_operands(gemm, policy, own)
-    return layer_recipe("fprop", resolved)
+    return layer_recipe(resolved)
 
 
 def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.recipes.place import idle_rules
-from ablate.spec.shapes import Shapes, model_places, runs_in_low_precision
+from ablate.spec.stages import phase_faults, rule_faults
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ablate.config import DataConfig, ModelConfig, TrainingConfig
     from ablate.recipes import Recipe, SenselessRecipe
     from ablate.spec.faults import Faults
     from ablate.spec.merge import Draft
+    from ablate.spec.shapes import Shapes
+    from ablate.spec.stages import StageFault
     from ablate.spec.tree import Node
 
 BPE_MINIMUM = 257
 
-FieldPath = tuple[str, ...]
+FieldPath = tuple[str | int, ...]
 _WIDTH: FieldPath = ("model", "width")
 _HEADS: FieldPath = ("model", "heads")
 _KV_HEADS: FieldPath = ("model", "kv_heads")
@@ -48,9 +51,9 @@ class ArmChecks:
         """Report a recipe that contradicts itself."""
         is_cell = self._draft.node.path[0] == "grid"
         hint = "exclude the cell, or set grid.senseless: drop" if is_cell else None
-        node = self._draft.blame(("recipe", error.key))
-        if node is self._draft.node:
-            node = self._draft.blame(("recipe",))
+        path: FieldPath = ("recipe", *error.path)
+        while (node := self._draft.blame(path)) is self._draft.node and path:
+            path = path[:-1]
         self._add_at(node, str(error), hint)
 
     def model(self, model: ModelConfig) -> bool:
@@ -144,24 +147,18 @@ class ArmChecks:
     def shapes(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
         """Check that blocks, tiles and Hadamard groups divide the dimensions that they lie along."""
         for misfit in self._shapes.misfits(model, training, recipe):
-            self._add(misfit.what, *misfit.paths, hint=misfit.hint)
+            node = self._draft.blame(*misfit.paths)
+            if node is self._draft.node:  # the sizes are the defaults: the recipe is what was written
+                node = self._draft.blame(("recipe",))
+            self._add_at(node, misfit.what, misfit.hint)
 
-    def layers(self, model: ModelConfig, recipe: Recipe) -> None:
-        """Check that every rule names a layer, and that the rules leave something of the recipe to run."""
-        if not recipe.rules:
-            return
-        where = model_places(model)
-        for rule in idle_rules(recipe, where.values()):
-            named = "the head" if rule.head else f"'{rule.match}'"
-            names = list(where)
-            self._add(
-                f"a rule names no layer of this model: {named}",
-                ("recipe", "layers"),
-                ("recipe",),
-                hint=f"its layers are {names[0]} … {names[-2]} and head",
-            )
-        meant = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
-        if meant and not runs_in_low_precision(recipe, where):
-            what = f"the recipe's rules keep all {model.layers} blocks in high precision"
-            hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
-            self._add(what, ("recipe", "layers"), ("recipe", "preset"), ("recipe",), hint=hint)
+    def stages(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
+        """Check that every rule decides for a layer, and that every phase begins within the budget."""
+        self._stages("layers", rule_faults(model, recipe))
+        if training is not None:
+            self._stages("phases", phase_faults(recipe.phases, training.tokens))
+
+    def _stages(self, key: str, found: Iterable[StageFault]) -> None:
+        for fault in found:
+            entry: FieldPath = ("recipe", key) if fault.index is None else ("recipe", key, fault.index)
+            self._add(fault.what, entry, ("recipe", "preset"), ("recipe",), hint=fault.hint)

@@ -110,9 +110,10 @@ class Faults:
             self.add(node, "a target needs its unit", hint)
         elif kind == "literal_error":
             words = literal_words(type_at(section, full))
-            if full[-1] == "recipe":
-                hint = likely(node, words) or "`ablate recipes` lists them; or a mapping"
-                self.add(node, f"unknown recipe {got_text(node)}", hint)
+            if full[-1] in ("recipe", "preset"):  # too many words to list
+                mapping = "; or a mapping" if full[-1] == "recipe" else ""
+                hint = likely(node, words) or f"`ablate recipes` lists them{mapping}"
+                self.add(node, f"unknown {full[-1]} {got_text(node)}", hint)
                 return
             self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
         else:
@@ -195,7 +196,12 @@ def _mend(kind: str, node: Node) -> str | None:
 
 def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
     """Return the likely key, or the section in which such a key exists."""
-    here = children(type_at(section, parent))
+    from ablate.recipes import LayerRecipeSpec, RecipeSpec
+
+    kind = bare(type_at(section, parent))
+    here = children(kind)
+    if kind is LayerRecipeSpec and key in children(RecipeSpec):
+        return "it belongs to the whole recipe"
     close = did_you_mean(key, here)
     if close is None:
         homes = [name for name in SECTIONS if key in children(type_at(BaseSection, (name,)))]

@@ -104,7 +104,7 @@ class ArmCollector:
             checks.data(data)
         if has_heads and recipe is not None:
             checks.shapes(model, training, recipe)
-            checks.layers(model, recipe)
+            checks.stages(model, training, recipe)
         if recipe is None or any(value is None for value in built.values()):
             return None
         return ResolvedArm(

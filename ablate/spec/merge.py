@@ -40,9 +40,9 @@ class Draft:
     sections: AbstractMapping[str, Node]
     factors: AbstractMapping[str, Any]
 
-    def blame(self, *paths: tuple[str, ...]) -> Node:
+    def blame(self, *paths: tuple[str | int, ...]) -> Node:
         """Return the node that brought in the value at fault: of those that are set, the arm's own first."""
-        nodes = [node for section, *rest in paths if (node := get(self.sections.get(section), *rest))]
+        nodes = [node for section, *rest in paths if (node := get(self.sections.get(str(section)), *rest))]
         return min(nodes, key=self._distance, default=self.node)
 
     def owns(self, node: Node) -> bool:

@@ -22,14 +22,12 @@ from ablate.config import (
     ResourcesConfig,
     TrainingConfig,
 )
-from ablate.recipes import SHORT_RECIPES, RecipeSpec, expand_word
+from ablate.recipes import RecipeSpec, RecipeWord, expand_word
 
 MAX_SEEDS = 10_000
 
 # Built on first use: a verb that reads no study does not pay for it.
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)
-
-RecipeWord = Literal[tuple(SHORT_RECIPES)]  # type: ignore[valid-type]  # words and presets, from one list
 
 
 def _count_seeds(value: Any) -> Any:

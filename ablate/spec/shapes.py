@@ -40,19 +40,22 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What must divide a dimension, and what needs it."""
+    """What must divide a dimension, what needs it, and the GEMM whose operand that is of."""
 
     divisor: int = 1
     why: str = "block"
+    gemm: Gemm = "fprop"
 
-    def with_policy(self, policy: OperandPolicy, *, rows: bool) -> Need:
+    def with_policy(self, policy: OperandPolicy, gemm: Gemm, *, rows: bool) -> Need:
         """Return the larger of this and a policy's need; all of them are powers of two."""
         block_rows, block_columns = block_shape(policy)
-        block = block_rows if rows else block_columns
-        group = 1 if rows else policy.hadamard
-        if max(block, group) <= self.divisor:
-            return self
-        return Need(divisor=max(block, group), why="block" if block >= group else "Hadamard group")
+        if rows:
+            need = Need(divisor=block_rows, why="square tile", gemm=gemm)
+        elif block_columns >= policy.hadamard:
+            need = Need(divisor=block_columns, gemm=gemm)
+        else:
+            need = Need(divisor=policy.hadamard, why="Hadamard group", gemm=gemm)
+        return max(self, need, key=lambda one: one.divisor)
 
 
 _Needs = dict[tuple[str, Gemm], Need]
@@ -70,16 +73,6 @@ class Misfit:
 def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
     """Return the places of the built-in model's linear layers."""
     return places(layer_names(model), heads=("head",))
-
-
-def runs_in_low_precision(recipe: Recipe, where: dict[str, LayerPlace]) -> bool:
-    """Tell whether any layer ever leaves high precision."""
-    return any(
-        policy.format not in ("bf16", "fp16")
-        for place in where.values()
-        for stage in stages(recipe, place)
-        for _, _, policy in stage.recipe.operands()
-    )
 
 
 class Shapes:
@@ -111,7 +104,7 @@ class Shapes:
                 "every layer" if len(here) >= len(LINEAR_LAYERS) else _listed(here, kv="kv_heads" in shown)
             )
             yield Misfit(
-                what=f"{shown} is not a multiple of {need.divisor}, as {gemm.capitalize()} of {layers} "
+                what=f"{shown} is not a multiple of {need.divisor}, as {need.gemm.capitalize()} of {layers} "
                 "needs it",
                 hint=f"its {need.why} of {need.divisor} lies along this dimension",
                 paths=paths,
@@ -126,7 +119,7 @@ def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
             for gemm, operand, policy in stage.recipe.operands():
                 for which, rows in ((gemm, False), (_OTHER[gemm, operand], True)):
                     before = needs.get((part, which), Need())
-                    needs[part, which] = before.with_policy(policy, rows=rows)
+                    needs[part, which] = before.with_policy(policy, gemm, rows=rows)
     return {key: need for key, need in needs.items() if need.divisor > 1}
 
 

@@ -88,7 +88,7 @@ def find(node: Node, path: Iterable[str | int]) -> tuple[Node, int]:
     return node, steps
 
 
-def get(node: Node | None, *path: str) -> Node | None:
+def get(node: Node | None, *path: str | int) -> Node | None:
     """Return the node at a path, or None if there is none."""
     if node is None:
         return None

@@ -1,6 +1,7 @@
 """What every back end owes: the quantised bits of ``ablate.numerics``, and an fp32 product rounded once."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -157,6 +158,12 @@ def test_bad_operands_are_refused_by_every_back_end():
             get_backend(name).quantize(torch.zeros(2, 40), MXFP4, axis=1, key=None)
     with pytest.raises(ValueError, match="no back end 'fast'"):
         get_backend("fast")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
+def test_with_a_compiler_the_kernel_is_used():
+    # It refuses itself where its bits are not the reference's: then this fails.
+    assert cpu_kernel.availability().usable, cpu_kernel.availability().reason
 
 
 def test_without_a_compiler_plain_torch_does_it(monkeypatch):

@@ -43,6 +43,12 @@ def test_an_unknown_name_has_a_hint():
         run("show", "tetrajt")
 
 
+@pytest.mark.parametrize(("word", "meant"), [("tseng", "show tseng"), ("shwo", "show")])
+def test_a_name_without_show_has_a_hint(word, meant):
+    with pytest.raises(UserError, match=f"no command '{word}' .did you mean '{meant}'"):
+        run(word)
+
+
 def test_listing_needs_no_torch():
     import subprocess
     import sys

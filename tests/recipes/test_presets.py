@@ -23,6 +23,10 @@ def test_a_preset_survives_json_and_has_its_source(preset):
     assert len(describe(preset.recipe)) < 140
 
 
+def test_no_two_presets_are_described_alike():
+    assert len({describe(preset.recipe) for preset in ALL}) == len(ALL)
+
+
 @pytest.mark.parametrize("preset", ALL, ids=lambda preset: preset.name)
 def test_a_preset_is_one_word_and_can_be_written_out(preset):
     assert resolve(RecipeSpec(preset=preset.name)) == preset.recipe

@@ -42,10 +42,11 @@ def test_a_gemm_and_an_operand_can_differ():
     mixed = recipe(
         gemms=ALL,
         stabiliser="dht",
-        wgrad={"stabiliser": "rht", "signs": "fixed", "dy": {"rounding": "stochastic"}},
+        wgrad={"stabiliser": "rht", "hadamard_size": 64, "signs": "fixed", "dy": {"rounding": "stochastic"}},
         dgrad={"format": "nvfp4", "scale": "four_six"},
     )
-    assert mixed.fprop.left.signs == "none"
+    assert (mixed.fprop.left.signs, mixed.fprop.left.hadamard) == ("none", 16)
+    assert mixed.wgrad.left.hadamard == mixed.wgrad.right.hadamard == 64
     assert mixed.wgrad.left.signs == mixed.wgrad.right.signs == "fixed"
     assert (mixed.wgrad.left.rounding, mixed.wgrad.right.rounding) == ("stochastic", "nearest")
     assert (mixed.dgrad.left.scale, mixed.dgrad.left.hadamard) == ("four_six", 16)
@@ -61,6 +62,25 @@ def test_a_weight_tile_is_for_the_weight():
     tiled = recipe(gemms=ALL, weight_block="32x32")
     assert tiled.fprop.right.block == tiled.dgrad.right.block == "32x32"
     assert {tiled.fprop.left.block, tiled.dgrad.left.block, tiled.wgrad.left.block} == {"1x32"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"gemms": ALL, "stabiliser": "sr"}, "mxfp4 SR"),
+        ({"gemms": ALL, "stabiliser": "sr", "prescale": 1.0}, "mxfp4 SR×1"),
+        ({"gemms": ALL, "stabiliser": "sr", "scale": "even"}, "mxfp4(even) SR×0.75"),
+        ({"gemms": ALL, "stabiliser": "sr", "scale": "rceil"}, "mxfp4(rceil) SR"),
+        (
+            {"gemms": ["wgrad"], "stabiliser": "sr+rht", "rest": "fp8"},
+            "Fprop+Dgrad fp8; Wgrad mxfp4 SR RHT16",
+        ),
+        ({"gemms": ["fprop"], "weight_block": "32x32"}, "Fprop mxfp4 × mxfp4[32x32]; Dgrad+Wgrad bf16"),
+        ({"gemms": ALL, "layers": [{"first": 1, "recipe": "bf16"}]}, "mxfp4; 1 rule"),
+    ],
+)
+def test_the_short_line_says_what_is_unusual(fields, line):
+    assert describe(recipe(**fields)) == line
 
 
 def test_layers_and_phases():
@@ -88,11 +108,12 @@ def test_a_preset_can_be_varied_but_not_said_twice():
 
 
 @pytest.mark.parametrize(
-    ("fields", "key", "message"),
+    ("fields", "path", "message"),
     [
         ({"gemms": ["fprop", "fprop"]}, "gemms", "named twice"),
         ({"stabiliser": "sr"}, "stabiliser", "no FP4 GEMM"),
         ({"scale": "even"}, "scale", "no FP4 GEMM"),
+        ({"gemms": ["wgrad"], "scale": "even", "wgrad": {"scale": "ceil"}}, "scale", "no FP4 GEMM"),
         ({"gemms": ["wgrad"], "weight_block": "32x32"}, "weight_block", "no FP4 GEMM"),
         ({"gemms": ["wgrad"], "signs": "call"}, "signs", "without a random Hadamard"),
         ({"gemms": ["wgrad"], "prescale": 0.5}, "prescale", "without stochastic rounding"),
@@ -106,20 +127,38 @@ def test_a_preset_can_be_varied_but_not_said_twice():
             "wgrad",
             "signs step on one operand and none on the other",
         ),
-        ({"gemms": ALL, "stabiliser": "dht", "weight_block": "32x32"}, "fprop", "square weight tile"),
-        ({"gemms": ALL, "wgrad": {"dy": {"source": "forward"}}}, "fprop", "source 'forward' on wgrad.dy"),
-        ({"gemms": ["wgrad"], "wgrad": {"x": {"source": "forward"}}}, "fprop", "Fprop's x is in bf16"),
-        ({"gemms": ALL, "wgrad": {"x": {"mask": True}}}, "fprop", "mask on wgrad.x"),
-        ({"preset": "tsengg"}, "preset", "did you mean 'tseng'"),
+        ({"gemms": ALL, "stabiliser": "dht", "weight_block": "32x32"}, "weight_block", "square weight tile"),
+        ({"gemms": ALL, "wgrad": {"dy": {"source": "forward"}}}, "wgrad", "source 'forward' on wgrad.dy"),
+        ({"gemms": ["wgrad"], "wgrad": {"x": {"source": "forward"}}}, "wgrad", "Fprop's x is in bf16"),
+        ({"gemms": ALL, "wgrad": {"x": {"mask": True}}}, "wgrad", "mask on wgrad.x"),
         ({"preset": "tseng", "gemms": ["fprop"]}, "gemms", "beside preset 'tseng'"),
         ({"preset": "tseng", "stabiliser": "dht"}, "stabiliser", "beside preset 'tseng'"),
         ({"preset": "tseng", "wgrad": {"stabiliser": "dht"}}, "wgrad", "without its format"),
-        ({"gemms": ALL, "layers": [{"recipe": "bf16"}]}, "layers", "names none"),
-        ({"gemms": ALL, "phases": [{"recipe": "bf16"}]}, "phases", "from_tokens or at from_fraction"),
+        ({"gemms": ALL, "layers": [{"recipe": "bf16"}]}, "layers 0 match", "names none"),
+        (
+            {"gemms": ALL, "phases": [{"recipe": "bf16"}]},
+            "phases 0 from_tokens",
+            "from_tokens or at from_fraction",
+        ),
+        (
+            {
+                "layers": [
+                    {"first": 1, "recipe": "bf16"},
+                    {"head": True, "recipe": {"wgrad": {"scale": "even"}}},
+                ]
+            },
+            "layers 1 recipe wgrad",
+            "not in FP4",
+        ),
+        (
+            {"phases": [{"from_tokens": 1, "recipe": {"stabiliser": "sr"}}]},
+            "phases 0 recipe stabiliser",
+            "no FP4 GEMM",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_name(fields, key, message):
+def test_what_contradicts_itself_is_refused_by_name(fields, path, message):
     with pytest.raises(SenselessRecipe, match=message) as caught:
         recipe(**fields)
-    assert caught.value.key == key
+    assert " ".join(map(str, caught.value.path)) == path
     assert "\n" not in str(caught.value)

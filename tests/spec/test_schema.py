@@ -21,7 +21,7 @@ paired_seeds: true
 arms:
   a:
   b: {from: a, description: d, recipe: {wgrad: fp8, dgrad: {format: mxfp4, stabiliser: sr}}}
-  d: {backend: reference}
+  d: {backend: reference, recipe: {preset: tseng, layers: [{last: 1, recipe: bf16}], phases: []}}
   c: {model: {kv_heads: null}, training: {grad_clip: null}}
 grid:
   from: b
@@ -43,6 +43,9 @@ BROKEN = {
     "unknown key in an arm": ("from: a", "form: a"),
     "unknown key of the model": ("kv_heads", "kv_head"),
     "unknown recipe": ("[fp8, {gemms", "[fp9, {gemms"),
+    "unknown recipe of a layer": ("{last: 1, recipe: bf16}", "{last: 1, recipe: bf61}"),
+    "layers within layers": ("{last: 1, recipe: bf16}", "{last: 1, recipe: {layers: []}}"),
+    "unknown preset": ("preset: tseng", "preset: tsengg"),
     "unknown gemm": ("[fprop, dgrad", "[fporp, dgrad"),
     "unknown format of a gemm": ("wgrad: fp8", "wgrad: fp4"),
     "unknown factor": ("training.learning_rate: [", "training.learning_rat: ["),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from ablate.backends.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
@@ -146,3 +147,37 @@ def test_global_random_state_is_left_alone(make_config, tokens):
     before = torch.get_rng_state()
     curve(make_config(tokens=1024, eval_every_tokens=1024), tokens)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypatch):
+    original = EmulatedBackend.quantize
+
+    def break_one_operand(self, x, policy, *, axis, key, amax=None):
+        which = (key.step, key.layer, key.gemm, key.operand) if key else ()
+        if which == (3, "blocks.1.ffn.down", "wgrad", "dy"):
+            x = x.clone()
+            x[40, 5] = float("nan")
+        return original(self, x, policy, axis=axis, key=key, amax=amax)
+
+    monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
+    result, _ = curve(make_config(RecipeSpec(gemms=ALL, stabiliser="sr")), tokens)
+    assert (result.state, result.step) == ("diverged", 4)
+    assert result.message == "non-finite training gradient norm: first in Wgrad's dy of blocks.1.ffn.down"
+
+
+def test_phases_of_a_recipe_begin_at_their_share_of_the_budget(make_config, tokens):
+    switch = {"from_fraction": 0.5, "recipe": {"gemms": ["fprop"]}}
+    recipe = TypeAdapter(RecipeSpec).validate_python({"phases": [switch]})
+    _, switched = curve(make_config(recipe), tokens)
+    _, plain = curve(make_config(), tokens)
+    before = [a == b for a, b in zip(evals(switched), evals(plain), strict=True)]
+    assert before == [True, False, False, False]  # an evaluation at the start of a phase is within it
+
+
+def test_a_rule_can_put_the_head_into_fp4(make_config, tokens):
+    rule = {"head": True, "recipe": "mxfp4"}
+    recipe = TypeAdapter(RecipeSpec).validate_python({"layers": [rule]})
+    _, rows = curve(make_config(recipe, tokens=8192), tokens)
+    _, plain = curve(make_config(tokens=8192), tokens)
+    assert evals(rows) != evals(plain)
+    assert evals(rows)[-1] < math.log(64)

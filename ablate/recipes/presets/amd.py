@@ -17,7 +17,7 @@ def _amd(
     gemms: tuple[str, ...], *, rounding: Rounding = "nearest", signs: Any = "none", hadamard: Hadamard = 0
 ) -> Recipe:
     four = both(format="mxfp4", scale="even", rounding=rounding, hadamard=hadamard, signs=signs)
-    policies = {gemm: four if gemm in gemms else gemm_policy(gemm, "fp8") for gemm in GEMMS}
+    policies: dict[str, Any] = {gemm: four if gemm in gemms else gemm_policy(gemm, "fp8") for gemm in GEMMS}
     return Recipe(**policies)
 
 
@@ -26,7 +26,7 @@ def ladder() -> list[Preset]:
     rows = {"amd-f": GEMMS[:1], "amd-fd": GEMMS[:2], "amd-fdw": GEMMS}
     shown = {"amd-f": "Fprop", "amd-fd": "Fprop and Dgrad", "amd-fdw": "all three GEMMs"}
     base = (
-        "block 32, E8M0 scale, nearest rounding, every linear layer of the blocks, the other GEMMs in FP8",
+        "block 32, E8M0 scale, every linear layer of the blocks, the other GEMMs in FP8",
         "no seeds and no repeats are given",
     )
     assumed = (
@@ -36,7 +36,7 @@ def ladder() -> list[Preset]:
     presets = []
     for name, gemms in rows.items():
         variants: list[tuple[str, str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
-            ("", "MXFP4", {}, (), ()),
+            ("", "MXFP4", {}, ("nearest rounding",), ()),
             (
                 "-sr",
                 "MXFP4, stochastic rounding",
@@ -48,7 +48,7 @@ def ladder() -> list[Preset]:
                 "-rht16",
                 "MXFP4, random Hadamard 16",
                 {"hadamard": 16, "signs": "step"},
-                ("random Hadamard of 16 on both operands",),
+                ("nearest rounding; random Hadamard of 16 on both operands",),
                 ("signs are drawn anew each step for each layer and GEMM",),
             ),
         ]
@@ -58,7 +58,7 @@ def ladder() -> list[Preset]:
                     f"-dht{size}",
                     f"MXFP4, deterministic Hadamard {size}",
                     {"hadamard": size},
-                    (f"Hadamard of {size} without signs, on both operands of each GEMM",),
+                    (f"nearest rounding; Hadamard of {size} without signs, on both operands of each GEMM",),
                     (),
                 )
                 for size in (16, 32)

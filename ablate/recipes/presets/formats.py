@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.recipes import sources
 from ablate.recipes.build import gemm_policy
@@ -35,7 +35,8 @@ def llm_fp4() -> list[Preset]:
 
 
 def _everywhere(fmt: GemmFormat, scale: Scale | None = None) -> Recipe:
-    return Recipe(**{gemm: gemm_policy(gemm, fmt, scale=scale) for gemm in GEMMS})
+    policies: dict[str, Any] = {gemm: gemm_policy(gemm, fmt, scale=scale) for gemm in GEMMS}
+    return Recipe(**policies)
 
 
 def eight_bit() -> list[Preset]:

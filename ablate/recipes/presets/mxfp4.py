@@ -12,7 +12,7 @@ from ablate.recipes.presets.preset import Preset, both
 
 
 def tseng() -> list[Preset]:
-    """Return the paper's recipes (2502.20586, algorithms 2 and 3) and that of its code."""
+    """Return the paper's recipes (2502.20586, algorithm 2) and that of its code."""
     fields: dict[str, Any] = {
         "format": "mxfp4",
         "rounding": "stochastic",
@@ -65,7 +65,7 @@ def tseng() -> list[Preset]:
 
 
 def quartet() -> list[Preset]:
-    """Return the paper's recipe (2505.14669, algorithm 1) and that of its code."""
+    """Return the paper's recipe (2505.14669) and that of its code."""
     forward = both(format="mxfp4", scale="quest", hadamard=32, mask=True)
     fields: dict[str, Any] = {"format": "mxfp4", "rounding": "stochastic", "prescale": 0.75}
     fields |= {"hadamard": 32, "signs": "call"}

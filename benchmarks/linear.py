@@ -1,0 +1,100 @@
+"""A linear layer's forward and backward pass with all six operands in MXFP4, over plain bf16, in one process.
+
+    python benchmarks/linear.py [--tokens 4096 --inputs 1024 --outputs 1024] [--threads 1]
+
+Timed in turns; the least time of each is compared. The peer quantises the same six operands by torchao's
+eager ``to_mx`` and ``dequantize`` before the same bf16 GEMMs, without a Hadamard; it transposes where blocks
+lie along the rows, which its quantiser cannot do in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ablate.numerics import apply_recipe
+from ablate.train.heap import keep_freed_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALL = ["fprop", "dgrad", "wgrad"]
+RECIPES = {
+    "mxfp4": {"gemms": ALL},
+    "mxfp4, DHT16 on all": {"gemms": ALL, "stabiliser": "dht"},
+    "mxfp4, SR on all": {"gemms": ALL, "stabiliser": "sr"},
+    "mxfp4, SR + RHT16 on all": {"gemms": ALL, "stabiliser": "sr+rht"},
+    "tseng (RHT64, SR backward)": {"preset": "tseng"},
+    "nvidia-nvfp4, no layer exempt": {"preset": "nvidia-nvfp4", "layers": []},
+    "quartet": {"preset": "quartet"},
+    "fp8": {"rest": "fp8"},
+}
+
+
+def torchao_layer(weight: Tensor) -> Callable[[Tensor, Tensor], None] | None:
+    """Return forward and backward with torchao's quantiser, if it is installed."""
+    try:
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    except ImportError:
+        return None
+
+    def q(x: Tensor) -> Tensor:
+        return MXTensor.to_mx(x.contiguous(), torch.float4_e2m1fn_x2, 32).dequantize(torch.bfloat16)
+
+    def work(x: Tensor, dy: Tensor) -> None:
+        _ = q(x) @ q(weight).t()
+        _ = q(dy) @ q(weight.t()).t()
+        _ = q(dy.t()) @ q(x.t()).t()
+
+    return work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--inputs", type=int, default=1024)
+    parser.add_argument("--outputs", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(args.tokens, args.inputs, generator=generator).to(torch.bfloat16).requires_grad_()
+    dy = torch.randn(args.tokens, args.outputs, generator=generator).to(torch.bfloat16)
+
+    layers: dict[str, nn.Module] = {}
+    for name, recipe in {"bf16": None, **RECIPES}.items():
+        model = nn.Sequential(nn.Linear(args.inputs, args.outputs, bias=False)).to(torch.bfloat16)
+        if recipe is not None:
+            apply_recipe(model, recipe)
+        layers[name] = model
+    weight = torch.randn(args.outputs, args.inputs, generator=generator).to(torch.bfloat16)
+    peer = torchao_layer(weight)
+    least = dict.fromkeys([*layers, *(["torchao (eager)"] if peer else [])], float("inf"))
+    for repeat in range(args.repeats):
+        for name in least:
+            start = time.perf_counter()
+            if name in layers:
+                layers[name](x).backward(dy)
+            elif peer is not None and repeat < 2:
+                peer(x.detach(), dy)
+            else:
+                continue
+            least[name] = min(least[name], time.perf_counter() - start)
+            x.grad = None
+    print(
+        f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, {args.threads} thread(s), forward + backward"
+    )
+    for name, seconds in least.items():
+        print(f"{name:<32} {seconds * 1e3:8.1f} ms  {seconds / least['bf16']:6.2f} x bf16")
+
+
+if __name__ == "__main__":
+    main()

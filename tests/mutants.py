@@ -1,0 +1,304 @@
+"""Break the numerics on purpose, one way at a time, and see that the tests notice.
+
+    python tests/mutants.py [WORDS OF A NAME]
+
+Each mutant is put into a copy of the tree, never into the tree itself, and the tests of the numerics, the
+back ends and the trainer run there until one fails. Ends with exit code 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = (
+    "tests/numerics/test_formats.py", "tests/numerics/test_philox.py", "tests/numerics/test_rotate.py",
+    "tests/numerics/test_mx.py", "tests/numerics/test_tensor_scales.py", "tests/numerics/test_linear.py",
+    "tests/backends/test_conformance.py", "tests/numerics/test_gains.py", "tests/train/test_loop.py",
+    "tests/numerics/test_apply.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One mistake: what it is, and (file, text, text in its place) for each edit."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+
+
+def one(name: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name=name, edits=((file, old, new),))
+
+
+NUMERICS = "ablate/numerics/"
+MUTANTS = (
+    one("ties away from zero", NUMERICS + "formats.py", "+ ((bits >> drop) & 1)", "+ 1"),
+    one(
+        "exponent from a float logarithm",
+        NUMERICS + "formats.py",
+        "byte = (((amax_bits + add) >> 23) - max_exponent).clamp(min=0)",
+        "byte = (torch.log2((amax_bits + add).view(torch.float32)).floor().nan_to_num(-200).to(torch.int32)"
+        " + 127 - max_exponent).clamp(min=0)",
+    ),
+    Mutant(
+        name="prescale before the block's maximum",
+        edits=(
+            (
+                NUMERICS + "quantize.py",
+                "blocks = to_blocks(v, shape)",
+                "blocks = to_blocks(v * policy.prescale, shape)",
+            ),
+            (
+                NUMERICS + "quantize.py",
+                "scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale",
+                "scaled",
+            ),
+        ),
+    ),
+    Mutant(
+        name="4/3 missing on one operand",
+        edits=(
+            ("backends/emulated.py", "alpha = a.descale * b.descale", "alpha = a.descale"),
+            ("backends/reference.py", "(a.descale * b.descale)", "(a.descale)"),
+        ),
+    ),
+    Mutant(
+        name="signs after the Hadamard",
+        edits=(
+            (
+                NUMERICS + "rotate.py",
+                "None if policy.signs_after else signs",
+                "signs if policy.signs_after else None",
+            ),
+            (
+                NUMERICS + "rotate.py",
+                "if policy.signs_after and signs is not None:\n        v = (v.view(",
+                "if not policy.signs_after and signs is not None:\n        v = (v.view(",
+            ),
+        ),
+    ),
+    one(
+        "Dgrad's w along the wrong axis",
+        NUMERICS + "linear.py",
+        '(w, "dgrad", "w", 0, at)',
+        '(w, "dgrad", "w", 1, at)',
+    ),
+    one(
+        "Wgrad's x along the wrong axis",
+        NUMERICS + "linear.py",
+        '(source, "wgrad", "x", 0, at)',
+        '(source, "wgrad", "x", 1, at)',
+    ),
+    one(
+        "Hadamard on one operand only",
+        NUMERICS + "linear.py",
+        "        assert operand in (left, right)\n",
+        "        import dataclasses\n"
+        "        if operand == right and chosen.scale != 'ms_eden':\n"
+        "            chosen = dataclasses.replace(chosen, hadamard=0, signs='none', signs_after=False, permute=False,"
+        " rotated_bf16=False)\n",
+    ),
+    one(
+        "scales of other blocks",
+        NUMERICS + "quantize.py",
+        "from_blocks(values * scale_.up, v.shape)",
+        "from_blocks(values * scale_.up.flip(0), v.shape)",
+    ),
+    one(
+        "a tile's scale from one row",
+        "ablate/recipes/policy.py",
+        "return int(rows), int(columns)",
+        "return 1, int(columns)",
+    ),
+    one(
+        "one seed for both operands",
+        NUMERICS + "philox.py",
+        "(self.seed, self.layer, self.gemm, self.operand)",
+        '(self.seed, self.layer, self.gemm, "")',
+    ),
+    one(
+        "one seed for all layers",
+        NUMERICS + "philox.py",
+        "(self.seed, self.layer, self.gemm, self.operand)",
+        '(self.seed, "", self.gemm, self.operand)',
+    ),
+    one(
+        "step left out of the noise",
+        NUMERICS + "philox.py",
+        "step = torch.tensor(key.step & _MASK",
+        "step = torch.tensor(0 & _MASK",
+    ),
+    one(
+        "call left out of the key",
+        NUMERICS + "linear.py",
+        "step=at.step, call=at.call",
+        "step=at.step, call=0",
+    ),
+    one(
+        "signs not renewed",
+        NUMERICS + "rotate.py",
+        'step = key.step if policy.signs in ("step", "call") else 0',
+        "step = 0",
+    ),
+    one(
+        "a sign of NVIDIA's vector flipped",
+        NUMERICS + "rotate.py",
+        "_FIXED_16 = (1, 1, 1, -1,",
+        "_FIXED_16 = (1, 1, 1, 1,",
+    ),
+    one(
+        "rounding up when p equals u",
+        NUMERICS + "formats.py",
+        "torch.where(p > u, low + 1, low)",
+        "torch.where(p >= u, low + 1, low)",
+    ),
+    one(
+        "block scale one too high",
+        NUMERICS + "formats.py",
+        "- max_exponent).clamp(min=0)",
+        "- max_exponent + 1).clamp(min=0)",
+    ),
+    one(
+        "even turns too late",
+        NUMERICS + "formats.py",
+        "1 << (22 - element.mantissa_bits)",
+        "1 << (21 - element.mantissa_bits)",
+    ),
+    one(
+        "NVFP4's tensor scale left out",
+        NUMERICS + "quantize.py",
+        "descale = decode / policy.prescale",
+        "descale = 1.0 / policy.prescale",
+    ),
+    one(
+        "NVFP4's block scale rounded before the tensor scale",
+        NUMERICS + "scales.py",
+        "return amax * fp32(encode * fp32(1 / 6))",
+        "return amax / 6 * encode",
+    ),
+    one(
+        "four-or-six takes what errs more",
+        NUMERICS + "scales.py",
+        "(errors[1] < errors[0])",
+        "(errors[1] > errors[0])",
+    ),
+    one(
+        "MS-EDEN without its correction",
+        NUMERICS + "scales.py",
+        "round_stochastic(scale * stretch, E4M3",
+        "round_stochastic(scale, E4M3",
+    ),
+    one(
+        "NaN hidden in a block",
+        NUMERICS + "formats.py",
+        "return torch.where(amax_bits >= 0x7F800000, 255, byte)",
+        "return byte.clamp(max=254)",
+    ),
+    one(
+        "double quantisation left out",
+        NUMERICS + "linear.py",
+        "    if doubly:\n        w = _dequantised(",
+        "    if False:\n        w = _dequantised(",
+    ),
+    one("gradient not masked", NUMERICS + "linear.py", "        grad = grad * mask\n", ""),
+    one("gradient not rotated back", NUMERICS + "linear.py", "if rotated and policy.hadamard:", "if False:"),
+    one(
+        "delayed scale without its past",
+        NUMERICS + "linear.py",
+        "if bool(past.any()) else now",
+        "if False else now",
+    ),
+    one("rocm words not shifted", NUMERICS + "quantize.py", "first[..., 2:] >> 16", "first[..., 2:]"),
+    one(
+        "prescale undone in fp32",
+        NUMERICS + "quantize.py",
+        "done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0",
+        "descale = undo",
+    ),
+    one("a phase never begins", NUMERICS + "linear.py", "if start <= tokens)", "if start <= 0)"),
+    one("the first blocks not exempt", "ablate/recipes/place.py", "place.block < rule.first or ", ""),
+    one(
+        "kernel: one Philox round fewer",
+        "backends/kernel.cpp",
+        "constexpr int ROUNDS = 7;",
+        "constexpr int ROUNDS = 6;",
+    ),
+    one(
+        "kernel: signs forgotten along the rows",
+        "backends/kernel.cpp",
+        "  if (job.before)\n    for (int i = 0; i < rows; ++i)",
+        "  if (false)\n    for (int i = 0; i < rows; ++i)",
+    ),
+    one(
+        "kernel: a tile's scale from half of it",
+        "backends/kernel.cpp",
+        "if (job.block == 32) m = max_u(m, XOR8(m));",
+        "",
+    ),
+    one(
+        "kernel: prescale forgotten",
+        "backends/kernel.cpp",
+        "return job_.prescale == 1.0f ? v : v * splat(job_.prescale);",
+        "return v;",
+    ),
+    one(
+        "trainer: the step never moves",
+        "ablate/train/loop.py",
+        "state.step, state.tokens = step, step * plan.tokens_per_step",
+        "state.tokens = step * plan.tokens_per_step",
+    ),
+    one("trainer: evaluation draws as training", "ablate/train/loop.py", "EVAL_CALL + index", "index"),
+)
+
+
+def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
+    """Run the tests on a copy with this mistake; return whether all pass, and the first that failed."""
+    for part in ("ablate", "backends", "reports", "studies", "tests"):
+        shutil.copytree(
+            ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in ("pyproject.toml", "README.md", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    for file, old, new in mutant.edits:
+        path = folder / file
+        text = path.read_text(encoding="utf-8")
+        if old not in text:
+            sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
+        path.write_text(text.replace(old, new), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode == 0, failed[0].removeprefix("FAILED ") if failed else done.stdout[-300:]
+
+
+def main() -> None:
+    wanted = " ".join(sys.argv[1:])
+    mutants = [mutant for mutant in MUTANTS if wanted in mutant.name]
+    alive = []
+    for number, mutant in enumerate(mutants, 1):
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            lives, by = survives(mutant, Path(folder))
+        alive += [mutant.name] if lives else []
+        verdict = "SURVIVED" if lives else f"killed by {by.split(' - ')[0].split('[')[0]}"
+        print(
+            f"{number:3}/{len(mutants)} {mutant.name}: {verdict} ({time.monotonic() - started:.0f} s)",
+            flush=True,
+        )
+    print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants killed")
+    sys.exit(f"survivors: {', '.join(alive)}" if alive else 0)
+
+
+if __name__ == "__main__":
+    main()
