@@ -103,8 +103,8 @@ MUTANTS = (
         "        assert operand in (left, right)\n",
         "        import dataclasses\n"
         "        if operand == right and chosen.scale != 'ms_eden':\n"
-        "            chosen = dataclasses.replace(chosen, hadamard=0, signs='none', signs_after=False, permute=False,"
-        " rotated_bf16=False)\n",
+        "            off = {'signs_after': False, 'permute': False, 'rotated_bf16': False}\n"
+        "            chosen = dataclasses.replace(chosen, hadamard=0, signs='none', **off)\n",
     ),
     one(
         "scales of other blocks",
