@@ -99,3 +99,14 @@ def load_kernel(check: Callable[[ctypes.CDLL], bool]) -> tuple[ctypes.CDLL | Non
         return ctypes.CDLL(str(target)), f"compiled by {version or 'an earlier compiler'}"
     except OSError as error:
         return None, f"cannot load {target}: {error}"
+
+
+def openmp_runtime() -> ctypes.CDLL | None:
+    """Return the OpenMP library that this process, that is torch, runs on; None where it cannot be told."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            path = line.split(maxsplit=5)[-1]
+            if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
+                runtime = ctypes.CDLL(path)
+                return runtime if hasattr(runtime, "GOMP_parallel") else None
+    return None

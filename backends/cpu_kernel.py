@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ablate.backends.cpu_build import load_kernel
+from ablate.backends.cpu_build import load_kernel, openmp_runtime
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import (
@@ -106,6 +106,11 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ablate_amax_bits.restype = ctypes.c_uint32
     library.ablate_job_size.argtypes = []
     library.ablate_job_size.restype = ctypes.c_int64
+    library.ablate_use_threads_of.argtypes = [ctypes.c_void_p] * 3
+    library.ablate_use_threads_of.restype = None
+    if (runtime := openmp_runtime()) is not None:
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        library.ablate_use_threads_of(*(ctypes.cast(runtime[name], ctypes.c_void_p) for name in names))
 
 
 @lru_cache(maxsize=1)

@@ -675,9 +675,32 @@ void along_rows(const Job& job, int64_t begin_strip, int64_t end_strip) {
     }
 }
 
+// torch's own OpenMP threads, if ablate_use_threads_of was told of them. Threads of our own would compete with
+// those, which spin for a while after each of torch's operations.
+typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+typedef int (*Count)();
+Parallel parallel = nullptr;
+Count this_thread = nullptr, all_threads = nullptr;
+
+template <typename Work>
+struct Share {
+  int64_t items;
+  Work* work;
+  static void run(void* data) {
+    const Share* share = static_cast<const Share*>(data);
+    const int64_t t = this_thread(), n = all_threads();
+    const int64_t begin = share->items * t / n, end = share->items * (t + 1) / n;
+    if (begin < end) (*share->work)(begin, end);
+  }
+};
+
 template <typename Work>
 void split(int64_t items, int threads, Work work) {
   if (threads <= 1 || items < 2) return work(0, items);
+  if (parallel) {
+    Share<Work> share{items, &work};
+    return parallel(Share<Work>::run, &share, static_cast<unsigned>(threads), 0);
+  }
   std::vector<std::thread> pool;
   for (int t = 1; t < threads; ++t) pool.emplace_back(work, items * t / threads, items * (t + 1) / threads);
   work(0, items / threads);
@@ -737,9 +760,11 @@ extern "C" uint32_t ablate_amax_bits(const Job* given, int threads) {
   const int64_t items = rows ? strips(job) : job.rows;
   const int parts = threads > 1 && items > 1 ? threads : 1;
   std::vector<uint32_t> found(parts, 0u);
-  split(parts, parts, [&](int64_t part, int64_t) {
-    const int64_t begin = items * part / parts, end = items * (part + 1) / parts;
-    found[part] = rows ? amax_rows(job, begin, end) : amax_columns(job, begin, end);
+  split(parts, parts, [&](int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; ++part) {
+      const int64_t begin = items * part / parts, end = items * (part + 1) / parts;
+      found[part] = rows ? amax_rows(job, begin, end) : amax_columns(job, begin, end);
+    }
   });
   uint32_t best = 0;
   for (const uint32_t m : found) best = m > best ? m : best;
@@ -755,6 +780,13 @@ extern "C" void ablate_quantise(const Job* given, int threads) {
   if (e2m1) return run<E2M1, STOCHASTIC_ROCM>(job, threads);
   if (job.rounding == NEAREST) return run<Minifloat, NEAREST>(job, threads);
   return run<Minifloat, STOCHASTIC>(job, threads);
+}
+
+// GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP runtime that torch runs on.
+extern "C" void ablate_use_threads_of(void* run, void* number, void* count) {
+  parallel = reinterpret_cast<Parallel>(run);
+  this_thread = reinterpret_cast<Count>(number);
+  all_threads = reinterpret_cast<Count>(count);
 }
 
 extern "C" int64_t ablate_job_size() { return sizeof(Job); }

@@ -32,10 +32,12 @@ class Mutant:
 
     name: str
     edits: tuple[tuple[str, str, str], ...]
+    first: str = TESTS[0]
+    """The tests that should notice, tried before the others."""
 
 
-def one(name: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name=name, edits=((file, old, new),))
+def one(name: str, file: str, old: str, new: str, first: str = TESTS[0]) -> Mutant:
+    return Mutant(name=name, edits=((file, old, new),), first=first)
 
 
 NUMERICS = "ablate/numerics/"
@@ -90,12 +92,14 @@ MUTANTS = (
         NUMERICS + "linear.py",
         '(w, "dgrad", "w", 0, at)',
         '(w, "dgrad", "w", 1, at)',
+        first="tests/numerics/test_linear.py",
     ),
     one(
         "Wgrad's x along the wrong axis",
         NUMERICS + "linear.py",
         '(source, "wgrad", "x", 0, at)',
         '(source, "wgrad", "x", 1, at)',
+        first="tests/numerics/test_linear.py",
     ),
     one(
         "Hadamard on one operand only",
@@ -207,14 +211,28 @@ MUTANTS = (
         NUMERICS + "linear.py",
         "    if doubly:\n        w = _dequantised(",
         "    if False:\n        w = _dequantised(",
+        first="tests/numerics/test_linear.py",
     ),
-    one("gradient not masked", NUMERICS + "linear.py", "        grad = grad * mask\n", ""),
-    one("gradient not rotated back", NUMERICS + "linear.py", "if rotated and policy.hadamard:", "if False:"),
+    one(
+        "gradient not masked",
+        NUMERICS + "linear.py",
+        "        grad = grad * mask\n",
+        "",
+        first="tests/numerics/test_linear.py",
+    ),
+    one(
+        "gradient not rotated back",
+        NUMERICS + "linear.py",
+        "if rotated and policy.hadamard:",
+        "if False:",
+        first="tests/numerics/test_linear.py",
+    ),
     one(
         "delayed scale without its past",
         NUMERICS + "linear.py",
         "if bool(past.any()) else now",
         "if False else now",
+        first="tests/numerics/test_apply.py",
     ),
     one("rocm words not shifted", NUMERICS + "quantize.py", "first[..., 2:] >> 16", "first[..., 2:]"),
     one(
@@ -223,39 +241,62 @@ MUTANTS = (
         "done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0",
         "descale = undo",
     ),
-    one("a phase never begins", NUMERICS + "linear.py", "if start <= tokens)", "if start <= 0)"),
-    one("the first blocks not exempt", "ablate/recipes/place.py", "place.block < rule.first or ", ""),
+    one(
+        "a phase never begins",
+        NUMERICS + "linear.py",
+        "if start <= tokens)",
+        "if start <= 0)",
+        first="tests/train/test_loop.py",
+    ),
+    one(
+        "the first blocks not exempt",
+        "ablate/recipes/place.py",
+        "place.block < rule.first or ",
+        "",
+        first="tests/recipes/test_place.py",
+    ),
     one(
         "kernel: one Philox round fewer",
         "backends/kernel.cpp",
         "constexpr int ROUNDS = 7;",
         "constexpr int ROUNDS = 6;",
+        first="tests/backends/test_conformance.py",
     ),
     one(
         "kernel: signs forgotten along the rows",
         "backends/kernel.cpp",
         "  if (job.before)\n    for (int i = 0; i < rows; ++i)",
         "  if (false)\n    for (int i = 0; i < rows; ++i)",
+        first="tests/backends/test_conformance.py",
     ),
     one(
         "kernel: a tile's scale from half of it",
         "backends/kernel.cpp",
         "if (job.block == 32) m = max_u(m, XOR8(m));",
         "",
+        first="tests/backends/test_conformance.py",
     ),
     one(
         "kernel: prescale forgotten",
         "backends/kernel.cpp",
         "return job_.prescale == 1.0f ? v : v * splat(job_.prescale);",
         "return v;",
+        first="tests/backends/test_conformance.py",
     ),
     one(
         "trainer: the step never moves",
         "ablate/train/loop.py",
         "state.step, state.tokens = step, step * plan.tokens_per_step",
         "state.tokens = step * plan.tokens_per_step",
+        first="tests/train/test_loop.py",
     ),
-    one("trainer: evaluation draws as training", "ablate/train/loop.py", "EVAL_CALL + index", "index"),
+    one(
+        "trainer: evaluation draws as training",
+        "ablate/train/loop.py",
+        "EVAL_CALL + index",
+        "index",
+        first="tests/train/test_loop.py",
+    ),
 )
 
 
@@ -275,7 +316,7 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         path.write_text(text.replace(old, new), encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS],
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *dict.fromkeys((mutant.first, *TESTS))],
         cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

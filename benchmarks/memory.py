@@ -1,0 +1,86 @@
+"""Peak memory of the trainer's step under a recipe, over the same step in bf16: one process for each.
+
+    python benchmarks/memory.py --width 512
+
+What a process holds before its model exists (torch itself) is taken off; the compiled quantiser is loaded
+before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+
+ARMS = {
+    "bf16": {},
+    "fp8": {"rest": "fp8"},
+    "mxfp4": {"preset": "amd-fdw"},
+    "mxfp4 dht16": {"preset": "amd-fdw-dht16"},
+    "mxfp4 sr+rht16": {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"},
+    "tseng": {"preset": "tseng"},
+    "tetrajet (double quantisation)": {"preset": "tetrajet"},
+    "quartet (mask)": {"preset": "quartet"},
+    "nvidia-nvfp4, no layer exempt": {"preset": "nvidia-nvfp4", "layers": []},
+}
+
+
+def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
+    import numpy as np
+    import torch
+    from pydantic import TypeAdapter
+
+    from ablate.backends import get_backend
+    from ablate.config import ModelConfig, TrainingConfig
+    from ablate.numerics import RecipeState
+    from ablate.recipes import RecipeSpec, resolve
+    from ablate.schedule import plan_steps
+    from ablate.train.loop import _accumulate, _optimizer
+    from ablate.train.model import Llama
+
+    torch.set_num_threads(1)
+    backend = get_backend("emulated")
+    backend.detail()
+    training = TrainingConfig(seq_len=128, batch_size=16)
+    window = np.random.default_rng(0).integers(0, 256, (16, 129))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    state = RecipeState(
+        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend=backend, seed=0
+    )
+    ffn = width * 11 // 4 // 128 * 128
+    model = Llama(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, state)
+    model.initialise(torch.Generator().manual_seed(0))
+    optimizer = _optimizer(model, training)
+    for _ in range(3):
+        _accumulate(model, state, window, plan_steps(training), "cpu")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--recipe", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.recipe is not None:
+        print(peak_mib(args.width, args.layers, json.loads(args.recipe)))
+        return
+    base = 0.0
+    for name, recipe in ARMS.items():
+        command = [sys.executable, __file__, "--width", str(args.width), "--layers", str(args.layers)]
+        done = subprocess.run(
+            [*command, "--recipe", json.dumps(recipe)], capture_output=True, text=True, check=True
+        )
+        mib = float(done.stdout.splitlines()[-1])
+        base = base or mib
+        print(f"{name:<32} {mib:8.0f} MiB  {mib / base:5.2f} x bf16", flush=True)
+
+
+if __name__ == "__main__":
+    main()
