@@ -314,9 +314,10 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         if old not in text:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
+    tests = dict.fromkeys((mutant.first, *TESTS))
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *dict.fromkeys((mutant.first, *TESTS))],
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
         cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

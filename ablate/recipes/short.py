@@ -11,6 +11,7 @@ one under a false name.
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
@@ -48,7 +49,7 @@ from ablate.recipes.policy import (
 )
 from ablate.recipes.presets import PRESETS
 
-_CLOSED = ConfigDict(extra="forbid")
+_CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's
 
 SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -237,7 +238,11 @@ def _phase(index: int, entry: PhaseSpec) -> Phase:
 
 
 _ON_FP4 = ("stabiliser", "scale", "signs", "prescale", "weight_block")
-_DEFAULTS = LayerRecipeSpec()
+
+
+@cache
+def _default(field: str) -> Any:
+    return getattr(LayerRecipeSpec(), field)
 
 
 def _resolve_layer(spec: LayerRecipeSpec) -> LayerRecipe:
@@ -287,7 +292,7 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
     """Refuse what is said of FP4 GEMMs where there is none that it could act on."""
     for name in _ON_FP4:
         value = getattr(spec, name)
-        if value == getattr(_DEFAULTS, name):
+        if value == _default(name):
             continue
         own_word = {gemm: getattr(getattr(spec, gemm), name, None) for gemm in GEMMS}
         takes = [gemm for gemm in GEMMS if low[gemm] and own_word[gemm] is None]
@@ -306,7 +311,7 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
 
 def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
     for field in ("gemms", "format", "rest", *_ON_FP4, "hadamard_size"):
-        if getattr(spec, field) != getattr(_DEFAULTS, field):
+        if getattr(spec, field) != _default(field):
             raise SenselessRecipe(field, f"{field} beside preset '{name}', which says it already")
     start = PRESETS[name].recipe
     resolved: dict[Gemm, GemmPolicy] = {}
