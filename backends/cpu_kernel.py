@@ -27,11 +27,19 @@ from ablate.numerics.quantize import (
     round_operand,
     signs_of,
 )
+from ablate.numerics.scales import eden_tensor_scale
 from ablate.recipes import OperandPolicy, block_shape
 
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this a thread costs more than it saves."""
-_RULES = {"quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4}  # every other: E8M0, 0
+_RULES = {
+    "quest": 1,
+    "tensor": 2,
+    "delayed": 2,
+    "two_level": 3,
+    "four_six": 4,
+    "ms_eden": 5,
+}  # every other: E8M0, 0
 _SCALES = (*SCALE_ADD, *_RULES)
 _ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm")
 _LARGEST_HADAMARD = 128
@@ -85,6 +93,7 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     for axis in (0, 1):
         cases += [(x, OperandPolicy(format="fp8_e4m3"), axis), (x, OperandPolicy(format="fp8_e5m2"), axis)]
         cases += [(x, nvfp4, axis), (x, replace(nvfp4, block="16x16"), axis)]
+        cases += [(x, replace(nvfp4, scale="ms_eden", hadamard=32, signs="step"), axis)]
         cases += [(x, replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16), axis)]
     for tensor, policy, axis in cases:
         ours = _call(library, tensor, policy, axis, key)
@@ -178,7 +187,10 @@ def _call(
         if amax is None:
             amax_bits = library.ablate_amax_bits(ctypes.byref(job), threads)
             amax = struct.unpack("<f", struct.pack("<I", amax_bits))[0]
-        if policy.format == "nvfp4":
+        if policy.scale == "ms_eden":
+            job.tensor_scale, job.tensor_descale = eden_tensor_scale(amax)
+            descale = job.tensor_descale
+        elif policy.format == "nvfp4":
             encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale)
             job.block_multiplier = _fp32(encode * _fp32(1 / 6))
             job.tensor_descale = tensor_descale

@@ -30,7 +30,7 @@ constexpr int ROUNDS = 7;        // of Philox4x32
 constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7FFFFFFFu, HIGH = 0xFFFF0000u, QUIET_NAN = 0x7FC00000u;
 constexpr float FLOAT_MAX = 3.402823466e38f;
 
-enum Rule : int { E8M0 = 0, QUEST = 1, TENSOR = 2, TWO_LEVEL = 3, FOUR_SIX = 4 };
+enum Rule : int { E8M0 = 0, QUEST = 1, TENSOR = 2, TWO_LEVEL = 3, FOUR_SIX = 4, EDEN = 5 };
 enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2 };
 
 }  // namespace
@@ -47,7 +47,7 @@ struct Job {
   int32_t rule, rounding, mantissa_bits, min_exponent;
   uint32_t scale_add, scale_emax;  // E8M0: exponent = ((amax bits + add) >> 23) - emax
   float element_max, prescale, undo, norm;
-  float tensor_scale, block_multiplier, tensor_descale;  // TENSOR; TWO_LEVEL and FOUR_SIX
+  float tensor_scale, block_multiplier, tensor_descale;  // TENSOR, EDEN's clip; TWO_LEVEL, FOUR_SIX, EDEN
   uint32_t key0, key1, step, call;
 };
 
@@ -206,8 +206,8 @@ struct E2M1 {
 };
 
 struct Minifloat {
-  explicit Minifloat(const Job& job)
-      : mantissa_bits(job.mantissa_bits), min_exponent(job.min_exponent), max(job.element_max) {}
+  explicit Minifloat(const Job& job) : Minifloat(job.mantissa_bits, job.min_exponent, job.element_max) {}
+  Minifloat(int bits, int exponent, float largest) : mantissa_bits(bits), min_exponent(exponent), max(largest) {}
   int mantissa_bits, min_exponent;
   float max;
   static constexpr bool exact_in_bf16 = false;  // at the ends of the range
@@ -325,10 +325,13 @@ class Quantiser {
     store<FULL>(job_, row, col, value);
   }
 
+  // Every element's own word.
+  void draw(int64_t strip, int64_t row, Words word[2]) const { philox(job_, keys_, strip, row, word); }
+
   // The words of a row of a strip, as the rounding uses them.
   void words(int64_t strip, int64_t row, Words word[2]) const {
     if (ROUNDING == NEAREST) return;
-    if (ROUNDING == STOCHASTIC) return philox(job_, keys_, strip, row, word);
+    if (ROUNDING == STOCHASTIC) return draw(strip, row, word);
     if (job_.axis == 0) {
       philox(job_, keys_, strip, row & ~int64_t{3}, word);
       const int shift = row & 2 ? 16 : 0;
@@ -487,6 +490,82 @@ inline void four_six_columns(const Job& job, const Q& q, const Pair v[2], const 
     q.template finish<FULL>(row, col + PAIR, choose((vi)spread<1>(fewer), value[1][1], value[0][1]));
 }
 
+// MS-EDEN: the block scale before its correction, and the corrected one, rounded stochastically.
+inline vf eden_scale(const Job& job, vu amax) {
+  const vf up = round_e4m3((vf)amax / splat(job.tensor_scale) / splat(job.tensor_descale));
+  return up == splat(0.0f) ? splat(1.0f) : up;
+}
+
+inline vf eden_corrected(vf scale, vf energy, vf product, vu word) {
+  const vf stretch = product == splat(0.0f) ? splat(1.0f) : energy / product;
+  return round_element<Minifloat, STOCHASTIC>(Minifloat(3, -6, 448.0f), scale * stretch, word);
+}
+
+struct Eden {
+  Pair value, energy, product;
+};
+
+template <class Q>
+inline Eden eden_round(const Job& job, const Q& q, const Pair& x, vf even, vf odd) {
+  const Pair scaled = {x.even / (even * splat(job.tensor_descale)), x.odd / (odd * splat(job.tensor_descale))};
+  const Pair value = {q.rounded(scaled.even, vu{}), q.rounded(scaled.odd, vu{})};
+  return {value,
+          {scaled.even * scaled.even, scaled.odd * scaled.odd},
+          {scaled.even * value.even, scaled.odd * value.odd}};
+}
+
+inline Pair add(const Pair& a, const Pair& b) { return {a.even + b.even, a.odd + b.odd}; }
+
+// The sums over each Hadamard group along the columns, packed for each strip as reduce_eights does.
+inline void eden_sums(int group, Pair s[4], vf packed[2]) {
+  if (group == 128) {
+    s[0] = s[1] = s[2] = s[3] = add(add(s[0], s[2]), add(s[1], s[3]));
+  } else if (group == 64) {
+    s[0] = s[1] = add(s[0], s[1]);
+  }
+  for (int k = 0; k < (group == 128 ? 2 : 1); ++k) {
+    Pair a = s[2 * k], b = s[2 * k + 1];
+    if (group > 16) {
+      a = {a.even + XOR8(a.even), a.odd + XOR8(a.odd)};
+      b = {b.even + XOR8(b.even), b.odd + XOR8(b.odd)};
+    }
+    packed[k] = reduce_eights<Sum>(a.even, b.even) + reduce_eights<Sum>(a.odd, b.odd);
+  }
+}
+
+template <bool FULL, class Q>
+void eden_columns(const Job& job, const Q& q, const Pair v[], const vu amax[], int64_t row, int64_t col, int strips) {
+  const int together = job.hadamard == 128 ? 2 : 1;  // strips that one group takes
+  for (int s = 0; s < strips; s += together) {
+    vf up[2], energy[2], product[2];
+    Pair value[4], energies[4], products[4];
+    for (int k = 0; k < together; ++k) {
+      up[k] = eden_scale(job, amax[s + k]);
+      const vf spreads[2] = {spread<0>(up[k]), spread<1>(up[k])};
+      for (int p = 0; p < 2; ++p) {
+        const Eden done = eden_round(job, q, v[2 * (s + k) + p], spreads[p], spreads[p]);
+        value[2 * k + p] = done.value;
+        energies[2 * k + p] = done.energy;
+        products[2 * k + p] = done.product;
+      }
+    }
+    eden_sums(job.hadamard, energies, energy);
+    eden_sums(job.hadamard, products, product);
+    for (int k = 0; k < together; ++k) {
+      const int64_t at = col + (s + k) * STRIP;
+      if (!FULL && at >= job.cols) break;
+      Words word[2];
+      q.draw(at / STRIP, row, word);
+      const vu first = SHUFFLE2(word[0].even, word[1].even, 0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24);
+      const vf chosen = eden_corrected(up[k], energy[k], product[k], first);
+      const vf left = spread<0>(chosen), right = spread<1>(chosen);
+      q.template finish<FULL>(row, at, {value[2 * k].even * left, value[2 * k].odd * left});
+      if (FULL || at + PAIR < job.cols)
+        q.template finish<FULL>(row, at + PAIR, {value[2 * k + 1].even * right, value[2 * k + 1].odd * right});
+    }
+  }
+}
+
 // The packed scales of one strip whose blocks lie along the columns.
 inline Scale scale_of_strip(const Job& job, const Pair v[2], vu amax) {
   if (job.rule != QUEST) return scale_of(job, amax);
@@ -518,6 +597,7 @@ inline void chunk_of_columns(const Job& job, const Q& q, int64_t row, int64_t co
     const vu m = reduce_eights<Max>(magnitudes(v[2 * s]), magnitudes(v[2 * s + 1]));
     amax[s] = job.block == 32 ? max_u(m, XOR4(m)) : m;
   }
+  if (job.rule == EDEN) return eden_columns<FULL>(job, q, v, amax, row, col, strips);
   if (job.rule != FOUR_SIX)
     for (int s = 0; s < strips; ++s) packed[s] = scale_of_strip(job, v + 2 * s, amax[s]);
   for (int s = 0; s < strips; ++s) {
@@ -550,7 +630,7 @@ void along_columns(const Job& job, int64_t begin, int64_t end) {
   }
 }
 
-inline vf sum_of_rows(vf s[], int rows) {  // the pairwise tree over 16 or 32 rows, in place
+inline vf sum_of_rows(vf s[], int rows) {  // the pairwise tree over 16, 32, … rows, in place
   for (int half = rows / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) s[i] = s[i] + s[i + half];
   return s[0];
@@ -615,6 +695,42 @@ void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words wor
                              {fewer[0] ? value[0][1][i] : value[0][0][i], fewer[1] ? value[1][1][i] : value[1][0][i]});
 }
 
+// MS-EDEN along the rows: the rows of a strip are one Hadamard group.
+template <class Q>
+void eden_rows(const Job& job, const Q& q, const Row tile[], int group, int64_t block, int64_t strip, int pairs) {
+  for (int p = 0; p < pairs; ++p) {
+    vf up[2][MOST_ROWS / 16], energy[2][MOST_ROWS], product[2][MOST_ROWS];
+    Pair value[MOST_ROWS];
+    for (int top = 0; top < group; top += 16) {
+      vu even = {}, odd = {};
+      for (int i = top; i < top + 16; ++i) {
+        even = max_u(even, (vu)tile[i][p].even & MAGNITUDE);
+        odd = max_u(odd, (vu)tile[i][p].odd & MAGNITUDE);
+      }
+      up[0][top / 16] = eden_scale(job, even);
+      up[1][top / 16] = eden_scale(job, odd);
+      for (int i = top; i < top + 16; ++i) {
+        const Eden done = eden_round(job, q, tile[i][p], up[0][top / 16], up[1][top / 16]);
+        value[i] = done.value;
+        energy[0][i] = done.energy.even;
+        energy[1][i] = done.energy.odd;
+        product[0][i] = done.product.even;
+        product[1][i] = done.product.odd;
+      }
+    }
+    const vf energies[2] = {sum_of_rows(energy[0], group), sum_of_rows(energy[1], group)};
+    const vf products[2] = {sum_of_rows(product[0], group), sum_of_rows(product[1], group)};
+    for (int top = 0; top < group; top += 16) {
+      Words word[2];
+      q.draw(strip, block + top, word);
+      const vf even = eden_corrected(up[0][top / 16], energies[0], products[0], word[p].even);
+      const vf odd = eden_corrected(up[1][top / 16], energies[1], products[1], word[p].odd);
+      for (int i = top; i < top + 16; ++i)
+        q.template finish<false>(block + i, strip * STRIP + p * PAIR, {value[i].even * even, value[i].odd * odd});
+    }
+  }
+}
+
 // Ask for a row of the next strip, to read or to write, in the second cache: the rows of a strip may all lie a
 // power of two apart and would evict each other from the first. It hides most of the way to memory, which
 // the processor's own prefetching does not do for 32 rows at once.
@@ -641,6 +757,7 @@ void strip_of_rows(const Job& job, const Q& q, Row tile[], int group, int64_t bl
   }
   if (job.hadamard && rows_contract) rotate_rows(job, tile, group);
   const int pairs = FULL || job.cols - left > PAIR ? 2 : 1;
+  if (job.rule == EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
   for (int top = 0; top < group; top += job.block) {
     if (job.rule == FOUR_SIX) {
       Words word[16][2] = {};

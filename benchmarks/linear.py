@@ -31,7 +31,7 @@ RECIPES = {
     "tseng (RHT64, SR backward)": {"preset": "tseng"},
     "nvidia-nvfp4, no layer exempt": {"preset": "nvidia-nvfp4", "layers": []},
     "quartet": {"preset": "quartet"},
-    "quartet2 (MS-EDEN in plain torch)": {"preset": "quartet2"},
+    "quartet2": {"preset": "quartet2"},
     "deepseek-v3-fp8 (fp32 GEMMs)": {"preset": "deepseek-v3-fp8"},
     "fp8": {"rest": "fp8"},
 }

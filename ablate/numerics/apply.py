@@ -11,7 +11,7 @@ from ablate.backends import get_backend
 from ablate.numerics.linear import QuantLinear
 from ablate.numerics.state import RecipeState
 from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
-from ablate.recipes.place import idle_rules, places
+from ablate.recipes.place import idle_rules, never_runs, places
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -52,7 +52,8 @@ def apply_recipe(
         skip: names of layers to leave alone.
 
     Raises:
-        ValueError: no linear layer to replace, a rule that names none, or a recipe that contradicts itself.
+        ValueError: no linear layer to replace, a rule that names none, rules that leave nothing of the
+            recipe, or a recipe that contradicts itself.
     """
     if not isinstance(recipe, Recipe):
         recipe = resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(recipe)))
@@ -68,6 +69,11 @@ def apply_recipe(
         named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
         raise ValueError(
             f"a rule names no layer: {', '.join(named)} (the layers are {', '.join(list(linears)[:4])}, …)"
+        )
+    if never_runs(recipe, where.values()):
+        raise ValueError(
+            f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
+            "model of this depth"
         )
     state = RecipeState(
         recipe=recipe, backend=get_backend(backend), seed=seed, call=None, total_tokens=total_tokens

@@ -140,6 +140,14 @@ def four_six(blocks: Tensor, encode: float, decode: float, quantise: Callable[[S
     )
 
 
+def eden_tensor_scale(amax: float) -> tuple[float, float]:
+    """Return where MS-EDEN's elements clip, and the tensor's decode scale; NaN for an amax of NaN or Inf."""
+    clip = fp32(6 / fp32(EDEN_SHRINK))
+    if not math.isfinite(amax):
+        return clip, math.nan
+    return clip, fp32(fp32(amax / fp32(EDEN_MAX)) / clip) if amax else 1.0
+
+
 def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor, Tensor, float]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
@@ -156,10 +164,7 @@ def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor
     Returns:
         E2M1 values, their block scales [n, 1, 1], and the tensor's decode scale.
     """
-    clip = fp32(6 / fp32(EDEN_SHRINK))
-    decode = fp32(fp32(amax / fp32(EDEN_MAX)) / clip) if amax else 1.0
-    if not math.isfinite(amax):
-        decode = math.nan
+    clip, decode = eden_tensor_scale(amax)
     block_amax = amax_bits(blocks).view(torch.float32)
     scale = round_nearest(block_amax / clip / decode, E4M3)
     scale = torch.where(scale == 0, 1.0, scale)

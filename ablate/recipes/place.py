@@ -91,6 +91,18 @@ def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
     return (Stage(recipe=default), *later)
 
 
+def never_runs(recipe: Recipe, layers: Iterable[LayerPlace]) -> bool:
+    """Tell whether a recipe means low precision but its rules keep every layer in high precision."""
+    low = [
+        policy.format not in ("bf16", "fp16")
+        for place in layers
+        for stage in stages(recipe, place)
+        for _, _, policy in stage.recipe.operands()
+    ]
+    meant = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
+    return meant and not any(low)
+
+
 def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:
     """Return the rules that name no layer."""
     known = list(layers)

@@ -45,7 +45,10 @@ POLICIES = [
     dataclasses.replace(NVFP4, block="16x16"),
     dataclasses.replace(NVFP4, scale="four_six"),
     dataclasses.replace(NVFP4, scale="four_six", rounding="stochastic", hadamard=64),
-    dataclasses.replace(NVFP4, scale="ms_eden", hadamard=32, signs="step"),
+    *(
+        dataclasses.replace(NVFP4, scale="ms_eden", hadamard=hadamard, signs="step")
+        for hadamard in (16, 32, 64, 128)
+    ),
     OperandPolicy(format="fp8_e4m3", rounding="stochastic", hadamard=32),
     OperandPolicy(format="fp4_e2m1"),
     OperandPolicy(format="fp4_e3m0", scale="row"),
