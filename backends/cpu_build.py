@@ -1,6 +1,6 @@
 """Build and load the compiled CPU quantiser: once per machine type, then in milliseconds.
 
-``kernel.cpp`` is compiled on first use (a few seconds) into the user's cache, under a name that holds the
+``kernel/`` is compiled on first use (a few seconds) into the user's cache, under a name that holds the
 hash of the source, of the compiler's version and of the CPU's features, so that a shared home directory
 serves machines that differ. A fresh build is moved into place only after the caller's check accepted it.
 """
@@ -50,11 +50,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(compiler: str, source: bytes, target: Path, check: Callable[[ctypes.CDLL], bool]) -> str | None:
+def _build(
+    compiler: str, sources: dict[str, bytes], target: Path, check: Callable[[ctypes.CDLL], bool]
+) -> str | None:
     """Compile, check the bits, move into place. Return None, or why it failed."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-        code.write_bytes(source)
+        for name, content in sources.items():
+            (Path(folder) / name).write_bytes(content)
         vectors = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
         done = subprocess.run(
             [compiler, *_FLAGS, *vectors, "-o", str(library), str(code)],
@@ -76,25 +79,27 @@ def load_kernel(check: Callable[[ctypes.CDLL], bool]) -> tuple[ctypes.CDLL | Non
     """
     if os.environ.get("ABLATE_CPU_KERNEL") == "off":
         return None, "switched off by ABLATE_CPU_KERNEL=off"
-    source = files("ablate.backends").joinpath("kernel.cpp").read_bytes()
+    folder = files("ablate.backends").joinpath("kernel")
+    sources = {file.name: file.read_bytes() for file in sorted(folder.iterdir(), key=lambda file: file.name)}
     compiler = _compiler()
     version = ""
     if compiler:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
         version = done.stdout.splitlines()[0] if done.stdout else compiler
-    identity = hashlib.sha256(source + repr((version, _cpu_features(), _FLAGS)).encode()).hexdigest()[:16]
-    folder = cache_folder("kernels")
-    target = folder / f"{identity}.so"
+    what = repr((sources, version, _cpu_features(), _FLAGS))
+    identity = hashlib.sha256(what.encode()).hexdigest()[:16]
+    cache = cache_folder("kernels")
+    target = cache / f"{identity}.so"
     if not target.exists():
         if compiler is None:
             return None, "no C++ compiler found (install g++ for a several times faster emulation)"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / f"{identity}.lock"):
-                if not target.exists() and (why := _build(compiler, source, target, check)):
+            cache.mkdir(parents=True, exist_ok=True)
+            with _locked(cache / f"{identity}.lock"):
+                if not target.exists() and (why := _build(compiler, sources, target, check)):
                     return None, why
         except OSError as error:
-            return None, f"cannot build into {folder}: {error}"
+            return None, f"cannot build into {cache}: {error}"
     try:
         return ctypes.CDLL(str(target)), f"compiled by {version or 'an earlier compiler'}"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The compiled CPU quantiser: from an operand's policy to a job of ``kernel.cpp``, with the reference's bits.
+"""The compiled CPU quantiser: from an operand's policy to a job of the kernel, with the reference's bits.
 
 A fresh build is used only after it gave the same bits as plain torch. Without a compiler everything still
 works through plain torch, many times slower; ``availability()`` says so.
@@ -55,7 +55,7 @@ class Availability:
 
 
 class _Job(ctypes.Structure):
-    """``struct Job`` of kernel.cpp, field by field."""
+    """``struct Job`` of kernel/job.h, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "before", "after")],

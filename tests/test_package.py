@@ -26,7 +26,7 @@ def test_the_wheel_holds_all_under_one_name(wheel):
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ablate"}
     for needed in (
-        "backends/kernel.cpp",
+        "backends/kernel/kernel.cpp",
         "studies/quickstart.yaml",
         "reports/templates/report.html.j2",
         "py.typed",

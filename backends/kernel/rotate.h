@@ -1,0 +1,109 @@
+// Hadamard rotations, and reductions over lanes.
+
+#pragma once
+
+#include "job.h"
+
+namespace {
+
+inline vf signed_by(vf v, const float* signs) {
+  vf s;
+  std::memcpy(&s, signs, sizeof s);
+  return v * s;
+}
+
+// One stage of a butterfly between lanes. Lower lanes: self + partner; upper lanes: partner - self.
+#define STAGE(v, SWAP, ...) ((SWAP(v)) + flip(v, vu{__VA_ARGS__}))
+
+inline vf butterfly_lanes(vf v, int group) {
+  constexpr uint32_t S = SIGN;
+  v = STAGE(v, XOR1, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S);
+  v = STAGE(v, XOR2, 0, 0, S, S, 0, 0, S, S, 0, 0, S, S, 0, 0, S, S);
+  v = STAGE(v, XOR4, 0, 0, 0, 0, S, S, S, S, 0, 0, 0, 0, S, S, S, S);
+  if (group > 16) v = STAGE(v, XOR8, 0, 0, 0, 0, 0, 0, 0, 0, S, S, S, S, S, S, S, S);
+  return v;
+}
+
+// Rotate groups along the columns of N pairs that follow each other in a row.
+template <int N>
+inline void rotate_columns(const Job& job, Pair v[N]) {
+  const int group = job.hadamard, pairs = group > PAIR ? group / PAIR : 1;
+  for (int i = 0; i < N; ++i) {
+    if (job.before) {
+      const float* signs = job.before + i % pairs * PAIR;
+      v[i] = {signed_by(v[i].even, signs), signed_by(v[i].odd, signs + 16)};
+    }
+    const Pair first = {v[i].even + v[i].odd, v[i].even - v[i].odd};
+    v[i] = {butterfly_lanes(first.even, group), butterfly_lanes(first.odd, group)};
+  }
+  for (int half = 1; half < N; half *= 2) {
+    if (half >= pairs) break;
+    for (int i = 0; i < N; ++i) {
+      if (i & half) continue;
+      const Pair a = v[i], b = v[i + half];
+      v[i] = {a.even + b.even, a.odd + b.odd};
+      v[i + half] = {a.even - b.even, a.odd - b.odd};
+    }
+  }
+  for (int i = 0; i < N; ++i) {
+    v[i] = {v[i].even * splat(job.norm), v[i].odd * splat(job.norm)};
+    if (job.after) {
+      const float* signs = job.after + i % pairs * PAIR;
+      v[i] = {signed_by(v[i].even, signs), signed_by(v[i].odd, signs + 16)};
+    }
+    if (job.rotated_bf16) v[i] = {rounded_to_bf16(v[i].even), rounded_to_bf16(v[i].odd)};
+  }
+}
+
+typedef Pair Row[2];  // a row of a strip
+
+// Rotate groups along the rows of a strip.
+inline void rotate_rows(const Job& job, Row tile[], int rows) {
+  const int group = job.hadamard;
+  if (job.before)
+    for (int i = 0; i < rows; ++i)
+      for (Pair& v : tile[i]) v = {v.even * splat(job.before[i % group]), v.odd * splat(job.before[i % group])};
+  for (int half = 1; half < group; half *= 2)
+    for (int i = 0; i < rows; ++i) {
+      if (i & half) continue;
+      for (int p = 0; p < 2; ++p) {
+        const Pair a = tile[i][p], b = tile[i + half][p];
+        tile[i][p] = {a.even + b.even, a.odd + b.odd};
+        tile[i + half][p] = {a.even - b.even, a.odd - b.odd};
+      }
+    }
+  for (int i = 0; i < rows; ++i)
+    for (Pair& v : tile[i]) {
+      v = {v.even * splat(job.norm), v.odd * splat(job.norm)};
+      if (job.after) v = {v.even * splat(job.after[i % group]), v.odd * splat(job.after[i % group])};
+      if (job.rotated_bf16) v = {rounded_to_bf16(v.even), rounded_to_bf16(v.odd)};
+    }
+}
+
+struct Max {
+  static vu of(vu a, vu b) { return max_u(a, b); }
+};
+struct Sum {
+  static vf of(vf a, vf b) { return a + b; }
+};
+
+// Reduce the lanes of two vectors in eights, by the pairwise tree of the reference (halves, quarters, …):
+// lanes 4i…4i+3 of the result hold eight i of the sixteen lanes of a and then of b.
+template <class OP, class V>
+inline V reduce_eights(V a, V b) {
+  V c = OP::of(SHUFFLE2(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+               SHUFFLE2(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+  c = OP::of(c, XOR2(c));
+  return OP::of(c, XOR1(c));
+}
+
+// The packed value of each 16 columns, spread over the lanes of the pair that holds them.
+template <int P>
+inline vf spread(vf v) {
+  constexpr int L = 8 * P, H = 8 * P + 4;
+  return SHUFFLE(v, L, L + 1, L + 2, L + 3, L, L + 1, L + 2, L + 3, H, H + 1, H + 2, H + 3, H, H + 1, H + 2, H + 3);
+}
+
+inline vu magnitudes(const Pair& v) { return max_u((vu)v.even & MAGNITUDE, (vu)v.odd & MAGNITUDE); }
+
+}  // namespace
