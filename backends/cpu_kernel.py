@@ -27,7 +27,7 @@ from ablate.numerics.quantize import (
     round_operand,
     signs_of,
 )
-from ablate.numerics.scales import eden_tensor_scale
+from ablate.numerics.scales import eden_tensor_scale, fp32
 from ablate.recipes import OperandPolicy, block_shape
 
 _THREADING_MIN_ELEMENTS = 1 << 18
@@ -192,12 +192,12 @@ def _call(
             descale = job.tensor_descale
         elif policy.format == "nvfp4":
             encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale)
-            job.block_multiplier = _fp32(encode * _fp32(1 / 6))
+            job.block_multiplier = fp32(encode * fp32(1 / 6))
             job.tensor_descale = tensor_descale
-            descale = _fp32(tensor_descale / policy.prescale)
+            descale = fp32(tensor_descale / policy.prescale)
         else:
             job.tensor_scale = fp8_scale(amax, policy.format)
-            descale = _fp32(fp8_descale(job.tensor_scale) / policy.prescale)
+            descale = fp32(fp8_descale(job.tensor_scale) / policy.prescale)
     if policy.undo == "operand":
         job.undo, descale = 1.0 / policy.prescale, 1.0
     out = torch.empty(x.shape, dtype=torch.bfloat16)
@@ -206,10 +206,6 @@ def _call(
     job.mask = None if mask is None else mask.data_ptr()
     library.ablate_quantise(ctypes.byref(job), threads)
     return Quantized(values=out, descale=descale, mask=mask)
-
-
-def _fp32(value: float) -> float:
-    return struct.unpack("<f", struct.pack("<f", value))[0] if math.isfinite(value) else value
 
 
 def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Tensor | None) -> _Job:
