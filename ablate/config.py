@@ -11,8 +11,9 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 
@@ -136,9 +137,32 @@ class ResourcesConfig:
 
     cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per run")] = 1
     gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per run")] = 0
+    require_native: Annotated[
+        bool, Field(description="refuse to run what the device has no instruction for, instead of emulating")
+    ] = False
+    allow_failed_self_test: Annotated[
+        bool, Field(description="train on although a back end failed its self-test; the record says so")
+    ] = False
 
 
-BackendName = Literal["auto", "emulated", "reference"]
+def _known_backend(name: str) -> str:
+    from ablate.backends.select import backend_names
+
+    if name not in backend_names():
+        raise PydanticCustomError("backend", "no such back end")
+    return name
+
+
+def _list_backends(schema: dict[str, Any]) -> None:
+    from ablate.backends.select import backend_names
+
+    schema["enum"] = list(backend_names())
+
+
+BackendName = Annotated[
+    str, AfterValidator(_known_backend), Field(json_schema_extra=_list_backends, strict=True)
+]
+"""A built-in back end or one of an entry point."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)

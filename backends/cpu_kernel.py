@@ -205,7 +205,7 @@ def _call(
     job.dst = out.data_ptr()
     job.mask = None if mask is None else mask.data_ptr()
     library.ablate_quantise(ctypes.byref(job), threads)
-    return Quantized(values=out, descale=descale, mask=mask)
+    return Quantized(values=out, descale=descale, mask=mask, axis=axis)
 
 
 def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Tensor | None) -> _Job:

@@ -1,45 +1,100 @@
-"""What a back end is: it quantises an operand by a policy and multiplies two quantised operands.
+"""What a back end is: it says what it can do, quantises an operand by a policy, and multiplies two of them.
 
 Back ends may differ in speed, accumulation order and the rounding of the output, in nothing else: the
-quantised values are those of ``ablate.numerics.round_operand``, bit for bit.
+quantised values are those of ``ablate.numerics.round_operand``, bit for bit. ``ablate.backends.testing``
+holds every back end to that, one of a user's own included: it is registered by an entry point of the group
+``ablate.backends`` that names a subclass of ``Backend``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ablate.numerics import Key, OperandPolicy, Quantized
+    from ablate.backends.device import Device
+    from ablate.numerics import Key, OperandPolicy
+    from ablate.recipes import GemmPolicy
 
-Mode = Literal["native", "upcast", "emulated", "reference"]
+Mode = Literal["native", "upcast", "emulated", "reference", "no"]
+"""native: the device's own instruction for this format. upcast: the device multiplies the packed codes after
+widening them to bf16. emulated: dequantised values in a bf16 GEMM. reference: plain and slow. no: cannot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What a back end can do with one GEMM on one device, and in one line how, or why not."""
+
+    mode: Mode
+    detail: str
+
+
+class Operand(Protocol):
+    """A quantised operand. Only the back end that made it needs to know more of it."""
+
+    @property
+    def values(self) -> Tensor:
+        """The stored matrix, dequantised, without ``descale``."""
+
+    @property
+    def descale(self) -> float | Tensor:
+        """What the accumulator is still to be multiplied by."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """True where a value did not clip, if the policy asks for it."""
+
+    @property
+    def axis(self) -> int:
+        """The axis of the stored matrix that contracts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How to quantise along one axis: the policy, the random stream, and the amax of a delayed scale."""
+
+    policy: OperandPolicy
+    key: Key | None = None
+    amax: float | None = None
 
 
 class Backend(ABC):
     """One way to run quantised GEMMs."""
 
-    name: str
-    mode: Mode
+    name: ClassVar[str]
+    one_read: ClassVar[bool] = False
+    """Whether ``quantize_both`` reads its matrix only once."""
+
+    @abstractmethod
+    def support(self, gemm: GemmPolicy, device: Device) -> Support:
+        """Say what this back end does with such a GEMM on such a device, without touching the device."""
 
     @abstractmethod
     def detail(self) -> str:
-        """Return one line for the run's record: what does the work on this machine."""
+        """Return one line for the run's record: what does the work, with versions."""
 
     @abstractmethod
-    def quantize(
-        self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
-    ) -> Quantized:
-        """Quantise a matrix [rows, columns] along its contraction axis; ``amax`` is for delayed scales.
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Operand:
+        """Quantise a matrix [rows, columns] along its contraction axis.
 
         Raises:
             ValueError: a dtype, shape or missing key that the policy cannot take.
         """
 
-    @abstractmethod
-    def multiply(self, a: Quantized, b: Quantized, *, a_t: bool = False, b_t: bool = False) -> Tensor:
-        """Return (aᵀ or a) @ (bᵀ or b) in bf16: accumulated in fp32, descaled there, rounded once.
+    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+        """Quantise one matrix along its columns' index (axis 1) and along its rows' index (axis 0).
 
-        Values that bf16 could not hold (fp16; fp32 scales within a tensor) are multiplied in fp32.
+        For a matrix that two GEMMs need, such as dy; a back end that can reads it only once.
+        """
+        return self.quantize(x, rows, axis=1), self.quantize(x, columns, axis=0)
+
+    @abstractmethod
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """Return A Bᵀ [m, n] in bf16, A [m, k] and B [n, k] the operands with their contraction last.
+
+        Accumulated in fp32, descaled there, rounded once. Values that bf16 could not hold (fp16; fp32 scales
+        within a tensor) are multiplied in fp32.
         """

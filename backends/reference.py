@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from ablate.backends.protocol import Backend, Mode
-from ablate.numerics import Key, OperandPolicy, Quantized, round_operand
+from ablate.backends.protocol import Backend, Draw, Operand, Support
+from ablate.numerics.quantize import Quantized, round_operand
+
+if TYPE_CHECKING:
+    from ablate.backends.device import Device
+    from ablate.recipes import GemmPolicy
 
 
 class ReferenceBackend(Backend):
     """Every rule as it is written in ``ablate.numerics``."""
 
     name = "reference"
-    mode: Mode = "reference"
+
+    def support(self, gemm: GemmPolicy, device: Device) -> Support:  # noqa: ARG002  it does everything anywhere
+        """Do everything, slowly."""
+        return Support(mode="reference", detail=self.detail())
 
     def detail(self) -> str:
         """Return one line for the run's record."""
         return "plain torch, fp32 GEMMs"
 
-    def quantize(
-        self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
-    ) -> Quantized:
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
         """Quantise by the written rules."""
-        return round_operand(x, policy, axis=axis, key=key, amax=amax)
+        return round_operand(x, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
 
-    def multiply(self, a: Quantized, b: Quantized, *, a_t: bool = False, b_t: bool = False) -> Tensor:
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply in fp32, where every product of two operands is exact."""
-        left = a.values.t() if a_t else a.values
-        right = b.values.t() if b_t else b.values
-        product = left.float() @ right.float()
+        assert isinstance(a, Quantized)
+        assert isinstance(b, Quantized)
+        product = a.contraction_last.float() @ b.contraction_last.float().t()
         return (product * (a.descale * b.descale)).to(torch.bfloat16)

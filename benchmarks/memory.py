@@ -32,7 +32,7 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     import torch
     from pydantic import TypeAdapter
 
-    from ablate.backends import get_backend
+    from ablate.backends.select import Selection, load_backend
     from ablate.config import ModelConfig, TrainingConfig
     from ablate.numerics import RecipeState
     from ablate.recipes import RecipeSpec, resolve
@@ -41,13 +41,12 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     from ablate.train.model import Llama
 
     torch.set_num_threads(1)
-    backend = get_backend("emulated")
-    backend.detail()
+    load_backend("emulated").detail()
     training = TrainingConfig(seq_len=128, batch_size=16)
     window = np.random.default_rng(0).integers(0, 256, (16, 129))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     state = RecipeState(
-        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend=backend, seed=0
+        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend=Selection("emulated"), seed=0
     )
     ffn = width * 11 // 4 // 128 * 128
     model = Llama(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, state)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ablate.backends import get_backend
+from ablate.backends.protocol import Draw
+from ablate.backends.select import load_backend
 from ablate.numerics import Key, OperandPolicy
 from ablate.train.heap import keep_freed_memory
 
@@ -72,11 +73,13 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_freed_memory()
     x = torch.randn(args.size, args.size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    backend = get_backend("emulated")
+    backend = load_backend("emulated")
     work: dict[str, Callable[[], object]] = {"clone": x.clone}
     for name, policy in POLICIES.items():
         for axis in (1, 0):
-            work[f"{name}, axis {axis}"] = lambda p=policy, a=axis: backend.quantize(x, p, axis=a, key=KEY)
+            work[f"{name}, axis {axis}"] = lambda p=policy, a=axis: backend.quantize(
+                x, Draw(policy=p, key=KEY), axis=a
+            )
     peers = {"torchao (eager)": torchao_peer(x), "microxcaling": microxcaling_peer(x)}
     work |= {name: call for name, call in peers.items() if call}
     least = dict.fromkeys(work, float("inf"))

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-from ablate.backends import get_backend
+from ablate.backends.select import Selection
 from ablate.config import ModelConfig, TrainingConfig
 from ablate.numerics.state import RecipeState
 from ablate.recipes import RecipeSpec, resolve
@@ -50,7 +50,7 @@ def main() -> None:
 
     steps = {}
     for name, recipe in ARMS.items():
-        state = RecipeState(recipe=resolve(recipe), backend=get_backend("emulated"), seed=0)
+        state = RecipeState(recipe=resolve(recipe), backend=Selection("emulated"), seed=0)
         model = Llama(model_config, 256, state)
         model.initialise(torch.Generator().manual_seed(0))
         steps[name] = (model, state, _optimizer(model, training))

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "report": ("Results", "Write a study's report.", "ablate.cli.report"),
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),
     "backends": ("Hardware", "Show which formats this machine runs, and how.", "ablate.cli.backends"),
+    "doctor": ("Hardware", "Test the back ends on this machine's device, bit by bit.", "ablate.cli.doctor"),
 }
 
 

@@ -114,6 +114,8 @@ def _run(
     from ablate.execute.driver import Outcome, missing_runs
     from ablate.track import redact, start_mirror
 
+    if address is None:
+        _check_devices(plan)
     requests = _requests(console, store, plan, chosen)
     todo = missing_runs(store, requests, retry_failed=retry_failed)
     console.print(
@@ -181,6 +183,20 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
         for _, _, arm, run in order
         if run.id in chosen
     ]
+
+
+def _check_devices(plan: Plan) -> None:
+    """Refuse what this machine cannot do before anything starts; a cluster's workers check for themselves."""
+    from ablate.execute.preflight import UnfitDeviceError, fit_choices
+
+    problems = []
+    for arm in plan.arms:
+        try:
+            fit_choices(arm.config(0), arm.resources, "cuda" if arm.resources.gpus else "cpu")
+        except UnfitDeviceError as error:
+            problems.append(f"arm '{arm.name}': {error}")
+    if problems:
+        raise UserError(*problems)
 
 
 def _prepare_kernel(console: Console, plan: Plan) -> None:

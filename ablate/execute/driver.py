@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,7 @@ def execute_study(
                 threads=run.resources.cpus,
                 device="cuda" if run.resources.gpus else "cpu",
                 git_commit=commit,
+                resources=asdict(run.resources),
                 trainer=trainer,
             )
             options = remote.options(

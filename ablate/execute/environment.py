@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ import ablate
 from ablate._version import __version__
 
 if TYPE_CHECKING:
-    from ablate.backends.protocol import Backend
+    from collections.abc import Sequence
+
+    from ablate.backends.select import Choice
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
 
@@ -35,10 +38,16 @@ def git_commit() -> str | None:
     return commit + ("+" if changed else "")
 
 
-def describe_environment(backend: Backend, device: str, commit: str | None) -> dict[str, Any]:
+def describe_environment(
+    choices: Sequence[Choice], self_tests: Sequence[dict[str, Any]], device: str, commit: str | None
+) -> dict[str, Any]:
     """Return the environment record of one attempt (see docs/architecture.md)."""
     import torch
 
+    from ablate.backends.select import load_backend, overall_mode
+
+    names = list(dict.fromkeys(choice.backend for choice in choices))
+    mode = overall_mode(choices)
     gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
     return {
         "ablate": __version__,
@@ -52,11 +61,15 @@ def describe_environment(backend: Backend, device: str, commit: str | None) -> d
         "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": gpu,
         "threads": torch.get_num_threads(),
-        "backend": backend.name,
-        "backend_mode": backend.mode,
-        "backend_detail": backend.detail(),
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "backend": "+".join(names),
+        "backend_mode": mode,
+        "backend_detail": "; ".join(load_backend(name).detail() for name in names),
+        "backend_choices": [asdict(choice) for choice in choices],
+        "self_tests": list(self_tests),
         # Emulated speed says nothing of FP4 hardware, so only native timing can be valid.
-        "timing_valid": backend.mode == "native",
+        "timing_valid": mode == "native",
     }
 
 

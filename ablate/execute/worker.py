@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class RunTask:
     threads: int
     device: str
     git_commit: str | None
+    resources: dict[str, Any] = field(default_factory=dict)
     trainer: str = DEFAULT_TRAINER
 
 
@@ -59,27 +60,40 @@ def execute_run(task: RunTask) -> State:
             status = replace(status, state="interrupted", message="interrupted")
         except Exception as error:  # whatever a trainer raises is this run's failure, not the study's
             traceback.print_exc()
-            last = str(error).strip().splitlines()
-            status = replace(
-                status, state="failed", message=f"{type(error).__name__}: {last[0] if last else 'no message'}"
-            )
+            status = replace(status, state="failed", message=_one_line(error))
     run.write_status(replace(status, ended_unix=time.time()))
     return status.state
+
+
+def _one_line(error: Exception) -> str:
+    """Say what a run failed of, with the way out where there is a usual one."""
+    from ablate.execute.preflight import UnfitDeviceError
+
+    lines = str(error).strip().splitlines() or ["no message"]
+    if isinstance(error, UnfitDeviceError):
+        return lines[0]
+    name = type(error).__name__
+    if name == "OutOfMemoryError":
+        return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size gives the same result"
+    return f"{name}: {lines[0]}"
 
 
 def _train(task: RunTask, run: RunDir, status: Status) -> Status:
     import torch
     from pydantic import TypeAdapter
 
-    from ablate.backends import get_backend
-    from ablate.config import RunConfig
+    from ablate.config import ResourcesConfig, RunConfig
     from ablate.data import load, open_tokens
     from ablate.execute.environment import describe_environment
+    from ablate.execute.preflight import fit_choices, tested
 
     torch.set_num_threads(task.threads)
     config = TypeAdapter(RunConfig).validate_python(run.config())
+    resources = ResourcesConfig(**task.resources)
+    choices = fit_choices(config, resources, task.device)
+    tests = tested(choices, task.device, allow_failed=resources.allow_failed_self_test)
     write_json_atomic(
-        run.environment_path, describe_environment(get_backend(config.backend), task.device, task.git_commit)
+        run.environment_path, describe_environment(choices, tests, task.device, task.git_commit)
     )
     stop = Path(task.stop_path)
     result = _trainer(task.trainer)(

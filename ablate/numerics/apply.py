@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from torch import nn
 
-from ablate.backends import get_backend
+from ablate.backends.select import Selection
 from ablate.numerics.linear import QuantLinear
 from ablate.numerics.state import RecipeState
 from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
@@ -76,7 +76,7 @@ def apply_recipe(
             "model of this depth"
         )
     state = RecipeState(
-        recipe=recipe, backend=get_backend(backend), seed=seed, call=None, total_tokens=total_tokens
+        recipe=recipe, backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens
     )
     for name, linear in linears.items():
         quantised = QuantLinear(

@@ -1,6 +1,6 @@
 """The quantised linear layer: three GEMMs, each with its two operands rounded along its own contraction.
 
-Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Two custom operators hold
+Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Custom operators hold
 the whole work, so that ``torch.compile`` sees one node and never traces a random generator. They are given
 the number of a layer's *site*; recipe, back end and the position of the streams are looked up there when the
 operator runs. Saved for the backward pass are x and the weight parameter itself, never a copy of it: under
@@ -14,19 +14,25 @@ is in the forward's rotated in-features and is rotated back.
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ablate.backends.protocol import Draw
 from ablate.numerics.philox import Key
+from ablate.numerics.quantize import check_operand
 from ablate.numerics.rotate import unrotate
 from ablate.numerics.state import EVAL_CALL, Position, RecipeState
+from ablate.recipes import OPERANDS
 from ablate.recipes.place import LayerPlace, places
 
 if TYPE_CHECKING:
-    from ablate.numerics.quantize import Quantized
+    from collections.abc import Iterator
+
+    from ablate.backends.protocol import Backend, Operand
     from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
 
 AMAX_HISTORY = 1024
@@ -137,22 +143,50 @@ class QuantLinear(nn.Linear):
             seed=self.state.seed, layer=self.name, gemm=gemm, operand=operand, step=at.step, call=at.call
         )
 
-    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, axis: int, at: Position) -> Quantized:
-        """Quantise one operand of one GEMM as the recipe says at this position."""
-        left, right = _NAMES[gemm]
+    def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
+        """Return who does one GEMM as the recipe says at this position."""
+        return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
+
+    def draw(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Draw:
+        """Say how one operand of one GEMM is to be quantised at this position."""
         policy = self.recipe_at(at.tokens).gemm(gemm)
-        chosen = policy.left if operand == left else policy.right
+        left, right = OPERANDS[gemm]
         assert operand in (left, right)
+        chosen = policy.left if operand == left else policy.right
         amax = self._delayed_amax(tensor, (gemm, operand), at) if chosen.scale == "delayed" else None
-        try:
-            done = self.state.backend.quantize(
-                tensor, chosen, axis=axis, key=self.key(gemm, operand, chosen, at), amax=amax
+        return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
+
+    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, axis: int, at: Position) -> Operand:
+        """Quantise one operand of one GEMM as the recipe says at this position."""
+        with self._named(gemm, operand):
+            done = self.backend(gemm, at, tensor).quantize(
+                tensor, self.draw(tensor, gemm, operand, at), axis=axis
             )
+        self._show(gemm, operand, done)
+        return done
+
+    def both_of_dy(self, dy: Tensor, at: Position) -> tuple[Operand, Operand]:
+        """Quantise dy for Dgrad and for Wgrad in one read, by the back end that does both."""
+        for_dgrad, for_wgrad = self.draw(dy, "dgrad", "dy", at), self.draw(dy, "wgrad", "dy", at)
+        with self._named("dgrad", "dy"):
+            check_operand(dy, for_dgrad.policy, 1, for_dgrad.key)
+        with self._named("wgrad", "dy"):
+            check_operand(dy, for_wgrad.policy, 0, for_wgrad.key)
+        done = self.backend("dgrad", at, dy).quantize_both(dy, for_dgrad, for_wgrad)
+        self._show("dgrad", "dy", done[0])
+        self._show("wgrad", "dy", done[1])
+        return done
+
+    @contextmanager
+    def _named(self, gemm: Gemm, operand: str) -> Iterator[None]:
+        try:
+            yield
         except ValueError as error:
             raise ValueError(f"{gemm.capitalize()}'s {operand} of layer {self.name}: {error}") from None
+
+    def _show(self, gemm: Gemm, operand: str, done: Operand) -> None:
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
-        return done
 
     def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
         """Return the largest magnitude of past steps, and note this one's; its own if there is no past."""
@@ -169,9 +203,6 @@ class QuantLinear(nn.Linear):
         return known
 
 
-_NAMES: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
-
-
 def _fresh(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape))
 
@@ -181,10 +212,8 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the position of the streams (int64 [3])."""
     layer = _sites[site]
     at = layer.position()
-    y = layer.state.backend.multiply(
-        layer.operand(x, "fprop", "x", 1, at),
-        layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at),
-        b_t=True,
+    y = layer.backend("fprop", at, x).multiply(
+        layer.operand(x, "fprop", "x", 1, at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at)
     )
     return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
 
@@ -198,15 +227,7 @@ def _(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:  # noqa: A
 def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
     """Dy [M, N] bf16 → dx [M, K] bf16."""
     layer, at = _sites[site], _position(position)
-    recipe = layer.recipe_at(at.tokens)
-    w = weight.to(torch.bfloat16)
-    doubly = recipe.dgrad.right.source == "forward"
-    if doubly:
-        w = _dequantised(layer.operand(w, "fprop", "w", 1, at))
-    dx = layer.state.backend.multiply(
-        layer.operand(dy, "dgrad", "dy", 1, at), layer.operand(w, "dgrad", "w", 0, at)
-    )
-    return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
+    return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
 
 
 @_dgrad.register_fake
@@ -218,14 +239,7 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Ten
 def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
     """Dy [M, N] bf16, x [M, K] bf16 → dw [N, K] in the weight's dtype."""
     layer, at = _sites[site], _position(position)
-    recipe = layer.recipe_at(at.tokens)
-    doubly = recipe.wgrad.right.source == "forward"
-    source = _dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
-    dw = layer.state.backend.multiply(
-        layer.operand(dy, "wgrad", "dy", 0, at), layer.operand(source, "wgrad", "x", 0, at), a_t=True
-    )
-    w = weight.to(torch.bfloat16)
-    return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
+    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
 
 
 @_wgrad.register_fake
@@ -233,13 +247,60 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Ten
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("ablate::dgrad_wgrad", mutates_args=())
+def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> tuple[Tensor, Tensor]:
+    """Dx and dw together, so that a back end can read dy once for both."""
+    layer, at = _sites[site], _position(position)
+    backend = layer.backend("dgrad", at, dy)
+    if backend.one_read and backend is layer.backend("wgrad", at, dy):
+        along_n, along_m = layer.both_of_dy(dy, at)
+        return _input_gradient(layer, at, along_n, x, weight), _weight_gradient(layer, at, along_m, x, weight)
+    # One after the other: only one copy of dy at a time.
+    dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
+    return dx, _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
+
+
+@_dgrad_wgrad.register_fake
+def _(
+    dy: Tensor,
+    x: Tensor,  # noqa: ARG001  the operator's signature
+    weight: Tensor,
+    position: Tensor,  # noqa: ARG001
+    site: int,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return dy.new_empty(dy.shape[0], weight.shape[1]), dw
+
+
+def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
+    w = weight.to(torch.bfloat16)
+    doubly = layer.recipe_at(at.tokens).dgrad.right.source == "forward"
+    if doubly:
+        w = _dequantised(layer.operand(w, "fprop", "w", 1, at))
+    dx = layer.backend("dgrad", at, w).multiply(dy, layer.operand(w, "dgrad", "w", 0, at))
+    return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
+
+
+def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
+    doubly = layer.recipe_at(at.tokens).wgrad.right.source == "forward"
+    source = _dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
+    dw = layer.backend("wgrad", at, x).multiply(dy, layer.operand(source, "wgrad", "x", 0, at))
+    w = weight.to(torch.bfloat16)
+    return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
+
+
 def _position(position: Tensor) -> Position:
     step, call, tokens = position.tolist()
     return Position(step=step, call=call, tokens=tokens)
 
 
-def _dequantised(operand: Quantized) -> Tensor:
-    return operand.values if operand.descale == 1.0 else operand.values.to(torch.float32) * operand.descale
+def _dequantised(operand: Operand) -> Tensor:
+    descale = operand.descale
+    if isinstance(descale, float) and descale == 1.0:
+        return operand.values
+    if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row of [n, k]
+        descale = descale[:, None] if operand.axis == 1 else descale[None, :]
+    return operand.values.to(torch.float32) * descale
 
 
 def _through_quantiser(
@@ -268,6 +329,8 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[T
 def _backward(ctx: Any, dy: Tensor, _position: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, position = ctx.saved_tensors
     dy = dy.to(torch.bfloat16)
+    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
+        return (*_dgrad_wgrad(dy, x, weight, position, ctx.site), None)
     dx = _dgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[0] else None
     dw = _wgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[1] else None
     return dx, dw, None

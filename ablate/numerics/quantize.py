@@ -36,19 +36,27 @@ class Quantized:
     """An operand after rounding, of the input's shape, and the factor still to apply to the accumulator.
 
     ``values`` are bf16 (fp16 for that format), exact; fp32 for scales in fp32 that differ within the tensor,
-    which bf16 could not hold. ``mask`` is true where a value did not clip, if the policy asks for it.
+    which bf16 could not hold. ``descale`` is a number, or fp32 of one element that stays on its device.
+    ``mask`` is true where a value did not clip, if the policy asks for it. ``axis`` contracts.
     """
 
     values: Tensor
-    descale: float = 1.0
+    descale: float | Tensor = 1.0
     mask: Tensor | None = None
+    axis: int = 1
+
+    @property
+    def contraction_last(self) -> Tensor:
+        """The values as [n, k], contraction last: a view."""
+        return self.values if self.axis == 1 else self.values.t()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
-    """Codes (uint8, [n, k], contraction last), scale bytes (uint8, [n, k / block]), and the tensor's scale.
+    """Codes (uint8, [n, k], contraction last), scales [n, k / block], and the tensor's scale.
 
-    Scale bytes are E8M0, for NVFP4 E4M3. For square tiles there is one row of scales for each row of tiles.
+    Scales are bytes (uint8): E8M0, for NVFP4 E4M3; or fp32 for one a row or a 128-block; none ([n, 0]) where
+    the tensor's is the only one. For square tiles there is one row of scales for each row of tiles.
     """
 
     codes: Tensor
@@ -115,7 +123,7 @@ def round_operand(
     check_operand(x, policy, axis, key)
     along_rows = axis % 2 == 0
     if policy.format in _HIGH_PRECISION and not policy.hadamard:
-        return Quantized(values=x.to(_HIGH_PRECISION[policy.format]))
+        return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
     v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
     if policy.format in _HIGH_PRECISION:
         done = Quantized(values=v.to(_HIGH_PRECISION[policy.format]))
@@ -124,7 +132,7 @@ def round_operand(
     if not along_rows:
         return done
     mask = None if done.mask is None else done.mask.t()
-    return Quantized(values=done.values.t(), descale=done.descale, mask=mask)
+    return Quantized(values=done.values.t(), descale=done.descale, mask=mask, axis=0)
 
 
 class _Rounder:
@@ -163,11 +171,10 @@ class _Rounder:
             values = self.elements((v * scale)[None], (v.shape[0], v.shape[1]))[0]
             return Quantized(values=values.to(torch.bfloat16), descale=fp8_descale(scale))
         if policy.scale in ("row", "1x128", "128x128", "searched"):
-            return self._fp32_scales(v)
+            values, up = self.fp32_blockwise(v)
+            return Quantized(values=from_blocks(values * up, v.shape))
         if policy.scale == "ms_eden":
-            words = self.words()[:, ::16].reshape(-1)
-            blocks = to_blocks(v, (1, 16))
-            values, up, decode = scales.eden(blocks, scales.tensor_amax(v), policy.hadamard, words)
+            values, up, decode = self.eden(v)
             return Quantized(values=from_blocks(values * up, v.shape).to(torch.bfloat16), descale=decode)
         values, scale_, decode, mask = self.blockwise(v)
         done = from_blocks(values * scale_.up, v.shape).to(torch.bfloat16)
@@ -178,6 +185,11 @@ class _Rounder:
             undo = fp32(1 / policy.prescale)
             done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0
         return Quantized(values=done, descale=descale, mask=mask)
+
+    def eden(self, v: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return MS-EDEN's elements and block scales, in blocks, and the tensor's scale."""
+        words = self.words()[:, ::16].reshape(-1)
+        return scales.eden(to_blocks(v, (1, 16)), scales.tensor_amax(v), self.policy.hadamard, words)
 
     def blockwise(self, v: Tensor) -> tuple[Tensor, Scale, float, Tensor | None]:
         """Return the elements' values and the scales in blocks, the tensor's scale, and the mask."""
@@ -202,22 +214,25 @@ class _Rounder:
         scaled = blocks * scale.down
         return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
 
-    def _fp32_scales(self, v: Tensor) -> Quantized:
-        """One fp32 scale a row, a 1×128 block or a 128×128 tile; the values are fp32."""
-        shape = (
-            (1, max(v.shape[1], 1)) if self.policy.scale in ("row", "searched") else block_shape(self.policy)
-        )
+    def fp32_blockwise(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return blocks of elements and their fp32 scales: one a row, a 1×128 block or a 128×128 tile."""
+        shape = self.fp32_shape(v)
         blocks = to_blocks(v, shape)
         if self.policy.scale == "searched":
             clip = scales.searched_clip(v, self.element)[:, :, None]
             clip = torch.where(scales.amax_bits(blocks) >= 0x7F800000, math.nan, clip)
             up = torch.where(clip == 0, 1.0, clip / self.element.max)
-            return Quantized(values=from_blocks(self.elements(blocks / up, shape) * up, v.shape))
+            return self.elements(blocks / up, shape), up
         amax = scales.amax_bits(blocks).view(torch.float32)
         down = (self.element.max / amax).clamp(max=FLOAT32_MAX)
         down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
-        values = self.elements(blocks * down, shape) * (1 / down)
-        return Quantized(values=from_blocks(values, v.shape))
+        return self.elements(blocks * down, shape), 1 / down
+
+    def fp32_shape(self, v: Tensor) -> tuple[int, int]:
+        """Return the block that shares an fp32 scale."""
+        if self.policy.scale in ("row", "searched"):
+            return 1, max(v.shape[1], 1)
+        return block_shape(self.policy)
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -275,28 +290,59 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
     return values.contiguous() if x.dim() == 2 else values.reshape(moved_shape).movedim(-1, axis).contiguous()
 
 
-def quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None) -> Codes:
-    """Return the codes and scale bytes of a matrix in a format with block scales (mx… or nvfp4).
+def quantize(
+    x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None, amax: float | None = None
+) -> Codes:
+    """Return the codes and scales of a matrix.
 
-    With ``axis=0`` the result is that of the transposed matrix, as a GEMM wants it. Where a block reads as
-    NaN its scale byte says so, and its codes are 0.
+    With ``axis=0`` the result is that of the transposed matrix, as a GEMM wants it. What reads as NaN has the
+    NaN code of FP8; where a format has no such code the scale is NaN and the codes are 0.
+
+    Args:
+        x: [rows, columns] in bf16, fp16 or fp32, of any strides.
+        policy: any but bf16 and fp16.
+        axis: the contraction axis.
+        key: names the random stream.
+        amax: for delayed scales, as in ``round_operand``.
 
     Raises:
-        ValueError: as ``fake_quantize``, or a format without block scales, or MS-EDEN.
+        ValueError: as ``fake_quantize``, or a policy that leaves high precision.
     """
     check_operand(x, policy, axis, key)
-    if policy.block == "none" or policy.scale == "ms_eden":
-        raise ValueError(f"{policy.format} with scale '{policy.scale}' has no codes with block scales")
+    if policy.format in _HIGH_PRECISION:
+        raise ValueError(f"{policy.format} has no codes")
     along_rows = axis % 2 == 0
     v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
     rounder = _Rounder(x, policy, along_rows=along_rows, key=key)
-    values, scale, decode, _ = rounder.blockwise(v)
-    codes = from_blocks(formats.encode(values, rounder.element), v.shape)
-    rows, columns = block_shape(policy)
-    if policy.format == "nvfp4":
-        scale_bytes = formats.encode(scale.up, formats.E4M3)
-        scale_bytes = torch.where(scale.up.isnan(), 0x7F, scale_bytes.to(torch.int32))
+    element, shape, tensor_scale = rounder.element, block_shape(policy), 1.0
+    if policy.scale in ("tensor", "delayed"):
+        scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
+        values = rounder.elements((v * scale)[None], (v.shape[0], v.shape[1]))
+        return Codes(
+            codes=_codes(values, element, policy.format).view(v.shape),
+            scales=v.new_empty(v.shape[0], 0),
+            tensor_scale=fp8_descale(scale),
+        )
+    if policy.scale in ("row", "1x128", "128x128", "searched"):
+        values, found = rounder.fp32_blockwise(v)
+        shape = rounder.fp32_shape(v)
+    elif policy.scale == "ms_eden":
+        values, up, tensor_scale = rounder.eden(v)
+        found = _codes(up, formats.E4M3, "fp8_e4m3")
     else:
-        scale_bytes = scales.e8m0_bytes(to_blocks(v, (rows, columns)), policy)
-    grid = (v.shape[0] // rows, v.shape[1] // columns)
-    return Codes(codes=codes, scales=scale_bytes.view(grid).to(torch.uint8), tensor_scale=decode)
+        values, block_scale, tensor_scale, _ = rounder.blockwise(v)
+        found = (
+            _codes(block_scale.up, formats.E4M3, "fp8_e4m3")
+            if policy.format == "nvfp4"
+            else scales.e8m0_bytes(to_blocks(v, shape), policy).to(torch.uint8)
+        )
+    codes = from_blocks(_codes(values, element, policy.format), v.shape)
+    grid = (v.shape[0] // shape[0], v.shape[1] // max(shape[1], 1))
+    return Codes(codes=codes, scales=found.view(grid), tensor_scale=tensor_scale)
+
+
+def _codes(values: Tensor, element: Element, fmt: str) -> Tensor:
+    """Encode values on the grid; NaN as FP8's, else 0. Its sign, in which devices differ, is lost."""
+    nan_code = formats.encode_max(element) if fmt.startswith("fp8_") else 0
+    codes = formats.encode(values, element)
+    return torch.where(values.isnan(), nan_code, codes.to(torch.int32)).to(torch.uint8)

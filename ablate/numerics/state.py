@@ -15,8 +15,8 @@ from ablate.recipes.place import LayerPlace, Stage, stages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.backends.protocol import Backend
-    from ablate.numerics.quantize import Quantized
+    from ablate.backends.protocol import Operand
+    from ablate.backends.select import Selection
     from ablate.recipes import Gemm, LayerRecipe, Recipe
 
 EVAL_CALL = 1 << 31
@@ -42,13 +42,13 @@ class RecipeState:
     """
 
     recipe: Recipe
-    backend: Backend
+    backend: Selection
     seed: int
     step: int = 0
     call: int | None = 0
     tokens: int = 0
     total_tokens: int | None = None
-    watch: Callable[[str, Gemm, str, Quantized], None] | None = field(default=None, repr=False)
+    watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
     places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
 

@@ -1,7 +1,7 @@
 """Recipes: the policies of all six operands, and the short forms that study files use."""
 
 from ablate.recipes.build import SenselessRecipe
-from ablate.recipes.describe import describe, describe_layer
+from ablate.recipes.describe import describe, describe_gemm, describe_layer
 from ablate.recipes.policy import (
     GEMMS,
     HIGH_PRECISION,
@@ -50,6 +50,7 @@ __all__ = [
     "SenselessRecipe",
     "block_shape",
     "describe",
+    "describe_gemm",
     "describe_layer",
     "expand_word",
     "group_size",

@@ -40,7 +40,8 @@ def _usual_prescale(policy: OperandPolicy) -> float:
     return _TSENG_PRESCALE if tseng else 1.0
 
 
-def _gemm(policy: GemmPolicy) -> str:
+def describe_gemm(policy: GemmPolicy) -> str:
+    """Return a few words for both operands of a GEMM, e.g. ``mxfp4 SR RHT16``."""
     left, right = _operand(policy.left), _operand(policy.right)
     return left if left == right else f"{left} × {right}"
 
@@ -49,7 +50,7 @@ def describe_layer(recipe: LayerRecipe) -> str:
     """Return one line for the three GEMMs, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
-        groups.setdefault(_gemm(recipe.gemm(gemm)), []).append(_LETTERS[gemm])
+        groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(_LETTERS[gemm])
     if len(groups) == 1:
         return next(iter(groups))
     return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())

@@ -116,6 +116,11 @@ class Faults:
                 self.add(node, f"unknown {full[-1]} {got_text(node)}", hint)
                 return
             self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
+        elif kind == "backend":
+            from ablate.backends.select import backend_names
+
+            words = list(backend_names())
+            self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
         else:
             expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(
                 {

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ablate.backends import get_backend
+from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.numerics.state import EVAL_CALL, RecipeState
 from ablate.schedule import StepPlan, learning_rate, plan_steps
@@ -32,8 +32,8 @@ from ablate.train.model import Llama
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ablate.backends.protocol import Operand
     from ablate.config import RunConfig, TrainingConfig
-    from ablate.numerics import Quantized
     from ablate.recipes import Gemm
 
 Metrics = dict[str, Any]
@@ -84,7 +84,7 @@ def train(
     plan = plan_steps(settings)
     state = RecipeState(
         recipe=config.recipe,
-        backend=get_backend(config.backend),
+        backend=Selection(config.backend),
         seed=config.seed,
         total_tokens=plan.steps * plan.tokens_per_step,
     )
@@ -179,7 +179,7 @@ def _first_bad_operand(
     """
     found: list[str] = []
 
-    def watch(layer: str, gemm: Gemm, operand: str, done: Quantized) -> None:
+    def watch(layer: str, gemm: Gemm, operand: str, done: Operand) -> None:
         if not found and not bool(torch.isfinite(done.values).all()):
             found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ablate.backends.select import load_backend
 from ablate.numerics import apply_recipe
 from ablate.numerics.apply import followed
 from ablate.numerics.linear import QuantLinear
@@ -107,16 +108,17 @@ def test_phases_move_on_with_the_tokens():
     assert torch.equal(model(TOKENS), plain(TOKENS))
 
 
-def test_every_pass_and_step_draws_anew_and_evaluation_apart():
+def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
     model, state = make()
     seen = []
-    original = state.backend.quantize
+    backend = load_backend("emulated")
+    original = backend.quantize
 
-    def spy(x, policy, *, axis, key, amax=None):
-        seen.extend([(key.step, key.call)] if key else [])
-        return original(x, policy, axis=axis, key=key, amax=amax)
+    def spy(x, draw, *, axis):
+        seen.extend([(draw.key.step, draw.key.call)] if draw.key else [])
+        return original(x, draw, axis=axis)
 
-    state.backend.quantize = spy
+    monkeypatch.setattr(backend, "quantize", spy)
     model(TOKENS)
     model(TOKENS)
     state.advance(64)
@@ -188,19 +190,20 @@ def test_a_copy_is_a_model_of_its_own():
     assert twin.layers[0].up.amax_step.max() == 0
 
 
-def test_delayed_scales_look_back_and_are_saved_with_the_model():
+def test_delayed_scales_look_back_and_are_saved_with_the_model(monkeypatch):
     model, state = make("te-hybrid-fp8-delayed")
     layer = model.layers[0].up
     first = layer.weight.abs().max().item()
     used = []
-    original = state.backend.quantize
+    backend = load_backend("emulated")
+    original = backend.quantize
 
-    def spy(x, policy, *, axis, key, amax=None):
+    def spy(x, draw, *, axis):
         if x.data_ptr() == layer.weight.data_ptr() and axis == 1:
-            used.append(amax / first)
-        return original(x, policy, axis=axis, key=key, amax=amax)
+            used.append(draw.amax / first)
+        return original(x, draw, axis=axis)
 
-    state.backend.quantize = spy
+    monkeypatch.setattr(backend, "quantize", spy)
     for factor in (1.0, 4.0, 0.5, 0.25):  # largest magnitudes 1, 4, 2, 0.5
         with torch.no_grad():
             layer.weight.mul_(factor)

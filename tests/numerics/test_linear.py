@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from ablate.backends import get_backend
+from ablate.backends.select import Selection
 from ablate.numerics import Key, round_operand
 from ablate.numerics.linear import QuantLinear
 from ablate.numerics.rotate import unrotate
@@ -25,7 +25,7 @@ RECIPES = [
 def layer_and_data(recipe, backend="reference", shape=(64, 96, 32), seed=3):
     M, K, N = shape
     generator = torch.Generator().manual_seed(0)
-    state = RecipeState(recipe=resolve(recipe), backend=get_backend(backend), seed=seed, step=11, call=2)
+    state = RecipeState(recipe=resolve(recipe), backend=Selection(backend), seed=seed, step=11, call=2)
     layer = QuantLinear(K, N, name="blocks.0.ffn.down", state=state)
     torch.nn.init.normal_(layer.weight, generator=generator)
     x = torch.randn(M, K, generator=generator).to(torch.bfloat16)
@@ -84,7 +84,7 @@ def by_the_book(layer, x, dy):
 def test_every_preset_by_the_book(name, backend):
     recipe = dataclasses.replace(PRESETS[name].recipe, rules=(), phases=())
     generator = torch.Generator().manual_seed(0)
-    state = RecipeState(recipe=recipe, backend=get_backend(backend), seed=3, step=11, call=2)
+    state = RecipeState(recipe=recipe, backend=Selection(backend), seed=3, step=11, call=2)
     bias = torch.nn.Parameter(torch.randn(384, generator=generator).to(torch.bfloat16))
     layer = QuantLinear(256, 384, name="blocks.0.ffn.down", state=state, bias=bias)
     torch.nn.init.normal_(layer.weight, generator=generator)
@@ -108,7 +108,7 @@ def test_every_preset_comes_near_the_exact_gemms(name):
     # A rotation on one operand alone, a wrong axis or a forgotten factor would give errors near one.
     recipe = dataclasses.replace(PRESETS[name].recipe, rules=(), phases=())
     generator = torch.Generator().manual_seed(0)
-    state = RecipeState(recipe=recipe, backend=get_backend("emulated"), seed=3)
+    state = RecipeState(recipe=recipe, backend=Selection("emulated"), seed=3)
     layer = QuantLinear(256, 384, name="a", state=state)
     torch.nn.init.normal_(layer.weight, generator=generator)
     x = torch.randn(512, 256, generator=generator).to(torch.bfloat16).requires_grad_()

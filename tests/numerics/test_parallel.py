@@ -1,6 +1,6 @@
 """The layer under DDP and FSDP2, in two real processes that talk through gloo."""
 
-import socket
+import os
 
 import pytest
 import torch
@@ -40,15 +40,21 @@ def one_process(x):
     return y.detach(), [parameter.grad for parameter in model.parameters()]
 
 
-def start(rank, port):
+def start(rank, meeting):
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
 
 
-def fsdp_worker(rank, port):
+def finish():
+    distributed.destroy_process_group()
+    # With gloo's threads alive the interpreter's own end aborts now and then (torch 2.13).
+    os._exit(0)
+
+
+def fsdp_worker(rank, meeting):
     from torch.distributed.fsdp import fully_shard
 
-    start(rank, port)
+    start(rank, meeting)
     expected, expected_grads = one_process(X)
     model = make()
     for layer in model.layers:
@@ -67,11 +73,11 @@ def fsdp_worker(rank, port):
     for parameter, grad in zip(model.parameters(), expected_grads, strict=True):
         # Both ranks saw the same data: their mean is one process's gradient.
         assert torch.equal(parameter.grad.full_tensor(), grad)
-    distributed.destroy_process_group()
+    finish()
 
 
-def ddp_worker(rank, port):
-    start(rank, port)
+def ddp_worker(rank, meeting):
+    start(rank, meeting)
     half = X[rank * 64 : (rank + 1) * 64]
     _, own = one_process(half)
     model = DistributedDataParallel(make())
@@ -80,16 +86,10 @@ def ddp_worker(rank, port):
         mean = grad.clone()
         distributed.all_reduce(mean)
         assert torch.allclose(parameter.grad, mean / WORLD, rtol=1e-6, atol=1e-9)
-    distributed.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    finish()
 
 
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 @pytest.mark.parametrize("worker", [fsdp_worker, ddp_worker], ids=["FSDP2", "DDP"])
-def test_two_processes(worker):
-    spawn(worker, args=(free_port(),), nprocs=WORLD)
+def test_two_processes(worker, tmp_path):
+    spawn(worker, args=(str(tmp_path / "meeting"),), nprocs=WORLD)

@@ -77,7 +77,10 @@ base:
 arms: {a: }
 """,
         [
-            "5:15: base.resources.cores: unknown key (expected cpus or gpus)",
+            (
+                "5:15: base.resources.cores: unknown key (expected cpus, gpus, require_native or "
+                "allow_failed_self_test)"
+            ),
         ],
     ),
     "wrong types": (
@@ -221,7 +224,10 @@ arms: {a: }
                 "6:24: base.training.schedule: expected constant, cosine or wsd, got 'cosin' (did you mean "
                 "'cosine'?)"
             ),
-            "7:12: base.backend: expected auto, emulated or reference, got 'fast'",
+            (
+                "7:12: base.backend: expected auto, emulated, reference, torch, triton, qutlass, "
+                "primus_turbo or aiter, got 'fast'"
+            ),
         ],
     ),
     "a bare target": (

@@ -105,9 +105,9 @@ def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch)
     keys = []
     original = EmulatedBackend.quantize
 
-    def spy(self, x, policy, *, axis, key, amax=None):
-        keys.extend([key] if key else [])  # the head is in high precision and draws nothing
-        return original(self, x, policy, axis=axis, key=key, amax=amax)
+    def spy(self, x, draw, *, axis):
+        keys.extend([draw.key] if draw.key else [])  # the head is in high precision and draws nothing
+        return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", spy)
     recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
@@ -152,12 +152,13 @@ def test_global_random_state_is_left_alone(make_config, tokens):
 def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypatch):
     original = EmulatedBackend.quantize
 
-    def break_one_operand(self, x, policy, *, axis, key, amax=None):
+    def break_one_operand(self, x, draw, *, axis):
+        key = draw.key
         which = (key.step, key.layer, key.gemm, key.operand) if key else ()
         if which == (3, "blocks.1.ffn.down", "wgrad", "dy"):
             x = x.clone()
             x[40, 5] = float("nan")
-        return original(self, x, policy, axis=axis, key=key, amax=amax)
+        return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
     result, _ = curve(make_config(RecipeSpec(gemms=ALL, stabiliser="sr")), tokens)

@@ -1,0 +1,96 @@
+"""``ablate doctor``: prove the back ends on the real device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from ablate.backends.selftest import Result
+
+_EXAMPLES = """\b
+Examples:
+  ablate doctor                    everything that this machine's back ends claim
+  ablate doctor --backend triton   one back end
+  ablate doctor --quick            the short form that stands before every native run
+  ablate doctor --json             for scripts; exit code 1 if a check failed
+"""
+
+
+@click.command("doctor", epilog=_EXAMPLES)
+@click.option("--backend", "names", multiple=True, help="Only this back end; may be given again.")
+@click.option("--device", help="A torch device: cpu, cuda, cuda:1. Default: the first GPU, else the CPU.")
+@click.option("--quick", is_flag=True, help="Fewer policies and no training.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@click.pass_context
+def command(
+    context: click.Context, names: tuple[str, ...], device: str | None, quick: bool, as_json: bool
+) -> None:
+    """Test the back ends on this machine's device, bit by bit.
+
+    Quantised bits are compared with plain torch on the CPU, products with exact ones. The exact probe finds
+    an accumulator that is narrower than fp32 and tells its width. Then come the gain of stochastic rounding,
+    the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
+    """
+    from ablate.backends.device import default_device, device_of
+    from ablate.backends.select import BUILT_IN, backend_names, load_backend
+    from ablate.backends.selftest import self_test, trains_like_emulation
+    from ablate.backends.testing import POLICIES, both
+
+    known = [name for name in backend_names() if name != "auto"]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--backend: no back end '{name}' (expected {', '.join(known)})")
+    where = device or default_device()
+    try:
+        found = device_of(where)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"--device: '{where}' cannot be used ({first}); try --device cpu") from None
+    results: list[Result] = []
+    skipped: dict[str, str] = {}
+    if not as_json:
+        click.echo(f"{found.name} ({found.arch})")
+    for name in names or [name for name in known if name != "reference"]:
+        try:
+            backend = load_backend(name)
+        except ValueError as error:
+            skipped[name] = str(error)
+            continue
+        supports = [backend.support(both(policy), found) for policy in POLICIES]
+        if all(support.mode == "no" for support in supports):
+            skipped[name] = next(
+                support.detail for policy, support in zip(POLICIES, supports, strict=True)
+                if policy.format == "mxfp4"
+            )  # fmt: skip
+            continue
+        if not as_json:
+            click.echo(f"\n{name}: {backend.detail()}")
+        for result in self_test(name, where, quick=quick):
+            results.append(result)
+            _say(result, as_json=as_json)
+        if not quick and name != "reference":
+            for result in trains_like_emulation(name, where):
+                results.append(result)
+                _say(result, as_json=as_json)
+    failed = [result for result in results if not result.passed]
+    if as_json:
+        content = {"device": asdict(found), "results": [asdict(one) for one in results], "skipped": skipped}
+        click.echo(json.dumps(content | {"passed": not failed}, indent=1))
+    else:
+        click.echo()
+        for name, why in skipped.items():
+            if name in BUILT_IN or name in names:
+                click.echo(f"{name}: not here: {why}")
+        click.echo(f"{len(results) - len(failed)} of {len(results)} checks passed.")
+    context.exit(1 if failed else 0)
+
+
+def _say(result: Result, *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(f"  {'pass' if result.passed else 'FAIL'}  {result.check}: {result.detail}")

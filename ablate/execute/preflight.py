@@ -1,0 +1,73 @@
+"""What must hold before a run trains: its back ends can do its GEMMs here, and pass their self-test.
+
+Nothing falls back in silence. A back end that was asked for and cannot, a missing native path that the study
+requires, and a failed self-test are each one line with the way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ablate.backends.select import Choice
+    from ablate.config import ResourcesConfig, RunConfig
+
+_TESTED_MODES = ("native", "upcast")
+
+
+class UnfitDeviceError(ValueError):
+    """A run that may not train on this device; the message is for its user."""
+
+
+def fit_choices(config: RunConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
+    """Return who does each GEMM of a run on a torch device.
+
+    Raises:
+        UnfitDeviceError: a back end that cannot, no native path where one is required, no such device.
+    """
+    from ablate.backends.device import device_of
+    from ablate.backends.select import Selection
+
+    try:
+        device = device_of(where)
+    except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
+        first = str(error).strip().splitlines()[0]
+        raise UnfitDeviceError(
+            f"no GPU can be used here ({first}); set resources.gpus: 0 to emulate on the CPU"
+        ) from None
+    try:
+        choices = Selection(config.backend).choices(config.recipe, device)
+    except ValueError as error:
+        raise UnfitDeviceError(f"{error}; backend: auto takes what there is") from None
+    if resources.require_native:
+        for choice in choices:
+            if choice.mode != "native":
+                raise UnfitDeviceError(
+                    f"require_native: no native {choice.operands} for {choice.gemm.capitalize()} on "
+                    f"{device.name} ({choice.detail}); `ablate backends` shows what there is, "
+                    "require_native: false emulates"
+                )
+    return choices
+
+
+def tested(choices: tuple[Choice, ...], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
+    """Run the short self-test of every back end that is not plain emulation; return the record of it.
+
+    Raises:
+        UnfitDeviceError: one failed, and the study does not allow that.
+    """
+    from ablate.backends.selftest import quick_self_test
+
+    names = dict.fromkeys(
+        choice.backend for choice in choices if choice.mode in _TESTED_MODES and choice.backend != "emulated"
+    )
+    results = [result for name in names for result in quick_self_test(name, where)]
+    failed = [result for result in results if not result.passed]
+    if failed and not allow_failed:
+        first = failed[0]
+        raise UnfitDeviceError(
+            f"self-test of back end '{first.backend}' failed: {first.check}: {first.detail}; `ablate doctor` "
+            "tells more, resources.allow_failed_self_test: true trains all the same"
+        )
+    return [asdict(result) for result in results]

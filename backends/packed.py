@@ -1,0 +1,74 @@
+"""Packed operands: codes and scale bytes as FP4 and FP8 units take them, contraction last.
+
+What a native back end hands from its quantiser to its GEMM. ``values`` gives back what emulation would have
+multiplied, bit for bit, so that the two can be compared anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ablate.numerics import formats
+from ablate.numerics.formats import ELEMENTS
+
+BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+"""Elements along K that share a scale byte, of the formats that have one."""
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+"""Formats whose scale is fp32, of the tensor or of a row."""
+NAN_CODE = 0x7F
+"""NaN of E4M3 and of E5M2 (any mantissa but zero)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """One operand of a GEMM, [n, k] with the contraction dimension last.
+
+    ``codes`` are uint8: [n, k / 2] for 4-bit elements, the first of two in the low nibble, else [n, k].
+    ``scales`` are uint8 [n, k / block]: E8M0, for NVFP4 E4M3; None for FP8. ``descale`` is still to be
+    applied to the accumulator: a number, or fp32 of one element, or fp32 [n] for one scale a row.
+    ``axis`` says which axis of the stored matrix contracted.
+    """
+
+    format: str
+    codes: Tensor
+    scales: Tensor | None
+    descale: float | Tensor
+    axis: int
+    mask: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[n, k] in elements."""
+        n, k = self.codes.shape
+        return n, k * 2 if self.format in ("mxfp4", "nvfp4") else k
+
+    @property
+    def values(self) -> Tensor:
+        """Return the stored matrix dequantised to bf16, without ``descale``."""
+        codes = unpack_nibbles(self.codes) if self.shape[1] != self.codes.shape[1] else self.codes
+        element = ELEMENTS[self.format]
+        values = formats.decode(codes, element)
+        if self.scales is None:
+            values = torch.where((codes & NAN_CODE) == NAN_CODE, torch.nan, values)
+        else:
+            up = (
+                torch.where(self.scales == NAN_CODE, torch.nan, formats.decode(self.scales, formats.E4M3))
+                if self.format == "nvfp4"
+                else formats.e8m0_decode(self.scales.to(torch.int32))
+            )
+            values = values * up.repeat_interleave(BLOCK[self.format], dim=1)
+        values = values.to(torch.bfloat16)
+        return values if self.axis == 1 else values.t()
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Pack 4-bit codes [n, k] two in a byte along k, the first in the low nibble."""
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """Undo ``pack_nibbles``."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=2).view(packed.shape[0], -1)

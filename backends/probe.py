@@ -1,0 +1,88 @@
+"""The exact probe: whether a device accumulates in fp32, in whatever order, and if not, how wide.
+
+Random codes with block scales 2^−1…2^1 and K ≤ 4096 keep every partial sum of products a multiple of 2^−4
+below 2^20: 24 bits. So any true fp32 accumulation, in any order, gives the exact sum, and one rounding to
+bf16 gives bits that can be written down. Fewer bits in the accumulator show as differences; their number is
+found by what is left of 2^p + 1 − 2^p.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ablate.backends.protocol import Draw
+from ablate.recipes import OperandPolicy
+
+if TYPE_CHECKING:
+    from ablate.backends.protocol import Backend
+    from ablate.recipes import Format
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LARGEST_K = 4096
+_GAPS = (32, 128, 1024)
+_FP32_BITS = 24
+
+
+def exact_product(backend: Backend, where: str, fmt: Format, *, m: int = 64, n: int = 64) -> tuple[int, int]:
+    """Multiply what an fp32 accumulator must get exactly; returns (how many products differ, of how many).
+
+    Elements are E2M1 values in every format, so that MXFP8 and NVFP4 hold them too: each block of 16 has a 6,
+    which makes its scale the one that was meant.
+    """
+    different = compared = 0
+    for k in (32, 416, _LARGEST_K):
+        a, b = (_codes(rows, k, fmt, seed) for rows, seed in ((m, k), (n, k + 1)))
+        policy = OperandPolicy(format=fmt)
+        left, right = (backend.quantize(one.to(where), Draw(policy=policy), axis=1) for one in (a, b))
+        ours = backend.multiply(left, right).cpu()
+        values = [one.values.cpu().double() for one in (left, right)]
+        descale = float(left.descale) * float(right.descale)
+        exact = (values[0] @ values[1].t()).to(torch.float32) * descale
+        expected = exact.to(torch.float32).to(torch.bfloat16)
+        different += int((ours != expected).sum())
+        compared += ours.numel()
+    return different, compared
+
+
+def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
+    """Return bf16 values that quantising leaves as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    grid = torch.tensor(_E2M1)
+    values = grid[torch.randint(0, 8, (rows, k), generator=generator)]
+    values *= 1 - 2.0 * torch.randint(0, 2, (rows, k), generator=generator)
+    values[:, ::16] = 6.0
+    scales = 2.0 ** torch.randint(-1, 2, (rows, k // 32), generator=generator)
+    if fmt == "nvfp4":
+        scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
+    return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
+
+
+def accumulator_bits(backend: Backend, where: str, fmt: Format) -> int:
+    """Return the bits that sums keep: the smallest p for which 2^p + 1 − 2^p is not 1 any more; at most 24.
+
+    The three terms stand 32, 128 or 1,024 elements apart, within one instruction and across many.
+    """
+    fp8 = fmt.startswith("fp8")
+    # FP8 has one scale for the tensor: 448 where the other side is 0 makes it 1. The ratio of the terms is
+    # shared by both sides, since E4M3 alone spans 18 powers of two.
+    powers = range(8 if fp8 else 1, _FP32_BITS)
+    bits = _FP32_BITS
+    for gap in _GAPS:
+        a, b = torch.zeros(len(powers), 4 * gap), torch.zeros(16, 4 * gap)
+        for row, p in enumerate(powers):
+            large = 2.0 ** (p - 17) if fp8 else 2.0**p
+            a[row, 0], a[row, gap], a[row, 2 * gap] = large, 1.0, -large
+        b[:, 0] = b[:, 2 * gap] = 2.0**8 if fp8 else 1.0
+        b[:, gap] = 2.0**-9 if fp8 else 1.0
+        if fp8:
+            a[:, 3 * gap] = b[:, 3 * gap + 1] = 448.0
+        draw = Draw(policy=OperandPolicy(format=fmt))
+        left, right = (backend.quantize(one.to(torch.bfloat16).to(where), draw, axis=1) for one in (a, b))
+        ours = backend.multiply(left, right).cpu().float()[:, 0]
+        expected = 2.0**-9 if fp8 else 1.0
+        lost = [p for row, p in enumerate(powers) if float(ours[row]) != expected]
+        bits = min([bits, *lost])
+    return bits

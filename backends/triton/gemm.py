@@ -1,0 +1,117 @@
+"""The block-scaled GEMM: C[M, N] = A[M, K] · B[N, K]ᵀ over packed operands, fp32 accumulation, bf16 out.
+
+``tl.dot_scaled`` becomes a native instruction only for certain tiles; outside of them Triton widens to bf16
+without a word, or compiles a kernel that only traps: see ``ablate.backends.triton.tiles``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from ablate.backends.availability import interpreting
+from ablate.backends.device import device_of
+from ablate.backends.triton.launch import on_device
+from ablate.backends.triton.rounding import exact_bf16, round_to_bf16
+from ablate.backends.triton.tiles import FORMATS, INTERPRETED, choose_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GROUP = 8
+
+
+@triton.jit
+def gemm_kernel(
+    a, a_scales, b, b_scales, c, M, N, K, alpha, a_descale, b_descale,
+    ELEMENT: tl.constexpr, PER_BYTE: tl.constexpr, BLOCK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of C a program. ``alpha``, or the product of the two descales, multiplies the accumulator."""
+    tiles_m = tl.cdiv(M, BM)
+    tiles_n = tl.cdiv(N, BN)
+    # Tiles in groups of rows, so that neighbours in time share operands in the cache.
+    per_group = GROUP * tiles_n
+    group = tl.program_id(0) // per_group
+    in_group = tl.minimum(tiles_m - group * GROUP, GROUP)
+    tile_m = group * GROUP + (tl.program_id(0) % per_group) % in_group
+    tile_n = (tl.program_id(0) % per_group) // in_group
+    m = (tile_m * BM + tl.arange(0, BM)).to(tl.int64)
+    n = (tile_n * BN + tl.arange(0, BN)).to(tl.int64)
+    k = tl.arange(0, BK // PER_BYTE)
+    s = tl.arange(0, BK // BLOCK)
+    row_bytes = K // PER_BYTE
+    row_scales = K // BLOCK
+    a_at = a + m[:, None] * row_bytes + k[None, :]
+    b_at = b + n[None, :] * row_bytes + k[:, None]
+    a_scales_at = a_scales + m[:, None] * row_scales + s[None, :]
+    b_scales_at = b_scales + n[:, None] * row_scales + s[None, :]
+    accumulator = tl.zeros((BM, BN), dtype=tl.float32)
+    for done in range(0, K, BK):
+        if EVEN:
+            a_codes = tl.load(a_at)
+            b_codes = tl.load(b_at)
+            a_scale = tl.load(a_scales_at)
+            b_scale = tl.load(b_scales_at)
+        else:
+            bytes_left = row_bytes - done // PER_BYTE
+            scales_left = row_scales - done // BLOCK
+            a_codes = tl.load(a_at, mask=(m[:, None] < M) & (k[None, :] < bytes_left), other=0)
+            b_codes = tl.load(b_at, mask=(n[None, :] < N) & (k[:, None] < bytes_left), other=0)
+            a_scale = tl.load(a_scales_at, mask=(m[:, None] < M) & (s[None, :] < scales_left), other=0)
+            b_scale = tl.load(b_scales_at, mask=(n[:, None] < N) & (s[None, :] < scales_left), other=0)
+        if BLOCK == 16:
+            a_scale = a_scale.to(tl.float8e4nv, bitcast=True)
+            b_scale = b_scale.to(tl.float8e4nv, bitcast=True)
+        accumulator = tl.dot_scaled(a_codes, a_scale, ELEMENT, b_codes, b_scale, ELEMENT, accumulator)
+        a_at += BK // PER_BYTE
+        b_at += BK // PER_BYTE
+        a_scales_at += BK // BLOCK
+        b_scales_at += BK // BLOCK
+    if a_descale is not None:
+        alpha = tl.load(a_descale) * tl.load(b_descale)
+    accumulator *= alpha
+    c_at = c + m[:, None] * N + n[None, :]
+    result = exact_bf16(round_to_bf16(accumulator))
+    if EVEN:
+        tl.store(c_at, result)
+    else:
+        tl.store(c_at, result, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def launch_gemm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    fmt: str,
+    alpha: float,
+    a_descale: Tensor | None,
+    b_descale: Tensor | None,
+) -> Tensor:
+    """Return A Bᵀ [M, N] bf16 for packed codes A [M, K], B [N, K]."""
+    import torch
+
+    elements = FORMATS[fmt]
+    m, n, k = a.shape[0], b.shape[0], a.shape[1] * elements.per_byte
+    out = a.new_empty(m, n, dtype=torch.bfloat16)
+    if not out.numel():
+        return out
+    if not k:
+        return out.zero_()
+    if interpreting():
+        tile = INTERPRETED
+    else:
+        device = device_of(str(a.device))
+        tile = choose_tile(device.arch, fmt, m, n, device.processors)
+    even = m % tile.bm == 0 and n % tile.bn == 0 and k % tile.bk == 0
+    with on_device(a):
+        gemm_kernel[(triton.cdiv(m, tile.bm) * triton.cdiv(n, tile.bn),)](
+            a, a_scales, b, b_scales, out, m, n, k, alpha, a_descale, b_descale,
+            ELEMENT=elements.name, PER_BYTE=elements.per_byte, BLOCK=elements.block,
+            BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=_GROUP, EVEN=even,
+            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
