@@ -9,6 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 OLDEST_TRITON = (3, 6)
 """The oldest Triton for which the kernels were compiled and read back (``ablate.backends.triton.ahead``)."""
 
+OLDEST_TO_INTERPRET = (3, 8)
+"""The oldest Triton whose interpreter knows ``tl.dot_scaled``."""
+OLDEST_TO_WIDEN_NVFP4 = (3, 8)
+"""The oldest Triton that widens NVFP4 to bf16 where there is no FP4 unit; older ones do not compile it."""
+
 
 def interpreting() -> bool:
     """Tell whether Triton's kernels run in its interpreter, on the CPU, for tests."""

@@ -71,4 +71,4 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
     """Undo ``pack_nibbles``."""
-    return torch.stack((packed & 0xF, packed >> 4), dim=2).view(packed.shape[0], -1)
+    return torch.stack((packed & 0xF, packed >> 4), dim=2).flatten(1)

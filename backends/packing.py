@@ -95,7 +95,8 @@ def packed_by_torch(x: Tensor, draw: Draw, *, axis: int) -> Packed:
     if policy.mask:
         mask = round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax).mask
     if policy.format in FP8:
-        descale: float | Tensor = codes.scales[:, 0] if policy.scale == "row" else codes.tensor_scale
+        by_row = codes.scales.shape[1] > 0
+        descale: float | Tensor = codes.scales[:, 0] if by_row else codes.tensor_scale
         return Packed(
             format=policy.format, codes=codes.codes, scales=None, descale=descale, axis=axis, mask=mask
         )

@@ -51,7 +51,7 @@ def fit_choices(config: RunConfig, resources: ResourcesConfig, where: str) -> tu
     return choices
 
 
-def tested(choices: tuple[Choice, ...], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
+def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
     """Run the short self-test of every back end that is not plain emulation; return the record of it.
 
     Raises:

@@ -85,13 +85,13 @@ def _train(task: RunTask, run: RunDir, status: Status) -> Status:
     from ablate.config import ResourcesConfig, RunConfig
     from ablate.data import load, open_tokens
     from ablate.execute.environment import describe_environment
-    from ablate.execute.preflight import fit_choices, tested
+    from ablate.execute.preflight import fit_choices, run_self_tests
 
     torch.set_num_threads(task.threads)
     config = TypeAdapter(RunConfig).validate_python(run.config())
     resources = ResourcesConfig(**task.resources)
     choices = fit_choices(config, resources, task.device)
-    tests = tested(choices, task.device, allow_failed=resources.allow_failed_self_test)
+    tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
     write_json_atomic(
         run.environment_path, describe_environment(choices, tests, task.device, task.git_commit)
     )

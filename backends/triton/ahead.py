@@ -2,6 +2,7 @@
 
     python -m ablate.backends.triton.ahead           # a table over every architecture and tile
     python -m ablate.backends.triton.ahead --json
+    python -m ablate.backends.triton.ahead --markdown   # the table of docs/native.md
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
 in a process with ``TRITON_INTERPRET=1``. Triton widens operands to bf16 without a word where a tile does not
@@ -25,13 +26,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ablate.backends.availability import OLDEST_TO_WIDEN_NVFP4
 from ablate.backends.triton import policies, quantise
 from ablate.backends.triton.gemm import gemm_kernel
 from ablate.backends.triton.tiles import FORMATS, TILES, Tile
 from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -43,6 +45,8 @@ TARGETS = {
 SHARED_KIB = {"sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx950": 160}
 """Shared memory that one program may have (CUDA programming guide: compute capabilities; CDNA 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
+STACK_BYTES = {"gemm": 0, "quantise": 64}
+"""What a thread may spill: nothing in the GEMM's loop, next to nothing in a kernel that waits for memory."""
 
 _FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
 _NATIVE = {
@@ -86,8 +90,14 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
         types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32")
     else:
         constants |= {"a_descale": None, "b_descale": None}
-    kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
     variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
+    try:
+        kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
+    except Exception as error:  # of the compiler's many kinds; each means that this tile cannot be used
+        return Compiled(
+            kernel="gemm", target=target, variant=variant, instructions={}, machine_instructions={},
+            shared_bytes=0, tensor_memory_columns=0, spilled=0, problems=(f"does not compile: {error}",),
+        )  # fmt: skip
     return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target].backend, fmt)))
 
 
@@ -167,7 +177,7 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {SHARED_KIB[target]}")
     if columns > TENSOR_MEMORY_COLUMNS:
         problems.append(f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}")
-    if spilled:
+    if spilled > STACK_BYTES[name]:
         problems.append(f"{spilled} {'bytes of stack' if cuda else 'registers'} spilled")
     return Compiled(
         kernel=name, target=target, variant=variant, instructions=dict(instructions),
@@ -177,7 +187,10 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
 
 
 def _disassembled(cubin: bytes) -> tuple[str, int]:
-    """Return the SASS of a cubin and the bytes of stack that a thread takes, by the tools of the wheel."""
+    """Return the SASS of a cubin and the bytes of stack that a thread takes, by the tools of the wheel.
+
+    The disassembler of Triton 3.6 is older than its assembler and cannot read Blackwell: no SASS then.
+    """
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -190,7 +203,8 @@ def _disassembled(cubin: bytes) -> tuple[str, int]:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _amd_spills(text: str) -> int:
@@ -199,7 +213,10 @@ def _amd_spills(text: str) -> int:
 
 def every_gemm() -> Iterator[Compiled]:
     """Compile every tile of the table, with and without masks."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     for (target, fmt), tiles in TILES.items():
+        if (target, fmt) == ("sm_90", "nvfp4") and version < OLDEST_TO_WIDEN_NVFP4:
+            continue
         for tile in tiles:
             for even in (True, False):
                 yield compile_gemm(target, fmt, tile, even=even)
@@ -221,20 +238,49 @@ def every_quantiser() -> Iterator[Compiled]:
             yield compile_quantiser(target, rows, columns)
 
 
+def faults(found: Iterable[Compiled]) -> list[Compiled]:
+    """Return what must not be used: everything with a problem but for Hopper, which has no FP4 unit."""
+    return [one for one in found if one.problems and not (one.kernel == "gemm" and one.target == "sm_90")]
+
+
+def markdown(found: Iterable[Compiled]) -> str:
+    """Return the table of the GEMM's instructions."""
+    lines = [
+        "| architecture | format and tile | instruction | in the kernel | machine code | shared memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        if one.kernel != "gemm" or one.variant.endswith("masked"):
+            continue
+        names = one.instructions or _widened(one)
+        machine = ", ".join(f"{count} × `{name}`" for name, count in one.machine_instructions.items())
+        instruction = ", ".join(f"`{name}`" for name in names)
+        counts = ", ".join(str(count) for count in names.values())
+        kib = f"{one.shared_bytes / 1024:.0f} KiB"
+        lines.append(f"| {one.target} | {one.variant} | {instruction} | {counts} | {machine} | {kib} |")
+    return "\n".join(lines)
+
+
+def _widened(one: Compiled) -> dict[str, str]:
+    return {problem.removeprefix("widened: "): "widened" for problem in one.problems if "widened" in problem}
+
+
 def main(arguments: list[str]) -> int:
-    """Print what every kernel came to; 1 if a native one has a problem."""
+    """Print what every kernel came to; 1 if one that should be native has a problem."""
     found = [*every_gemm(), *every_quantiser()]
+    failed = int(bool(faults(found)))
     if "--json" in arguments:
-        print(
-            json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1)
-        )
-        return int(any(one.problems for one in found if one.target != "sm_90"))
+        print(json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1))
+        return failed
+    if "--markdown" in arguments:
+        print(markdown(found))
+        return failed
     print(f"Triton {triton.__version__}")
     for one in found:
         what = ", ".join(f"{count} {name}" for name, count in one.machine_instructions.items()) or "–"
         wrong = "; ".join(one.problems) or "ok"
         print(f"{one.target:<7} {one.kernel:<9} {one.variant:<44} {one.shared_bytes:>7} B  {what}: {wrong}")
-    return int(any(one.problems for one in found if one.target != "sm_90"))
+    return failed
 
 
 if __name__ == "__main__":

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.backends.availability import interpreting, triton_fault, triton_version
+from ablate.backends.availability import (
+    OLDEST_TO_INTERPRET,
+    OLDEST_TO_WIDEN_NVFP4,
+    interpreting,
+    triton_fault,
+    triton_version,
+)
 from ablate.backends.packed import BLOCK, Packed
 from ablate.backends.packing import PackedBackend, packing_fault, quantiser_of
 from ablate.backends.protocol import Operand, Support
@@ -21,8 +27,6 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.recipes import GemmPolicy
 
-_OLDEST_TO_INTERPRET = (3, 8)
-_OLDEST_TO_WIDEN_NVFP4 = (3, 8)
 
 
 class TritonBackend(PackedBackend):
@@ -41,7 +45,7 @@ class TritonBackend(PackedBackend):
         if device.kind == "cpu":
             if not interpreting():
                 return Support(mode="no", detail="needs a GPU")
-            if found < _OLDEST_TO_INTERPRET:
+            if found < OLDEST_TO_INTERPRET:
                 return Support(mode="no", detail="tl.dot_scaled is interpreted from Triton 3.8 on")
             if fmt == "nvfp4":
                 return Support(mode="no", detail="Triton's interpreter reads E4M3 scales as E8M0")
@@ -49,7 +53,7 @@ class TritonBackend(PackedBackend):
         if (device.arch, fmt) not in TILES:
             known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
             return Support(mode="no", detail=f"no {fmt} tiles for {device.arch} (has {', '.join(known)})")
-        if device.arch == "sm_90" and fmt == "nvfp4" and found < _OLDEST_TO_WIDEN_NVFP4:
+        if device.arch == "sm_90" and fmt == "nvfp4" and found < OLDEST_TO_WIDEN_NVFP4:
             return Support(mode="no", detail="NVFP4 is widened from Triton 3.8 on")
         quantisers = sorted({quantiser_of(gemm.left), quantiser_of(gemm.right)})
         how = f"tl.dot_scaled, quantised by {' and '.join(quantisers)}"

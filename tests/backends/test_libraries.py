@@ -1,0 +1,139 @@
+"""Optional libraries by stand-ins that take what the real ones document: nobody here has the real ones."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from ablate.backends.device import device_of_arch
+from ablate.backends.packed import Packed
+from ablate.backends.protocol import Draw
+from ablate.backends.select import Selection, load_backend
+from ablate.backends.testing import both
+from ablate.backends.torch_scaled import swizzled
+from ablate.recipes import OperandPolicy
+
+MXFP4 = OperandPolicy(format="mxfp4")
+SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
+LIBRARIES = {"qutlass": "sm_120", "primus_turbo": "gfx950", "aiter": "gfx950"}
+
+
+def product(a, a_scales, b, b_scales, fmt="mxfp4"):
+    """What a GEMM over packed operands with plain rows of scales gives."""
+    left, right = (
+        Packed(format=fmt, codes=codes.view(torch.uint8), scales=scales.view(torch.uint8), descale=1.0, axis=1)
+        for codes, scales in ((a, a_scales), (b, b_scales))
+    )
+    return left.values.float() @ right.values.float().t()
+
+
+def unswizzled(flat, rows, columns):
+    places = torch.arange(rows * columns, dtype=torch.int32).view(rows, columns)
+    low, high = (swizzled(part.to(torch.uint8)).int() for part in (places & 0xFF, places >> 8))
+    order = low + (high << 8)
+    out = torch.zeros(rows * columns, dtype=torch.uint8)
+    filled = flat.view(torch.uint8)
+    real = torch.zeros(len(order), dtype=torch.bool)
+    real[swizzled(torch.ones(rows, columns, dtype=torch.uint8)).bool()] = True
+    out[order[real].long()] = filled[real]
+    return out.view(rows, columns)
+
+
+@pytest.fixture
+def qutlass(monkeypatch):
+    module = types.ModuleType("qutlass")
+
+    def gemm(fmt, block, a, b, a_sf, b_sf, alpha):
+        assert alpha.shape == (1,)
+        k = a.shape[1] * 2
+        scales = [unswizzled(sf, rows, k // block) for sf, rows in ((a_sf, a.shape[0]), (b_sf, b.shape[0]))]
+        return (product(a, scales[0], b, scales[1], fmt) * alpha).to(torch.bfloat16)
+
+    module.matmul_mxf4_bf16_tn = lambda *args: gemm("mxfp4", 32, *args)
+    module.matmul_nvf4_bf16_tn = lambda *args: gemm("nvfp4", 16, *args)
+    module.__spec__ = types.SimpleNamespace(name="qutlass")
+    monkeypatch.setitem(sys.modules, "qutlass", module)
+    return load_backend("qutlass")
+
+
+@pytest.fixture
+def primus_turbo(monkeypatch):
+    for name in ("primus_turbo", "primus_turbo.pytorch"):
+        module = types.ModuleType(name)
+        module.__spec__ = types.SimpleNamespace(name=name)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def gemm(a, a_scale, b, b_scale, out_dtype, trans_a, trans_b, trans_c, granularity):
+        assert (trans_a, trans_b, trans_c, granularity) == (False, True, False, "MX_BLOCKWISE")
+        assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
+        assert a_scale.dtype == b_scale.dtype == torch.float8_e8m0fnu
+        assert a.shape[0] % 16 == b.shape[0] % 16 == 0
+        assert a.shape[1] * 2 % 128 == 0
+        return product(a, a_scale, b, b_scale).to(out_dtype)
+
+    monkeypatch.setattr(
+        torch.ops, "primus_turbo_cpp_extension", types.SimpleNamespace(hipblaslt_gemm_fp4=gemm), raising=False
+    )
+    return load_backend("primus_turbo")
+
+
+@pytest.fixture
+def aiter(monkeypatch):
+    names = ("aiter", "aiter.ops", "aiter.ops.shuffle", "aiter.utility", "aiter.utility.fp4_utils")
+    modules = {name: types.ModuleType(name) for name in names}
+    for name, module in modules.items():
+        module.__spec__ = types.SimpleNamespace(name=name)
+        monkeypatch.setitem(sys.modules, name, module)
+    # Stand-ins for its shuffles: any order will do, as long as each operand takes its own.
+    modules["aiter.ops.shuffle"].shuffle_weight = lambda x, layout: x.flip(0).contiguous()
+    modules["aiter.utility.fp4_utils"].e8m0_shuffle = lambda x: x.flip(1).contiguous()
+    modules["aiter"].dtypes = types.SimpleNamespace(fp4x2=torch.uint8, fp8_e8m0=torch.uint8)
+
+    def gemm(a, b, a_scale, b_scale, dtype, bpreshuffle):
+        assert bpreshuffle
+        return product(a, a_scale.flip(1), b.flip(0), b_scale.flip(1)).to(dtype)
+
+    modules["aiter"].gemm_a4w4 = gemm
+    return load_backend("aiter")
+
+
+def operands(backend, policy, m, n, k):
+    generator = torch.Generator().manual_seed(m + n)
+    return [
+        backend.quantize(torch.randn(rows, k, generator=generator), Draw(policy=policy), axis=1)
+        for rows in (m, n)
+    ]
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 256, 256), (7, 33, 96), (0, 3, 32)])
+def test_the_call_gives_the_product(name, m, n, k, request):
+    backend = request.getfixturevalue(name)
+    left, right = operands(backend, MXFP4, m, n, k)
+    ours = backend.multiply(left, right)
+    assert torch.equal(ours, (left.values.float() @ right.values.float().t()).to(torch.bfloat16))
+    assert backend.support(both(MXFP4), device_of_arch(LIBRARIES[name])).mode == "native"
+
+
+def test_qutlass_takes_nvfp4_and_the_factor_of_a_prescale(qutlass):
+    left, right = operands(qutlass, OperandPolicy(format="nvfp4"), 40, 24, 80)
+    exact = left.values.float() @ right.values.float().t() * (left.descale * right.descale)
+    assert torch.allclose(qutlass.multiply(left, right).float(), exact, rtol=2**-8)
+    assert qutlass.support(both(SR), device_of_arch("sm_120")).mode == "native"
+
+
+@pytest.mark.parametrize("name", ["primus_turbo", "aiter"])
+def test_a_prescale_is_refused_where_there_is_no_factor(name, request):
+    support = request.getfixturevalue(name).support(both(SR), device_of_arch("gfx950"))
+    assert (support.mode, "prescale" in support.detail) == ("no", True)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_is_not_installed_says_how_to_get_it(name):
+    support = load_backend(name).support(both(MXFP4), device_of_arch(LIBRARIES[name]))
+    assert support.mode == "no"
+    assert "is not installed (see github.com/" in support.detail
+    with pytest.raises(ValueError, match="is not installed"):
+        Selection(name).choose(both(MXFP4), device_of_arch(LIBRARIES[name]))
+    assert "is for" in load_backend(name).support(both(MXFP4), device_of_arch("cpu")).detail

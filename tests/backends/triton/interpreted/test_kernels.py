@@ -1,0 +1,221 @@
+"""Every Triton kernel against the reference, bit for bit, in Triton's interpreter."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ablate.backends.packed import Packed, pack_nibbles, unpack_nibbles
+from ablate.backends.packing import packed_by_torch
+from ablate.backends.protocol import Draw
+from ablate.backends.select import Selection, load_backend
+from ablate.backends.testing import KEY, POLICIES, awkward, both, checks, label, same_bits
+from ablate.backends.triton import launch, policies
+from ablate.backends.device import device_of
+from ablate.numerics import OperandPolicy, RecipeState, round_operand
+from ablate.numerics.linear import QuantLinear
+from ablate.recipes import RecipeSpec, resolve
+
+BACKEND = load_backend("triton")
+CLAIMED = [policy for policy in POLICIES if policies.refusal(policy) is None]
+CHECKS = list(checks(BACKEND, "cpu"))
+MXFP4 = OperandPolicy(format="mxfp4")
+FULL = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75, hadamard=16, signs="step")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+def test_conformance(check):
+    assert check.run()
+
+
+def test_what_the_kernel_claims():
+    # Formats, rules, roundings and rotations that the kernel must not lose without notice.
+    assert {policy.format for policy in CLAIMED} == {
+        "mxfp4", "mxfp4_e3m0", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8", "nvfp4", "fp8_e4m3", "fp8_e5m2",
+    }  # fmt: skip
+    assert {policy.scale for policy in CLAIMED} == {
+        "floor", "even", "rceil", "ceil", "uos", "two_level", "tensor",
+    }  # fmt: skip
+    assert {policy.hadamard for policy in CLAIMED} == {0, 16, 32, 64, 128}
+    assert {policy.rounding for policy in CLAIMED} == {"nearest", "stochastic"}
+
+
+@pytest.mark.parametrize("policy", CLAIMED, ids=label)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dequantised_values(policy, axis):
+    shape = (256, 256) if policy.hadamard > 32 else (96, 160)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = awkward(*shape, torch.float32).clamp(-60000, 60000).to(dtype)
+        if policy.format in ("nvfp4", "fp8_e4m3", "fp8_e5m2"):
+            x = torch.nan_to_num(x, nan=0.0)
+        expected = round_operand(x, policy, axis=axis, key=KEY)
+        values, descale = launch.quantise_values(x, Draw(policy=policy, key=KEY), axis)
+        assert same_bits(values, expected.values), dtype
+        assert float(descale) == expected.descale
+
+
+@pytest.mark.parametrize("policy", [p for p in CLAIMED if p.format in ("mxfp4", "mxfp8", "nvfp4")], ids=label)
+def test_codes_and_scale_bytes(policy):
+    shape = (256, 256) if policy.hadamard > 32 else (64, 96)
+    x = awkward(*shape, torch.bfloat16)
+    if policy.format == "nvfp4":
+        x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
+    for axis in (0, 1):
+        ours = BACKEND.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
+        theirs = packed_by_torch(x, Draw(policy=policy, key=KEY), axis=axis)
+        assert torch.equal(ours.codes, theirs.codes)
+        assert torch.equal(ours.scales, theirs.scales)
+        assert float(ours.descale) == pytest.approx(float(theirs.descale), rel=0, abs=0)
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2", "nvfp4"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_bad_value_makes_the_tensor_nan(fmt, bad):
+    x = torch.ones(32, 64)
+    x[3, 7] = bad
+    packed = BACKEND.quantize(x, Draw(policy=OperandPolicy(format=fmt)), axis=1)
+    assert bool(packed.values.isnan().all())
+    assert np.isnan(float(packed.descale))
+
+
+def test_delayed_scales_take_the_amax_they_are_given():
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    policy = OperandPolicy(format="fp8_e4m3", scale="delayed")
+    expected = round_operand(x, policy, axis=1, amax=2.0)
+    ours = BACKEND.quantize(x, Draw(policy=policy, amax=2.0), axis=1)
+    assert same_bits(ours.values, expected.values)
+    assert float(ours.descale) == expected.descale
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)])
+def test_empty_and_odd_shapes(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    ours = BACKEND.quantize(x, Draw(policy=FULL, key=KEY), axis=1)
+    assert ours.shape == shape
+    assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_bits(data):
+    policy = data.draw(st.sampled_from([p for p in CLAIMED if p.format.startswith("mx") and p.hadamard <= 32]))
+    bits = data.draw(st.lists(st.integers(0, 2**16 - 1), min_size=32, max_size=96))
+    x = torch.tensor((bits * 64)[: 32 * 64], dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(32, 64)
+    key = dataclasses.replace(KEY, step=data.draw(st.integers(0, 2**32 - 1)))
+    for axis in (0, 1):
+        expected = round_operand(x, policy, axis=axis, key=key).values
+        values, _ = launch.quantise_values(x, Draw(policy=policy, key=key), axis)
+        assert same_bits(values, expected)
+
+
+def test_nibbles_come_first_in_low_bits():
+    codes = torch.arange(16, dtype=torch.uint8)[None]
+    assert pack_nibbles(codes)[0, 0] == 0x10
+    assert torch.equal(unpack_nibbles(pack_nibbles(codes)), codes)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32)])
+def test_gemm_shapes(m, n, k):
+    generator = torch.Generator().manual_seed(m * n + k)
+    a, b = (torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n))
+    left, right = (BACKEND.quantize(one, Draw(policy=OperandPolicy(format="mxfp8")), axis=1) for one in (a, b))
+    assert torch.equal(BACKEND.multiply(left, right), (a @ b.t()).to(torch.bfloat16))  # exact in MXFP8
+
+
+def test_no_elements_to_sum_over_is_zero():
+    left, right = (
+        Packed(format="mxfp4", codes=torch.zeros(n, 0, dtype=torch.uint8),
+               scales=torch.zeros(n, 0, dtype=torch.uint8), descale=1.0, axis=1)
+        for n in (3, 5)
+    )  # fmt: skip
+    assert torch.equal(BACKEND.multiply(left, right), torch.zeros(3, 5, dtype=torch.bfloat16))
+
+
+def test_a_nan_block_makes_its_row_nan():
+    x = torch.ones(4, 64)
+    x[2, 40] = float("nan")
+    left, right = (BACKEND.quantize(one, Draw(policy=MXFP4), axis=1) for one in (x, torch.ones(3, 64)))
+    product = BACKEND.multiply(left, right)
+    assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
+
+
+def e4m3_scale_to_fp32(handle, compute_type):
+    """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
+    from triton import language as tl
+
+    if handle.dtype != tl.float8e4nv:
+        return ORIGINAL_SCALE(handle, compute_type)
+    return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+
+
+from triton.runtime import interpreter  # noqa: E402
+
+ORIGINAL_SCALE = interpreter._dot_scaled_scale_to_f32
+
+
+def test_nvfp4_products(monkeypatch):
+    assert BACKEND.support(both(OperandPolicy(format="nvfp4")), device_of("cpu")).mode == "no"
+    monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", e4m3_scale_to_fp32)
+    generator = torch.Generator().manual_seed(2)
+    policy = OperandPolicy(format="nvfp4", hadamard=16, signs="fixed")
+    for m, n, k in ((64, 48, 256), (33, 17, 80)):
+        a, b = (torch.randn(rows, k, generator=generator) for rows in (m, n))
+        left, right = (BACKEND.quantize(one, Draw(policy=policy), axis=1) for one in (a, b))
+        ours = BACKEND.multiply(left, right)
+        exact = left.values.double() @ right.values.double().t() * float(left.descale) * float(right.descale)
+        assert torch.allclose(ours.double(), exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item())
+
+
+RECIPES = {
+    "mxfp4, SR and RHT": {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"},
+    "mxfp4, H16 on Wgrad": {"gemms": ["fprop", "dgrad", "wgrad"], "wgrad": {"stabiliser": "dht"}},
+    "mxfp8": "mxfp8",
+    "quartet": {"preset": "quartet", "layers": []},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(64, 96, 64), (128, 64, 160)])
+def test_a_linear_layer_with_all_three_gemms(name, shape):
+    tokens, inputs, outputs = shape
+    spec = RECIPES[name]
+    recipe = resolve(RecipeSpec(**spec) if isinstance(spec, dict) else RecipeSpec(preset=spec))
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(outputs, inputs, generator=generator) * 0.1
+    x = torch.randn(tokens, inputs, generator=generator).to(torch.bfloat16)
+    dy = torch.randn(tokens, outputs, generator=generator).to(torch.bfloat16)
+    results = {}
+    for backend in ("triton", "reference"):
+        state = RecipeState(recipe=recipe, backend=Selection(backend), seed=3, step=7)
+        seen = {}
+        state.watch = lambda _layer, gemm, operand, done, seen=seen: seen.setdefault(
+            (gemm, operand), done.values.float()
+        )
+        layer = QuantLinear(inputs, outputs, name="l", state=state, weight=torch.nn.Parameter(weight.clone()))
+        given_x = x.clone().requires_grad_()
+        y = layer(given_x)
+        y.backward(dy)
+        results[backend] = (seen, y.detach(), given_x.grad, layer.weight.grad)
+    ours, theirs = results["triton"], results["reference"]
+    assert ours[0].keys() == theirs[0].keys()
+    for which, values in ours[0].items():
+        assert same_bits(values, theirs[0][which]), which
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        # Accumulated in another order: a sum may fall on the other side of a rounding boundary.
+        apart = (mine.float() != other.float()).float().mean().item()
+        assert apart < 0.01
+        assert torch.allclose(mine.float(), other.float(), rtol=2**-7, atol=1e-5 * other.abs().max().item())
+
+
+def test_both_copies_of_two_policies_in_one_read():
+    x = torch.randn(160, 192, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    some = [MXFP4, FULL, OperandPolicy(format="mxfp8"), OperandPolicy(format="nvfp4")]
+    for left, right in itertools.permutations(some, 2):
+        other = dataclasses.replace(KEY, gemm="dgrad")
+        rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
+        assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
+        assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
