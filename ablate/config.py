@@ -58,6 +58,19 @@ def layer_names(model: ModelConfig) -> list[str]:
     return [*(f"blocks.{i}.{part}" for i in range(model.layers) for part in LINEAR_LAYERS), "head"]
 
 
+def linear_shapes(model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, int]]:
+    """Return (in-features, out-features) of a block's linear layers and of the head, by their last names."""
+    head_dim = model.width // model.heads
+    kv_heads = model.heads if model.kv_heads is None else model.kv_heads
+    shapes = (
+        (model.width, (model.heads + 2 * kv_heads) * head_dim),
+        (model.heads * head_dim, model.width),
+        (model.width, 2 * model.ffn),
+        (model.ffn, model.width),
+    )
+    return dict(zip(LINEAR_LAYERS, shapes, strict=True)) | {"head": (model.width, vocab_size)}
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class DataConfig:
     """Where text comes from and how it becomes tokens."""

@@ -34,6 +34,8 @@ class Mutant:
     edits: tuple[tuple[str, str, str], ...]
     first: str = TESTS[0]
     """The tests that should notice, tried before the others."""
+    interpreted: bool = False
+    """A kernel's mistake, for the tests that run in Triton's interpreter."""
 
 
 def one(name: str, file: str, old: str, new: str, first: str = TESTS[0]) -> Mutant:
@@ -300,6 +302,40 @@ MUTANTS = (
 )
 
 
+INTERPRETED = ("tests/backends/triton/interpreted",)
+TRITON = "backends/triton/"
+
+
+def kernel(name: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name=f"triton: {name}", edits=((TRITON + file, old, new),), interpreted=True)
+
+
+MUTANTS += (
+    kernel("ties away from zero", "rounding.py", "+ ((bits >> DROP) & 1)", "+ 1"),
+    kernel("one Philox round fewer", "rounding.py", "tl.static_range(7)", "tl.static_range(6)"),
+    kernel(
+        "butterfly in another order", "rounding.py", "1 << i]", "(ROWS * K // 2) // (ROWS * K // GROUP) >> i]"
+    ),
+    kernel("prescale before the block's maximum", "quantise.py", "v = rotate(", "v = PRESCALE * rotate("),
+    kernel("random words not transposed with the tile", "quantise.py", "words = tl.trans(", "words = ("),
+    kernel("the high nibble first", "quantise.py", "(low | (high << 4))", "(high | (low << 4))"),
+    kernel("the codes of a NaN block kept", "quantise.py", "code = tl.where(bad, 0, code)", "code = code"),
+    kernel(
+        "scales of the wrong operand", "gemm.py", "b_codes, b_scale, ELEMENT", "b_codes, a_scale, ELEMENT"
+    ),
+    kernel(
+        "K's last tile not masked",
+        "gemm.py",
+        "scales_left = row_scales - done // BLOCK",
+        "scales_left = row_scales",
+    ),
+    kernel("the descales left out", "gemm.py", "accumulator *= alpha", "accumulator *= 1.0"),
+    kernel(
+        "the output truncated", "gemm.py", "exact_bf16(round_to_bf16(accumulator))", "exact_bf16(accumulator)"
+    ),
+)
+
+
 def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
     """Run the tests on a copy with this mistake; return whether all pass, and the first that failed."""
     for part in ("ablate", "backends", "reports", "studies", "tests"):
@@ -314,8 +350,10 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         if old not in text:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
-    tests = dict.fromkeys((mutant.first, *TESTS))
+    tests = INTERPRETED if mutant.interpreted else tuple(dict.fromkeys((mutant.first, *TESTS)))
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    if mutant.interpreted:
+        environment |= {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
         cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,

@@ -270,7 +270,9 @@ def main(arguments: list[str]) -> int:
     found = [*every_gemm(), *every_quantiser()]
     failed = int(bool(faults(found)))
     if "--json" in arguments:
-        print(json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1))
+        print(
+            json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1)
+        )
         return failed
     if "--markdown" in arguments:
         print(markdown(found))

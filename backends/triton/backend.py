@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy
 
 
-
 class TritonBackend(PackedBackend):
     """Codes by the quantise kernel, products by ``tl.dot_scaled``."""
 

@@ -22,7 +22,9 @@ LIBRARIES = {"qutlass": "sm_120", "primus_turbo": "gfx950", "aiter": "gfx950"}
 def product(a, a_scales, b, b_scales, fmt="mxfp4"):
     """What a GEMM over packed operands with plain rows of scales gives."""
     left, right = (
-        Packed(format=fmt, codes=codes.view(torch.uint8), scales=scales.view(torch.uint8), descale=1.0, axis=1)
+        Packed(
+            format=fmt, codes=codes.view(torch.uint8), scales=scales.view(torch.uint8), descale=1.0, axis=1
+        )
         for codes, scales in ((a, a_scales), (b, b_scales))
     )
     return left.values.float() @ right.values.float().t()
@@ -78,15 +80,17 @@ def primus_turbo(monkeypatch):
     return load_backend("primus_turbo")
 
 
-@pytest.fixture
-def aiter(monkeypatch):
+@pytest.fixture(name="aiter")
+def aiter_library(monkeypatch):
     names = ("aiter", "aiter.ops", "aiter.ops.shuffle", "aiter.utility", "aiter.utility.fp4_utils")
     modules = {name: types.ModuleType(name) for name in names}
     for name, module in modules.items():
         module.__spec__ = types.SimpleNamespace(name=name)
         monkeypatch.setitem(sys.modules, name, module)
     # Stand-ins for its shuffles: any order will do, as long as each operand takes its own.
-    modules["aiter.ops.shuffle"].shuffle_weight = lambda x, layout: x.flip(0).contiguous()
+    modules["aiter.ops.shuffle"].shuffle_weight = lambda x, *, layout: (
+        x.flip(0) if layout == (16, 16) else None
+    )
     modules["aiter.utility.fp4_utils"].e8m0_shuffle = lambda x: x.flip(1).contiguous()
     modules["aiter"].dtypes = types.SimpleNamespace(fp4x2=torch.uint8, fp8_e8m0=torch.uint8)
 

@@ -20,7 +20,13 @@ SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
 FP8 = OperandPolicy(format="fp8_e4m3")
 
 AUTO = {
-    "cpu": {"bf16": "emulated", "fp8": "emulated", "mxfp4": "emulated", "sr": "emulated", "nvfp4": "emulated"},
+    "cpu": {
+        "bf16": "emulated",
+        "fp8": "emulated",
+        "mxfp4": "emulated",
+        "sr": "emulated",
+        "nvfp4": "emulated",
+    },
     "sm_90": {"bf16": "emulated", "fp8": "torch", "mxfp4": "emulated", "sr": "emulated", "nvfp4": "emulated"},
     "sm_100": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
     "sm_103": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
@@ -35,7 +41,8 @@ def test_auto(arch):
     pytest.importorskip("triton", reason="Triton is not installed")
     selection = Selection("auto")
     found = {
-        name: selection.choose(both(policy), device_of_arch(arch))[0].name for name, policy in POLICIES.items()
+        name: selection.choose(both(policy), device_of_arch(arch))[0].name
+        for name, policy in POLICIES.items()
     }
     assert found == AUTO[arch]
 
@@ -107,7 +114,7 @@ class OwnBackend(EmulatedBackend):
 
     name = "own"
 
-    def support(self, gemm, device):
+    def support(self, gemm, device):  # noqa: ARG002  the protocol's signature
         mode = "native" if device.arch in ("mine", "cpu") else "no"
         return Support(mode=mode, detail="my own silicon")
 
@@ -115,7 +122,9 @@ class OwnBackend(EmulatedBackend):
 @pytest.fixture
 def registered(monkeypatch):
     entry = EntryPoint(name="own", value=f"{__name__}:OwnBackend", group="ablate.backends")
-    monkeypatch.setattr(select, "entry_points", lambda group: EntryPoints([entry] if group == entry.group else []))
+    monkeypatch.setattr(
+        select, "entry_points", lambda group: EntryPoints([entry] if group == entry.group else [])
+    )
     original = select.importlib.import_module
     here = type("here", (), {"OwnBackend": OwnBackend})
     monkeypatch.setattr(
@@ -137,7 +146,7 @@ def test_a_users_own_back_end_by_entry_point(registered):
 
 def test_a_back_end_that_does_not_import_is_named(monkeypatch):
     entry = EntryPoint(name="gone", value="no_such_module:Backend", group="ablate.backends")
-    monkeypatch.setattr(select, "entry_points", lambda group: EntryPoints([entry]))
+    monkeypatch.setattr(select, "entry_points", lambda *, group: EntryPoints([entry]).select(group=group))
     with pytest.raises(ValueError, match=r"back end 'gone' \(no_such_module:Backend\) does not import"):
         load_backend("gone")
 
@@ -158,7 +167,10 @@ def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch):
     monkeypatch.setattr(availability, "triton_version", lambda: (3, 4))
     assert availability.triton_fault() == "Triton 3.4 is too old (needs 3.6; pip install -U triton)"
     support = load_backend("triton").support(both(MXFP4), device_of_arch("sm_100"))
-    assert (support.mode, support.detail) == ("no", "Triton 3.4 is too old (needs 3.6; pip install -U triton)")
+    assert (support.mode, support.detail) == (
+        "no",
+        "Triton 3.4 is too old (needs 3.6; pip install -U triton)",
+    )
 
 
 def test_the_device_of_this_machine():

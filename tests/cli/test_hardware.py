@@ -32,7 +32,10 @@ def test_other_hardware_can_be_asked_of(arch):
 
 
 def test_details_say_why_not():
-    assert "needs a GPU" in call("backends", "--details").output or "not installed" in call("backends", "--details").output
+    assert (
+        "needs a GPU" in call("backends", "--details").output
+        or "not installed" in call("backends", "--details").output
+    )
 
 
 def test_an_unknown_architecture_is_one_line(capsys, monkeypatch):

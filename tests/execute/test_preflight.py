@@ -36,7 +36,9 @@ def test_emulation_fits_everywhere(config):
 
 def test_require_native_refuses_with_the_way_out(config, monkeypatch):
     native = ResourcesConfig(require_native=True)
-    with pytest.raises(UnfitDeviceError, match=r"require_native: no native .* for Fprop on CPU .*`ablate backends`"):
+    with pytest.raises(
+        UnfitDeviceError, match=r"require_native: no native .* for Fprop on CPU .*`ablate backends`"
+    ):
         fit_choices(config, native, "cpu")
     on(monkeypatch, Device(kind="cuda", arch="sm_90", name="H100"))
     with pytest.raises(UnfitDeviceError, match="no native mxfp4 for Fprop on H100"):
@@ -47,13 +49,17 @@ def test_require_native_refuses_with_the_way_out(config, monkeypatch):
 
 def test_a_back_end_that_cannot_is_refused_with_the_way_out(config):
     named = dataclasses.replace(config, backend="torch")
-    with pytest.raises(UnfitDeviceError, match=r"back end 'torch' cannot do mxfp4 on CPU: .*; backend: auto takes"):
+    with pytest.raises(
+        UnfitDeviceError, match=r"back end 'torch' cannot do mxfp4 on CPU: .*; backend: auto takes"
+    ):
         fit_choices(named, ResourcesConfig(), "cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_no_gpu_is_one_line(config):
-    with pytest.raises(UnfitDeviceError, match=r"^no GPU can be used here \(.+\); set resources.gpus: 0") as caught:
+    with pytest.raises(
+        UnfitDeviceError, match=r"^no GPU can be used here \(.+\); set resources.gpus: 0"
+    ) as caught:
         fit_choices(config, ResourcesConfig(gpus=1), "cuda")
     assert "\n" not in str(caught.value)
 
@@ -68,6 +74,8 @@ def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config
         record = run_self_tests(choices, "cuda", allow_failed=True)
         assert record[0]["passed"] is False
         return
-    with pytest.raises(UnfitDeviceError, match=r"self-test of back end 'torch' failed: exact probe: mxfp4: 3 of 9"):
+    with pytest.raises(
+        UnfitDeviceError, match=r"self-test of back end 'torch' failed: exact probe: mxfp4: 3 of 9"
+    ):
         run_self_tests(choices, "cuda", allow_failed=False)
     assert preflight._TESTED_MODES == ("native", "upcast")

@@ -40,7 +40,9 @@ def start(cache, *arguments, path=None):
     if path:
         environment["PYTHONPATH"] = str(path)
     command = [sys.executable, "-m", "ablate.backends.triton.ahead", *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,8 @@ WRONG = {
 def test_a_wrong_tile_is_found(name, tmp_path):
     target, fmt, tile, expected = WRONG[name]
     code = (
-        "from ablate.backends.triton.ahead import compile_gemm; from ablate.backends.triton.tiles import Tile;"
+        "from ablate.backends.triton.ahead import compile_gemm\n"
+        "from ablate.backends.triton.tiles import Tile\n"
         f"print('; '.join(compile_gemm({target!r}, {fmt!r}, {tile!r}).problems))"
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -116,6 +119,8 @@ def test_a_wrong_tile_is_found(name, tmp_path):
 def test_the_table_in_the_docs_is_what_the_compiler_gives(compiled):
     from ablate.backends.triton.ahead import Compiled, markdown
 
-    found = [Compiled(**{**one, "problems": tuple(one["problems"])}) for one in compiled["newest"]["compiled"]]
+    found = [
+        Compiled(**{**one, "problems": tuple(one["problems"])}) for one in compiled["newest"]["compiled"]
+    ]
     page = (Path(__file__).parents[3] / "docs" / "native.md").read_text()
     assert markdown(found) in page

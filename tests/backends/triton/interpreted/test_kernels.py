@@ -9,13 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ablate.backends.device import device_of
 from ablate.backends.packed import Packed, pack_nibbles, unpack_nibbles
 from ablate.backends.packing import packed_by_torch
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing import KEY, POLICIES, awkward, both, checks, label, same_bits
 from ablate.backends.triton import launch, policies
-from ablate.backends.device import device_of
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
 from ablate.numerics.linear import QuantLinear
 from ablate.recipes import RecipeSpec, resolve
@@ -102,9 +102,16 @@ def test_empty_and_odd_shapes(shape):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_bits(data):
-    policy = data.draw(st.sampled_from([p for p in CLAIMED if p.format.startswith("mx") and p.hadamard <= 32]))
+    policy = data.draw(
+        st.sampled_from([p for p in CLAIMED if p.format.startswith("mx") and p.hadamard <= 32])
+    )
     bits = data.draw(st.lists(st.integers(0, 2**16 - 1), min_size=32, max_size=96))
-    x = torch.tensor((bits * 64)[: 32 * 64], dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(32, 64)
+    x = (
+        torch.tensor((bits * 64)[: 32 * 64], dtype=torch.int32)
+        .to(torch.int16)
+        .view(torch.bfloat16)
+        .view(32, 64)
+    )
     key = dataclasses.replace(KEY, step=data.draw(st.integers(0, 2**32 - 1)))
     for axis in (0, 1):
         expected = round_operand(x, policy, axis=axis, key=key).values
@@ -118,11 +125,15 @@ def test_nibbles_come_first_in_low_bits():
     assert torch.equal(unpack_nibbles(pack_nibbles(codes)), codes)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32)]
+)
 def test_gemm_shapes(m, n, k):
     generator = torch.Generator().manual_seed(m * n + k)
     a, b = (torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n))
-    left, right = (BACKEND.quantize(one, Draw(policy=OperandPolicy(format="mxfp8")), axis=1) for one in (a, b))
+    left, right = (
+        BACKEND.quantize(one, Draw(policy=OperandPolicy(format="mxfp8")), axis=1) for one in (a, b)
+    )
     assert torch.equal(BACKEND.multiply(left, right), (a @ b.t()).to(torch.bfloat16))  # exact in MXFP8
 
 

@@ -1,0 +1,41 @@
+"""Published peak rates of GPUs, dense, without sparsity: what a measured rate is a share of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Dense peak rates in TFLOP/s by format class, None where the hardware has none, and where they stand."""
+
+    bf16: float
+    fp8: float
+    fp4: float | None
+    source: str
+
+
+PEAKS: dict[str, Peaks] = {
+    "H100": Peaks(bf16=989, fp8=1979, fp4=None, source="NVIDIA H100 SXM datasheet, half of its sparse rates"),
+    "H200": Peaks(bf16=989, fp8=1979, fp4=None, source="NVIDIA H200 SXM datasheet, half of its sparse rates"),
+    "B200": Peaks(bf16=2250, fp8=4500, fp4=9000, source="NVIDIA HGX B200 datasheet, an eighth, dense"),
+    "B300": Peaks(bf16=2250, fp8=4500, fp4=13500, source="NVIDIA HGX B300 datasheet, an eighth, dense"),
+    "MI350X": Peaks(bf16=2307, fp8=4614, fp4=9227, source="AMD Instinct MI350X datasheet, dense"),
+    "MI355X": Peaks(bf16=2517, fp8=5033, fp4=10066, source="AMD Instinct MI355X datasheet, dense"),
+}
+"""By what stands in the device's name. A card's own clock and power limit may keep it below."""
+
+
+def peaks_of(device_name: str) -> Peaks | None:
+    """Return the peaks of a device by its name, None where it is not known."""
+    return next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
+
+
+def peak_tflops(device_name: str, fmt: str) -> float | None:
+    """Return the dense peak of a device for operands of a format, in TFLOP/s; None where it is not known."""
+    peaks = peaks_of(device_name)
+    if peaks is None:
+        return None
+    if fmt in ("mxfp4", "nvfp4"):
+        return peaks.fp4
+    return peaks.fp8 if fmt.startswith(("fp8", "mxfp8")) else peaks.bf16

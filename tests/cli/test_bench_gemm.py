@@ -1,0 +1,110 @@
+"""``ablate bench-gemm``: each arm's GEMMs at the shapes of its model."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.backends.bench import Shape, dimensions, time_gemm
+from ablate.backends.select import Selection
+from ablate.cli import cli, main
+from ablate.config import ModelConfig, layer_names, linear_shapes
+from ablate.hardware import PEAKS, peak_tflops
+from ablate.numerics import RecipeState
+from ablate.recipes import GemmPolicy, OperandPolicy, Recipe
+from ablate.train.model import Llama
+
+STUDY = """\
+name: s
+baseline: plain
+target: {val_loss: 3.0}
+base: {model: {width: 64, layers: 3, heads: 4, kv_heads: 2, ffn: 96}, training: {tokens: 65536}}
+arms:
+  plain: {recipe: bf16}
+  fp4: {recipe: {gemms: [fprop, wgrad], layers: [{last: 1, recipe: bf16}]}}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(STUDY)
+    return str(path)
+
+
+def test_shapes_are_the_models():
+    config = ModelConfig(width=64, layers=2, heads=4, kv_heads=2, ffn=96)
+    state = RecipeState(recipe=Recipe(), backend=Selection("emulated"), seed=0)
+    model = Llama(config, 300, state)
+    found = {name: module.weight.shape for name, module in model.named_modules() if hasattr(module, "place")}
+    expected = linear_shapes(config, 300)
+    assert len(found) == len(layer_names(config))
+    for name, (outputs, inputs) in found.items():
+        part = ".".join(name.split(".")[2:]) or name
+        assert expected[part] == (inputs, outputs)
+
+
+@pytest.mark.parametrize(("gemm", "mnk"), [("fprop", (6, 4, 5)), ("dgrad", (6, 5, 4)), ("wgrad", (4, 5, 6))])
+def test_dimensions(gemm, mnk):
+    assert dimensions(gemm, Shape(tokens=6, inputs=5, outputs=4)) == mnk
+
+
+def test_a_gemm_is_timed_as_what_it_is():
+    mxfp4 = OperandPolicy(format="mxfp4")
+    shape = Shape(tokens=64, inputs=96, outputs=32)
+    one = time_gemm("wgrad", GemmPolicy(left=mxfp4, right=mxfp4), shape, Selection("auto"), "cpu", repeats=2)
+    assert (one.m, one.n, one.k) == (32, 96, 64)
+    assert (one.backend, one.mode, one.share_of_peak) == ("emulated", "emulated", None)
+    assert min(one.quantise_ms, one.multiply_ms, one.bf16_ms, one.fp8_ms) > 0
+    assert one.tflops == pytest.approx(2 * 32 * 96 * 64 / one.multiply_ms / 1e9)
+    assert one.speed_over_bf16 == pytest.approx(one.bf16_ms / (one.quantise_ms + one.multiply_ms))
+
+
+def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
+    out = tmp_path / "gemms.json"
+    result = CliRunner().invoke(
+        cli,
+        ["bench-gemm", study, "--device", "cpu", "--repeats", "1", "--out", str(out)],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    assert "say nothing of FP4 hardware" in result.output
+    content = json.loads(out.read_text())
+    assert [one["arm"] for one in content["arms"]] == ["plain", "fp4"]
+    layers = [(row["layer"], row["layers"]) for row in content["gemms"] if row["arm"] == "fp4"]
+    # The last block keeps bf16, so that each of its layers has a row of its own.
+    assert layers.count(("ffn.down", 2)) == layers.count(("ffn.down", 1)) == 3
+    assert sum(count for _, count in layers) == 3 * (3 * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--arm", "fp"], "--arm: no arm 'fp' in study 's' (arms: fp4, plain)"),
+        (["--backend", "fast"], "--backend: no back end 'fast' (expected auto"),
+        (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
+        (["--backend", "torch"], "arm 'fp4', attention.qkv, Fprop: back end 'torch' cannot do mxfp4 on CPU"),
+        (
+            ["--arm", "fp4", "--tokens", "33"],
+            "arm 'fp4', attention.qkv, Wgrad: the group of 32 does not divide 33",
+        ),
+        (
+            ["--arm", "plain", "--repeats", "1", "--out", "/no/such/folder/x"],
+            "--out: cannot write /no/such/folder/x",
+        ),
+    ],
+)
+def test_bad_options_are_one_line(study, capsys, monkeypatch, arguments, line):
+    monkeypatch.setattr("sys.argv", ["ablate", "bench-gemm", study, "--device", "cpu", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert line in capsys.readouterr().err
+
+
+def test_peaks():
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "fp8_e4m3") == PEAKS["H100"].fp8
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4") is None
+    assert peak_tflops("AMD Instinct MI355X", "mxfp4") == PEAKS["MI355X"].fp4
+    assert peak_tflops("CPU", "bf16") is None
+    assert all(one.source for one in PEAKS.values())
