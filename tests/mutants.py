@@ -35,7 +35,7 @@ class Mutant:
     first: str = TESTS[0]
     """The tests that should notice, tried before the others."""
     interpreted: bool = False
-    """A kernel's mistake, for the tests that run in Triton's interpreter."""
+    """A kernel's mistake, for the tests of that name that run in Triton's interpreter."""
 
 
 def one(name: str, file: str, old: str, new: str, first: str = TESTS[0]) -> Mutant:
@@ -43,7 +43,7 @@ def one(name: str, file: str, old: str, new: str, first: str = TESTS[0]) -> Muta
 
 
 NUMERICS = "ablate/numerics/"
-MUTANTS = (
+MUTANTS: tuple[Mutant, ...] = (
     one("ties away from zero", NUMERICS + "formats.py", "+ ((bits >> drop) & 1)", "+ 1"),
     one(
         "exponent from a float logarithm",
@@ -302,36 +302,62 @@ MUTANTS = (
 )
 
 
-INTERPRETED = ("tests/backends/triton/interpreted",)
+INTERPRETED = "tests/backends/triton/interpreted/test_kernels.py"
 TRITON = "backends/triton/"
 
 
-def kernel(name: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name=f"triton: {name}", edits=((TRITON + file, old, new),), interpreted=True)
+def kernel(name: str, file: str, old: str, new: str, first: str = "test_both_copies") -> Mutant:
+    edits = ((TRITON + file, old, new),)
+    return Mutant(name=f"triton: {name}", edits=edits, interpreted=True, first=first)
 
 
 MUTANTS += (
     kernel("ties away from zero", "rounding.py", "+ ((bits >> DROP) & 1)", "+ 1"),
     kernel("one Philox round fewer", "rounding.py", "tl.static_range(7)", "tl.static_range(6)"),
     kernel(
-        "butterfly in another order", "rounding.py", "1 << i]", "(ROWS * K // 2) // (ROWS * K // GROUP) >> i]"
+        "butterfly in another order",
+        "rounding.py",
+        "static_range(LOG)",
+        "static_range(LOG - 1, -1, -1)",
+        "test_dequantised and H16",
     ),
     kernel("prescale before the block's maximum", "quantise.py", "v = rotate(", "v = PRESCALE * rotate("),
     kernel("random words not transposed with the tile", "quantise.py", "words = tl.trans(", "words = ("),
     kernel("the high nibble first", "quantise.py", "(low | (high << 4))", "(high | (low << 4))"),
-    kernel("the codes of a NaN block kept", "quantise.py", "code = tl.where(bad, 0, code)", "code = code"),
     kernel(
-        "scales of the wrong operand", "gemm.py", "b_codes, b_scale, ELEMENT", "b_codes, a_scale, ELEMENT"
+        "the codes of a NaN block kept",
+        "quantise.py",
+        "code = tl.where(bad, 0, code)",
+        "code = code",
+        "test_codes_and_scale_bytes",
     ),
     kernel(
-        "K's last tile not masked",
+        "scales of the wrong operand",
+        "gemm.py",
+        "b_codes, b_scale, ELEMENT",
+        "b_codes, a_scale, ELEMENT",
+        "test_gemm",
+    ),
+    kernel(
+        "the scales of K's last tile not masked",
         "gemm.py",
         "scales_left = row_scales - done // BLOCK",
         "scales_left = row_scales",
+        "test_a_nan_block",
     ),
-    kernel("the descales left out", "gemm.py", "accumulator *= alpha", "accumulator *= 1.0"),
     kernel(
-        "the output truncated", "gemm.py", "exact_bf16(round_to_bf16(accumulator))", "exact_bf16(accumulator)"
+        "the descales left out",
+        "gemm.py",
+        "alpha = tl.load(a_descale) * tl.load(b_descale)",
+        "alpha = tl.load(a_descale)",
+        "test_nvfp4_products",
+    ),
+    kernel(
+        "the output truncated",
+        "gemm.py",
+        "exact_bf16(round_to_bf16(accumulator))",
+        "exact_bf16(accumulator)",
+        "test_nvfp4_products",
     ),
 )
 
@@ -350,9 +376,10 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         if old not in text:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
-    tests = INTERPRETED if mutant.interpreted else tuple(dict.fromkeys((mutant.first, *TESTS)))
+    tests = tuple(dict.fromkeys((mutant.first, *TESTS)))
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     if mutant.interpreted:
+        tests = (INTERPRETED, "-k", mutant.first)
         environment |= {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],

@@ -146,12 +146,13 @@ def test_no_elements_to_sum_over_is_zero():
     assert torch.equal(BACKEND.multiply(left, right), torch.zeros(3, 5, dtype=torch.bfloat16))
 
 
-def test_a_nan_block_makes_its_row_nan():
-    x = torch.ones(4, 64)
-    x[2, 40] = float("nan")
-    left, right = (BACKEND.quantize(one, Draw(policy=MXFP4), axis=1) for one in (x, torch.ones(3, 64)))
-    product = BACKEND.multiply(left, right)
-    assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
+@pytest.mark.parametrize(("k", "at"), [(64, 40), (288, 0), (288, 287)])
+def test_a_nan_block_makes_its_row_nan_and_no_other(k, at):
+    x = torch.ones(4, k)
+    x[2, at] = float("nan")
+    left, right = (BACKEND.quantize(one, Draw(policy=MXFP4), axis=1) for one in (x, torch.ones(3, k)))
+    for product in (BACKEND.multiply(left, right), BACKEND.multiply(right, left).t()):
+        assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
 
 
 def e4m3_scale_to_fp32(handle, compute_type):
