@@ -159,13 +159,14 @@ def _medians(work: list[Callable[[], object]], where: str, repeats: int) -> list
     measured: list[list[float]] = [[] for _ in work]
     for turn in range(_WARM_UPS + repeats):
         for times, call in zip(measured, work, strict=True):
-            elapsed = _elapsed_ms(call, where)
+            elapsed = elapsed_ms(call, where)
             if turn >= _WARM_UPS:
                 times.append(elapsed)
     return [statistics.median(times) for times in measured]
 
 
-def _elapsed_ms(call: Callable[[], object], where: str) -> float:
+def elapsed_ms(call: Callable[[], object], where: str) -> float:
+    """Return the time of one call on a torch device, by the device's own clock where it has one."""
     if torch.device(where).type != "cuda":
         started = time.perf_counter()
         call()

@@ -74,7 +74,9 @@ def _one_line(error: Exception) -> str:
         return lines[0]
     name = type(error).__name__
     if name == "OutOfMemoryError":
-        return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size gives the same result"
+        return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size needs less"
+    if any(word in lines[0] for word in ("CUDA error", "HIP error", "CUDA driver", "NVML")):
+        return f"the GPU failed: {lines[0]}; `ablate doctor` tests it"
     return f"{name}: {lines[0]}"
 
 

@@ -11,6 +11,7 @@ from ablate.backends.selftest import Result
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.execute import preflight
 from ablate.execute.preflight import UnfitDeviceError, fit_choices, run_self_tests
+from ablate.execute.worker import _one_line
 from ablate.recipes import RecipeSpec, resolve
 
 
@@ -79,3 +80,17 @@ def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config
     ):
         run_self_tests(choices, "cuda", allow_failed=False)
     assert preflight._TESTED_MODES == ("native", "upcast")
+
+
+def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    assert _one_line(memory) == (
+        "out of GPU memory (CUDA out of memory. Tried to allocate 2.00 GiB.); "
+        "a smaller training.micro_batch_size needs less"
+    )
+    driver = RuntimeError("CUDA error: device-side assert triggered\nmore")
+    assert _one_line(driver) == (
+        "the GPU failed: CUDA error: device-side assert triggered; `ablate doctor` tests it"
+    )
+    assert _one_line(UnfitDeviceError("no such path")) == "no such path"
+    assert _one_line(KeyError()) == "KeyError: no message"

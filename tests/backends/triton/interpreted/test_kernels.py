@@ -231,3 +231,25 @@ def test_both_copies_of_two_policies_in_one_read():
         rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
         assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
         assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
+
+
+def test_training_on_triton_stays_with_emulation():
+    from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+    from ablate.train import train
+
+    corpus = np.random.default_rng(0).integers(0, 8, 4096).cumsum() % 64
+    losses = {}
+    for backend in ("triton", "emulated"):
+        config = RunConfig(
+            model=ModelConfig(width=64, layers=1, heads=2, ffn=96),
+            data=DataConfig(), data_digest="x", vocab_size=64, seed=0, backend=backend,
+            training=TrainingConfig(
+                tokens=1024, seq_len=32, batch_size=4, eval_every_tokens=512, eval_tokens=256
+            ),
+            recipe=resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr+rht")),
+        )  # fmt: skip
+        rows = []
+        train(config, rows.append, tokens=(corpus.astype(np.uint16), corpus[:1024].astype(np.uint16)))
+        losses[backend] = [row["val_loss"] for row in rows if row["kind"] == "eval"]
+    assert losses["triton"] == pytest.approx(losses["emulated"], rel=2e-3)
+    assert losses["triton"][-1] < losses["triton"][0]
