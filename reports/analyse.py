@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from ablate.reports.load import StudyFrames
 
+_OF_THE_ARM = (
+    "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -99,6 +103,8 @@ class Analysis:
     resolution: Resolution
     timing: str
     environments: tuple[tuple[dict[str, Any], int], ...]
+    backends: tuple[tuple[str, int], ...]
+    failed_self_tests: int
     dropped: tuple[dict[str, Any], ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
@@ -191,6 +197,11 @@ def analyse(frames: StudyFrames) -> Analysis:
         resolution=_resolution(every, outcomes.get(base, [])),
         timing=_timing(frames.environments),
         environments=_distinct(frames.environments),
+        backends=_backends(frames.environments),
+        failed_self_tests=sum(
+            any(test.get("passed") is False for test in environment.get("self_tests") or ())
+            for environment in frames.environments.values()
+        ),
         dropped=tuple(plan.get("dropped") or ()),
         last_ended_unix=max(ended) if ended else None,
         curves=every,
@@ -287,9 +298,13 @@ def _timing(environments: dict[str, dict[str, Any]]) -> str:
 
 
 def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, Any], int], ...]:
-    """Return the different environments with the number of runs in each, in the order of the plan."""
+    """Return the different machines and versions, with the number of runs on each, in the order of the plan.
+
+    Who did which GEMM belongs to an arm's recipe and makes no other environment of the same machine.
+    """
     counts: list[tuple[dict[str, Any], int]] = []
-    for environment in environments.values():
+    for whole in environments.values():
+        environment = {key: value for key, value in whole.items() if key not in _OF_THE_ARM}
         for i, (known, count) in enumerate(counts):
             if known == environment:
                 counts[i] = (known, count + 1)
@@ -297,3 +312,16 @@ def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, 
         else:
             counts.append((environment, 1))
     return tuple(counts)
+
+
+def _backends(environments: dict[str, dict[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """Return who did which kind of GEMM and how, with the number of runs, in the order of the plan."""
+    counts: dict[str, int] = {}
+    for environment in environments.values():
+        found = [
+            f"{choice['operands']} by {choice['backend']}, {choice['mode']}: {choice['detail']}"
+            for choice in environment.get("backend_choices") or ()
+        ]
+        for text in dict.fromkeys(found):
+            counts[text] = counts.get(text, 0) + 1
+    return tuple(counts.items())

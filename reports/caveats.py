@@ -51,6 +51,11 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
             "differences between them are part of the error bars at best."
         )
+    if analysis.failed_self_tests:
+        found.append(
+            f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
+            "study let them train all the same: see their environment.json, and `ablate doctor`."
+        )
     found.extend(f"Left out: {fault}" for fault in faults)
     return tuple(found)
 

@@ -56,6 +56,8 @@ def build_document(
         "environments": [
             {"runs": count, "environment": environment} for environment, count in analysis.environments
         ],
+        "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
+        "failed_self_tests": analysis.failed_self_tests,
     }
 
 

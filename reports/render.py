@@ -104,6 +104,7 @@ def _values(content: Content) -> dict[str, Any]:
             (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
             for environment, count in analysis.environments
         ],
+        "backends": analysis.backends,
         "training": ", ".join(f"{k} {v}" for k, v in analysis.training.items() if v is not None),
         "target": words.target(analysis.target),
         "ended": words.moment(analysis.last_ended_unix),

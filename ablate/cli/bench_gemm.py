@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.cli.common import device_option, known_backend
 from ablate.cli.table import format_table
 from ablate.errors import UserError
 
@@ -50,8 +51,6 @@ def command(
     of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor, quantising
     included). Medians, measured in turns. Emulated times are times of the emulation, not of FP4 hardware.
     """
-    from ablate.backends.device import default_device, device_of
-    from ablate.backends.select import backend_names
     from ablate.hardware import peaks_of
     from ablate.plan import build_plan
     from ablate.spec import load_study
@@ -63,14 +62,9 @@ def command(
             raise UserError(
                 f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(sorted(known))})"
             )
-    if backend is not None and backend not in backend_names():
-        raise UserError(f"--backend: no back end '{backend}' (expected {', '.join(backend_names())})")
-    where = device or default_device()
-    try:
-        found = device_of(where)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"--device: '{where}' cannot be used ({first}); try --device cpu") from None
+    if backend is not None:
+        known_backend(backend)
+    where, found = device_option(device)
     rows = list(_rows(plan, names, tokens, repeats, where, backend))
     peaks = peaks_of(found.name)
     content = {

@@ -14,6 +14,8 @@ from ablate.store import StudyStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ablate.backends.device import Device
+
 DEFAULT_STORAGE = "ablate-runs"
 
 
@@ -45,3 +47,27 @@ def find_study(storage: Path, study: str) -> StudyStore:
     known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
     there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
     raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate run {study})")
+
+
+def device_option(where: str | None) -> tuple[str, Device]:
+    """Return a torch device and what it is; by default the first GPU, else the CPU.
+
+    Raises:
+        UserError: one that cannot be used here.
+    """
+    from ablate.backends.device import default_device, device_of
+
+    chosen = where or default_device()
+    try:
+        return chosen, device_of(chosen)
+    except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"--device: '{chosen}' cannot be used ({first}); try --device cpu") from None
+
+
+def known_backend(name: str) -> None:
+    """Raise ``UserError`` where no back end has that name."""
+    from ablate.backends.select import backend_names
+
+    if name not in backend_names():
+        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")

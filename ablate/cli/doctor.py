@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.errors import UserError
+from ablate.cli.common import device_option, known_backend
 
 if TYPE_CHECKING:
     from ablate.backends.selftest import Result
@@ -37,26 +37,19 @@ def command(
     an accumulator that is narrower than fp32 and tells its width. Then come the gain of stochastic rounding,
     the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
     """
-    from ablate.backends.device import default_device, device_of
     from ablate.backends.select import BUILT_IN, backend_names, load_backend
     from ablate.backends.selftest import self_test, trains_like_emulation
     from ablate.backends.testing import POLICIES, both
 
-    known = [name for name in backend_names() if name != "auto"]
     for name in names:
-        if name not in known:
-            raise UserError(f"--backend: no back end '{name}' (expected {', '.join(known)})")
-    where = device or default_device()
-    try:
-        found = device_of(where)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"--device: '{where}' cannot be used ({first}); try --device cpu") from None
+        known_backend(name)
+    where, found = device_option(device)
+    chosen = names or [name for name in backend_names() if name not in ("auto", "reference")]
     results: list[Result] = []
     skipped: dict[str, str] = {}
     if not as_json:
         click.echo(f"{found.name} ({found.arch})")
-    for name in names or [name for name in known if name != "reference"]:
+    for name in chosen:
         try:
             backend = load_backend(name)
         except ValueError as error:

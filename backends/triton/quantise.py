@@ -31,6 +31,19 @@ TENSOR = tl.constexpr(policies.TENSOR)
 
 
 @triton.jit
+def _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    """Load this program's tile as fp32, zeros outside, and say where it begins."""
+    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
+    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
+    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
+    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
+    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
+    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
+    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))
+    return v, first_row, first_column
+
+
+@triton.jit
 def _side(
     v, words, first_n, first_k, n_total, k_total, values_n, values_k, out, scales, tensor, signs,
     OUTPUT: tl.constexpr, RULE: tl.constexpr, BLOCK: tl.constexpr, SCALE_ADD: tl.constexpr,
@@ -122,13 +135,7 @@ def quantise_kernel(
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile."""
-    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
-    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
-    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
-    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
-    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
-    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
-    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))
+    v, first_row, first_column = _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS, TILE_COLUMNS)
     if R_OUTPUT != OFF:
         words = 0
         if R_STOCHASTIC:
@@ -158,13 +165,7 @@ def amax_kernel(
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Raise out (int32) to the bits of the largest magnitude of x after its rotation; NaN and Inf win."""
-    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
-    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
-    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
-    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
-    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
-    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
-    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))
+    v, _, _ = _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS, TILE_COLUMNS)
     if HADAMARD:
         if ALONG_COLUMNS:
             v = tl.trans(v)

@@ -68,7 +68,7 @@ def test_the_doctor_finds_a_fault(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--backend", "fast"], "--backend: no back end 'fast' (expected emulated"),
+        (["--backend", "fast"], "--backend: no back end 'fast' (expected auto, emulated"),
         (["--device", "cuda:7"], "--device: 'cuda:7' cannot be used ("),
         (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
     ],

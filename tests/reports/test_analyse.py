@@ -8,6 +8,7 @@ from scipy import stats
 from synthetic_study import ENVIRONMENT, line, resolved_recipe
 
 from ablate.reports.analyse import analyse
+from ablate.reports.caveats import warnings
 from ablate.reports.cost import Cost
 from ablate.reports.load import load_frames
 from ablate.reports.steps import Step, greatest_step
@@ -94,6 +95,24 @@ def test_resolution_is_the_evaluation_interval_over_the_baseline(make_study):
 def test_timing_is_native_only_if_all_vouch_for_it(make_study, change, timing):
     store = make_study({"a": [line(3, 1)] * 2}, environment=ENVIRONMENT | change)
     assert analyse(load_frames(store)).timing == timing
+
+
+def test_who_did_which_gemm_makes_no_other_environment(make_study):
+    def choice(operands, backend, mode):
+        return {"gemm": "fprop", "operands": operands, "backend": backend, "mode": mode, "detail": "d"}
+
+    store = make_study({"a": [line(3, 1)] * 2, "b": [line(3, 1)] * 2})
+    frames = load_frames(store)
+    bf16, fp4 = choice("bf16", "emulated", "native"), choice("mxfp4", "torch", "native")
+    failed = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "d"}
+    for number, environment in enumerate(frames.environments.values()):
+        environment["backend_choices"] = [bf16, fp4] if number >= 2 else [bf16]
+        environment["self_tests"] = [failed] if number == 3 else []
+    analysis = analyse(frames)
+    assert len(analysis.environments) == 1
+    assert analysis.backends == (("bf16 by emulated, native: d", 4), ("mxfp4 by torch, native: d", 2))
+    assert analysis.failed_self_tests == 1
+    assert any("failed its self-test before 1 of the runs" in text for text in warnings(analysis, ()))
 
 
 def test_no_environment_is_not_native(make_study):
