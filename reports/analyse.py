@@ -289,7 +289,9 @@ def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolut
 
 
 def _timing(environments: dict[str, dict[str, Any]]) -> str:
-    """Return ``native`` only if every run that ran says so and vouches for its timing."""
+    """Return ``native`` if every run that ran vouches for its timing, ``logged`` if runs were imported."""
+    if any(environment.get("backend_mode") == "imported" for environment in environments.values()):
+        return "logged"
     native = bool(environments) and all(
         environment.get("backend_mode") == "native" and environment.get("timing_valid") is True
         for environment in environments.values()

@@ -29,6 +29,10 @@ def notices(analysis: Analysis) -> tuple[str, ...]:
     return (text,)
 
 
+_NO_SETTINGS = ("submission_platform",)
+"""In what imported runs may differ without training otherwise."""
+
+
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cautions that apply to these figures."""
     found: list[str] = []
@@ -56,8 +60,28 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
             "study let them train all the same: see their environment.json, and `ablate doctor`."
         )
+    found.extend(_settings(analysis))
     found.extend(f"Left out: {fault}" for fault in faults)
     return tuple(found)
+
+
+def _settings(analysis: Analysis) -> list[str]:
+    """Name what arms of imported logs differ in besides their recipe, which no log tells."""
+    if analysis.timing != "logged":
+        return []
+    found = []
+    for arm in analysis.others:
+        listed = [
+            f"{key} ({pair[0]} there, {pair[1]} here)"
+            for key, pair in arm.differs.items()
+            if key not in _NO_SETTINGS
+        ]
+        if listed:
+            found.append(
+                f"{arm.name} was not trained as {analysis.baseline} was: {', '.join(listed)}. What it costs "
+                "is not its recipe's alone."
+            )
+    return found
 
 
 def _resolution(analysis: Analysis) -> list[str]:

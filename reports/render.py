@@ -130,6 +130,10 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     of_target = words.share(analysis.resolution.share)
     if analysis.timing == "native":
         timing = "native and unshared in every run. This report makes no claim on speed."
+    elif analysis.timing == "logged":
+        timing = (
+            "as their logs say: read from logs that others wrote, so nothing here is a measured speed-up."
+        )
     else:
         timing = (
             "emulated, or not vouched for by every run: nothing here is a measured speed-up, and tokens/s of "

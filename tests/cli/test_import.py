@@ -1,0 +1,94 @@
+"""``ablate import``: from logs to a report, and what is wrong in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli, main
+
+ROWS = "tokens,val_loss,seed\n" + "".join(
+    f"{n * 1000},{5 - n * pace},{seed}\n" for seed, pace in enumerate((0.5, 0.52, 0.49)) for n in range(1, 6)
+)
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("fp8.csv").write_text(ROWS)
+    Path("fp4.csv").write_text(ROWS.replace("1000,", "1100,").replace("2000,", "2200,"))
+    return tmp_path
+
+
+COMMON = ["--study", "s", "--baseline", "fp8", "--target", "val_loss=3.5"]
+CSV = ["import", "csv", "--arm", "fp8=fp8.csv", "--arm", "fp4=fp4.csv", *COMMON]
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli, arguments, catch_exceptions=False)
+
+
+def test_csv_to_report(logs):
+    result = call(*CSV)
+    assert result.exit_code == 0, result.output
+    assert "fp8: 3 runs, 15 evaluations" in result.output
+    report = call("report", "s", "--json")
+    content = json.loads(report.output)
+    assert [arm["n"] for arm in content["arms"]] == [3, 3]
+    assert content["timing"] == "logged"
+    assert call("status", "s").exit_code == 0
+
+
+def test_faults_are_named_the_rest_goes_on_and_the_exit_code_says_so(logs):
+    with Path("fp8.csv").open("a") as file:
+        file.write("6000,broken,0\n")
+    result = call(*CSV)
+    assert result.exit_code == 1
+    assert "fp8.csv:17: expected a number in 'val_loss', got 'broken'" in result.output
+    assert call("report", "s").exit_code == 0
+
+
+def test_jsonl_and_wandb(logs):
+    Path("a.jsonl").write_text(
+        "".join(json.dumps({"tokens": n, "val_loss": 5 - n}) + "\n" for n in (1, 2, 3))
+    )
+    assert call("import", "jsonl", "--arm", "fp8=a.jsonl", *COMMON).exit_code == 0
+    Path("chart.csv").write_text('"Step","fp8-0 - l","fp4-0 - l"\n1,4,5\n2,3,4\n3,2,3\n')
+    arms = ["--arm", "fp8=fp8-*", "--arm", "fp4=fp4-*"]
+    result = call("import", "wandb-export", "chart.csv", *arms, "--tokens-per-step", "1000", *COMMON)
+    assert result.exit_code == 0, result.output
+    assert "fp4: 1 runs, 3 evaluations" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["import", "csv", "--arm", "fp8", *COMMON],
+            "--arm: expected NAME=VALUE, got 'fp8' (such as FP8=logs/fp8)",
+        ),
+        (["import", "csv", "--arm", "a=x", "--arm", "a=y", *COMMON], "--arm: 'a' is given twice"),
+        (["import", "csv", "--arm", "fp8=absent", *COMMON], "--arm fp8: absent does not exist"),
+        (
+            ["import", "mllog", "--arm", "fp8=.", *COMMON],
+            "--arm fp8: nothing like result*.txt or *.log or *.out in .",
+        ),
+        ([*CSV[:-1], "3.5"], "--target: expected val_loss=NUMBER or perplexity=NUMBER, got '3.5'"),
+        ([*CSV[:-1], "val_loss=-1"], "--target: expected val_loss=NUMBER"),
+        ([*CSV, "--baseline", "bf16"], "--baseline: no arm 'bf16' (arms: fp8, fp4)"),
+        ([*CSV, "--study", "../s"], "--study: '../s' is no folder name"),
+        (
+            [*CSV, "--columns", "loss=x"],
+            "--columns: no column of ours is 'loss' (expected tokens, val_loss, run",
+        ),
+        ([*CSV, "--columns", "tokens=step"], "arm 'fp8' has no run that could be read"),
+    ],
+)
+def test_bad_input_is_one_line(logs, capsys, monkeypatch, arguments, line):
+    monkeypatch.setattr("sys.argv", ["ablate", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert line in capsys.readouterr().err
+    assert not Path("ablate-runs/s/plan.lock.json").exists()
