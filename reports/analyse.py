@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ablate.reports.cost import Cost, mean_tokens, token_cost
+from ablate.reports.cost import Cost, is_settled, mean_tokens, token_cost
 from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
 from ablate.reports.intervals import Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
+from ablate.reports.power import Power, power_of
 from ablate.reports.steps import Step, find_steps
+from ablate.reports.sweep import Sweep, target_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +79,8 @@ class ArmResult:
     break_even: Interval
     final_loss: Interval
     difference: LossDifference
+    sweep: Sweep | None
+    power: Power | None
     runs: tuple[RunResult, ...]
 
 
@@ -176,6 +180,7 @@ def analyse(frames: StudyFrames) -> Analysis:
             runs=results.get(entry["name"], []),
             is_baseline=entry["name"] == base,
             paired=paired,
+            rule=target.rule,
         )
         for entry in plan["arms"]
     )
@@ -243,6 +248,7 @@ def _arm_result(
     runs: Sequence[RunResult],
     is_baseline: bool,
     paired: bool,
+    rule: Rule,
 ) -> ArmResult:
     ends = [run.end for run in outcomes]
     cost = Cost(kind="baseline") if is_baseline else token_cost(outcomes, base_outcomes, paired=paired)
@@ -273,6 +279,10 @@ def _arm_result(
         difference=LossDifference(interval=Interval(note="baseline"))
         if is_baseline
         else final_difference(curves, base_curves),
+        sweep=None if is_baseline else target_sweep(curves, base_curves, rule=rule, paired=paired),
+        power=None
+        if is_baseline
+        else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),
         runs=tuple(runs),
     )
 

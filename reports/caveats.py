@@ -74,7 +74,7 @@ def _settings(analysis: Analysis) -> list[str]:
         listed = [
             f"{key} ({pair[0]} there, {pair[1]} here)"
             for key, pair in arm.differs.items()
-            if key not in _NO_SETTINGS
+            if key not in _NO_SETTINGS and None not in pair  # what a log does not tell is no difference
         ]
         if listed:
             found.append(

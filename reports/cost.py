@@ -47,6 +47,11 @@ class Cost:
     restricted: Interval | None = None
 
 
+def is_settled(cost: Cost) -> bool:
+    """Tell whether an interval leaves zero out."""
+    return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (cost.high or 0.0)
+
+
 def mean_tokens(outcomes: Sequence[Outcome]) -> Interval:
     """Return the geometric mean of the tokens to target with its interval on log T.
 

@@ -107,6 +107,22 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
                 "n_baseline": arm.difference.n_baseline,
             }
         },
+        "power": None
+        if arm.power is None
+        else {
+            "spread_of_log_tokens": arm.power.spread,
+            "spread_of_the_baseline": arm.power.spread_baseline,
+            "smallest_cost": arm.power.smallest_cost,
+            "more_seeds": arm.power.more_seeds,
+        },
+        "target_sweep": None
+        if arm.sweep is None
+        else [
+            {"val_loss": target, "estimate": cost, "low": low, "high": high}
+            for target, cost, low, high in zip(
+                arm.sweep.targets, arm.sweep.cost, arm.sweep.low, arm.sweep.high, strict=True
+            )
+        ],
         "text": {
             "tokens_to_target": words.tokens_interval(arm.tokens_to_target),
             "token_cost": words.cost(arm.token_cost),

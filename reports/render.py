@@ -97,6 +97,7 @@ def _values(content: Content) -> dict[str, Any]:
         "drawings": content.drawings,
         "headline": tables.headline(analysis),
         "steps": steps,
+        "power": tables.power_table(analysis),
         "runs": tables.run_table(analysis),
         "arms": tables.arm_table(analysis),
         "definitions": definitions(analysis),

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.reports import words
 from ablate.reports.load import EVAL_COLUMNS, StudyFrames
+from ablate.reports.power import MOST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ablate.reports.analyse import Analysis
+    from ablate.reports.power import Power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,40 @@ def headline(analysis: Analysis) -> Table:
             for arm in analysis.arms
         ),
         numeric=frozenset({2, 3, 4, 5, 6, 7}),
+    )
+
+
+def power_table(analysis: Analysis) -> Table | None:
+    """Return the noise of each comparison and what so many seeds could have shown; None without any."""
+    known = [(arm, arm.power) for arm in analysis.others if arm.power is not None]
+    if not known:
+        return None
+
+    def more(power: Power) -> str:
+        if power.more_seeds is None:
+            return f"over {MOST_SEEDS:,}"
+        return "settled" if power.more_seeds == 0 else f"about {power.more_seeds}"
+
+    return Table(
+        caption=(
+            "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm "
+            f"and of {analysis.baseline}. Smallest cost: what these seeds would have shown with a chance "
+            "of 80\u00a0% (5\u00a0% level, two-sided, unpaired). More seeds: of each arm, to settle what is "
+            "open if the cost is what it seems. For planning: with few seeds the spread is itself uncertain."
+        ),
+        columns=("Arm", "n", "Spread", "Spread of the baseline", "Smallest cost", "More seeds"),
+        rows=tuple(
+            (
+                arm.name,
+                str(arm.n),
+                words.share(power.spread),
+                words.share(power.spread_baseline),
+                words.share(power.smallest_cost),
+                more(power),
+            )
+            for arm, power in known
+        ),
+        numeric=frozenset({1, 2, 3, 4, 5}),
     )
 
 

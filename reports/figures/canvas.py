@@ -105,6 +105,26 @@ def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
     return result
 
 
+def panels(count: int) -> tuple[Any, list[Any], int]:
+    """Return a figure of small panels with shared scales, its axes row by row, and the number of columns."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, 3 if count <= 6 else 4)
+    rows = -(-count // columns)
+    height = 0.75 + 2.05 * rows
+    figure = Figure(figsize=(11 if columns > 1 else 6, height))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure.subplots_adjust(
+        left=0.085 if columns > 1 else 0.15,
+        right=0.985,
+        top=1 - 0.3 / height,
+        bottom=0.55 / height,
+        wspace=0.1,
+        hspace=0.32,
+    )
+    return figure, list(axes.flat), columns
+
+
 def to_bytes(figure: Any) -> tuple[bytes, bytes]:
     """Return a figure as SVG and PNG; both are free of dates."""
     svg, png = io.BytesIO(), io.BytesIO()

@@ -21,6 +21,7 @@ from ablate.reports.figures.canvas import (
     Look,
     drawing_style,
     looks,
+    panels,
     short,
     to_bytes,
     token_axis,
@@ -63,33 +64,19 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
 
 
 def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
-    from matplotlib.figure import Figure
-
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    columns = min(len(bands), 3 if len(bands) <= 6 else 4)
-    rows = -(-len(bands) // columns)
-    height = 0.75 + 2.05 * rows
-    figure = Figure(figsize=(11 if columns > 1 else 6, height))
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    figure.subplots_adjust(
-        left=0.085 if columns > 1 else 0.15,
-        right=0.985,
-        top=1 - 0.3 / height,
-        bottom=0.55 / height,
-        wspace=0.1,
-        hspace=0.32,
-    )
+    figure, axes, columns = panels(len(bands))
     diverged = {arm.name: arm.diverged for arm in analysis.others}
     low, high = _limits(bands)
     largest = max(float(band.tokens[-1]) for band in bands.values())
-    for axis, (name, band) in zip(axes.flat, bands.items(), strict=False):
+    for axis, (name, band) in zip(axes, bands.items(), strict=False):
         for other, context in bands.items():
             if other != name:
                 axis.plot(context.tokens, context.difference, color=CONTEXT, linewidth=0.7, zorder=1)
         _panel(axis, name, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)
-    for i, axis in enumerate(axes.flat):
+    for i, axis in enumerate(axes):
         if i >= len(bands):
             axis.set_axis_off()
             continue

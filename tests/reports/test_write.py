@@ -21,7 +21,7 @@ ALL_FILES = {
     "tables/evaluations.csv",
     *(
         f"figures/{name}.{kind}"
-        for name in ("token-cost", "convergence", "difference")
+        for name in ("token-cost", "convergence", "difference", "sweep")
         for kind in ("svg", "png")
     ),
 }

@@ -1,0 +1,104 @@
+"""Token cost over the target, one small panel an arm, with its 95 % band.
+
+How it fails: an arm without a range in common with the baseline is left out, and the caption says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ablate.reports import words
+from ablate.reports.figures.canvas import FAINT, INK, Drawing, drawing_style, looks, panels, short, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.analyse import Analysis
+    from ablate.reports.sweep import Sweep
+
+
+def draw_sweep(analysis: Analysis) -> Drawing | None:
+    """Draw the target sweeps; None where no arm has one."""
+    sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
+    if not sweeps:
+        return None
+    with drawing_style("sweep"):
+        svg, png = _draw(analysis, sweeps)
+    caption = (
+        f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
+        "its pointwise 95\u00a0% band, over the losses that every run of both passes; training goes to the "
+        "right. Dotted: the study's target. A cost that depends on the target is no single number. The scale "
+        "follows the later half."
+    )
+    without = [arm.name for arm in analysis.others if arm.name not in sweeps]
+    if without:
+        caption += f" No range in common, or diverged: {', '.join(without)}."
+    ends = ", ".join(
+        f"{name} from {words.percent(_first(sweep.cost))} to {words.percent(_first(sweep.cost[::-1]))}"
+        for name, sweep in sweeps.items()
+    )
+    alt = f"Small line charts of token cost over the target loss. From the first to the last target: {ends}."
+    return Drawing(name="sweep", title="Other targets", caption=caption, alt=alt, svg=svg, png=png)
+
+
+def _numbers(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _first(values: Sequence[float | None]) -> float:
+    return next(value for value in values if value is not None)
+
+
+def _draw(analysis: Analysis, sweeps: dict[str, Sweep]) -> tuple[bytes, bytes]:
+    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
+    figure, axes, columns = panels(len(sweeps))
+    low, high = _limits(sweeps)
+    for i, axis in enumerate(axes):
+        if i >= len(sweeps):
+            axis.set_axis_off()
+            continue
+        name, sweep = list(sweeps.items())[i]
+        targets, cost, below, above = (
+            100 * _numbers(column) if column is not sweep.targets else _numbers(column)
+            for column in (sweep.targets, sweep.cost, sweep.low, sweep.high)
+        )
+        look = style[name]
+        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+        axis.axvline(analysis.target.val_loss, color=FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
+        if np.isfinite(below).any():
+            axis.fill_between(targets, below, above, color=look.color, alpha=0.22, linewidth=0)
+        axis.plot(
+            targets, cost, color=look.color, linewidth=look.width, linestyle=look.dash,
+            marker=look.marker, markersize=3.8, markevery=max(1, len(targets) // 6), zorder=3,
+        )  # fmt: skip
+        axis.set_title(short(name, 30))
+        n = f"n = {sweep.n}" if sweep.n == sweep.n_baseline else f"n = {sweep.n} against {sweep.n_baseline}"
+        axis.annotate(
+            n, (0.985, 0.965), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=FAINT
+        )
+        if i + columns >= len(sweeps):
+            axis.set_xlabel("target (nats/token)")
+            axis.tick_params(labelbottom=True)
+    axes[0].set_ylim(low, high)
+    axes[0].invert_xaxis()
+    figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
+    return to_bytes(figure)
+
+
+def _limits(sweeps: dict[str, Sweep]) -> tuple[float, float]:
+    """Follow the later half of the lines, and of the bands what is no wider than a few times that."""
+    lines, edges = np.zeros(1), np.empty(0)
+    for sweep in sweeps.values():
+        half = slice(len(sweep.targets) // 2, None)
+        lines = np.concatenate([lines, _numbers(sweep.cost[half])])
+        edges = np.concatenate([edges, _numbers(sweep.low[half]), _numbers(sweep.high[half])])
+    lines, edges = lines[np.isfinite(lines)], edges[np.isfinite(edges)]
+    low, high = float(lines.min()), float(lines.max())
+    extent = max(high - low, 0.01)
+    if len(edges):
+        low = max(min(low, float(edges.min())), low - extent)
+        high = min(max(high, float(edges.max())), high + extent)
+    room = 0.1 * max(high - low, 0.01)
+    return 100 * (low - room), 100 * (high + 2 * room)

@@ -1,0 +1,135 @@
+"""Simulated studies with a known truth: how often the report's interval holds it, and how others fail.
+
+    python tests/reports/simulation.py [REPEATS]        # the table of docs/analysis.md
+
+A run's loss is 1.5 + 4 (1 + T / 20,000)^−0.45 with its token axis stretched by the arm's cost and by a factor
+of its own, log-normal: the noise of seeds (s.d. 2.7 %, as MLPerf's runs at batch 16 spread). Each evaluation
+has noise of its own (0.002 nats), and there is one every 7.7 % of the tokens to target, as in MLPerf.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from ablate.reports.cost import is_settled, token_cost
+from ablate.reports.crossing import outcome
+from ablate.reports.intervals import welch_interval
+
+TARGET = 2.2
+SEED_NOISE, EVAL_NOISE = 0.027, 0.002
+TOKENS_TO_TARGET = 20_000 * ((4.0 / (TARGET - 1.5)) ** (1 / 0.45) - 1)
+EVERY = 0.077 * TOKENS_TO_TARGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Over the repeats: how often the interval held the truth and left zero out, and the mean error."""
+
+    coverage: float
+    positive: float
+    bias: float
+    spread: float
+
+
+def study_of(rng, cost, n, *, budget=1.6):
+    """Return the outcomes of ``n`` runs, by the report's rule and by the first evaluation."""
+    runs = []
+    for seed in range(n):
+        tokens = np.arange(EVERY, budget * TOKENS_TO_TARGET, EVERY)
+        pace = np.exp(rng.normal(0, SEED_NOISE)) / (1 + cost)
+        loss = 1.5 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, EVAL_NOISE, len(tokens))
+        runs.append(
+            {
+                rule: outcome(seed=seed, state="finished", tokens=tokens, loss=loss, target=TARGET, rule=rule,
+                              budget_tokens=float(tokens[-1]))
+                for rule in ("confirmed", "first_eval")
+            }
+        )  # fmt: skip
+    return runs
+
+
+def _tally(rows, cost):
+    low, high, estimate = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    return Tally(
+        coverage=float(np.mean((low <= cost) & (cost <= high))),
+        positive=float(np.mean((low > 0) | (high < 0))),
+        bias=float(np.mean(estimate) - cost),
+        spread=float(np.std(estimate)),
+    )
+
+
+def by_report(cost, n, repeats, *, rule="confirmed", budget=1.6, seed=0):
+    """The report's token cost."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(repeats):
+        arm, base = ([run[rule] for run in study_of(rng, c, n, budget=budget)] for c in (cost, 0.0))
+        found = token_cost(arm, base)
+        if found.kind == "interval":
+            assert is_settled(found) == ((found.low > 0) or (found.high < 0))
+            rows.append((found.low, found.high, found.estimate))
+        else:  # all runs crossed at the same evaluation: no interval, which holds nothing
+            assert rule == "first_eval"
+            rows.append((np.nan, np.nan, found.estimate))
+    return _tally(rows, cost)
+
+
+def by_hits_only(cost, n, repeats, *, budget, seed=0):
+    """The mean over the runs that reached the target, as if there were no others."""
+    rng = np.random.default_rng(seed)
+    rows, censored = [], 0
+    for _ in range(repeats):
+        arm, base = (
+            [run["confirmed"] for run in study_of(rng, c, n, budget=b)]
+            for c, b in ((cost, budget), (0.0, 1.6))
+        )
+        hits = [np.log(run.high) for run in arm if run.end == "hit"]
+        censored += len(arm) - len(hits)
+        if len(hits) < 2:
+            continue
+        found = welch_interval(hits, [np.log(run.high) for run in base])
+        rows.append(tuple(np.expm1([found.low, found.high, found.estimate])))
+    return _tally(rows, cost), censored / (n * repeats)
+
+
+def by_single_runs(cost, repeats, *, rule, seed=0):
+    """One run an arm: the estimates alone, for there is no interval."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(repeats):
+        (arm,), (base,) = (study_of(rng, c, 1) for c in (cost, 0.0))
+        found.append(arm[rule].high / base[rule].high - 1)
+    return np.array(found)
+
+
+def main(repeats):
+    print("| what is done | true cost | seeds | holds the truth | leaves zero out | mean error | s.d. |")
+    print("|---|---|---|---|---|---|---|")
+
+    def line(what, cost, n, tally):
+        print(
+            f"| {what} | {cost:.0%} | {n} | {tally.coverage:.1%} | {tally.positive:.1%} | "
+            f"{100 * tally.bias:+.2f} pp | {100 * tally.spread:.1f} pp |"
+        )
+
+    for cost in (0.0, 0.08):
+        for n in (3, 5, 10):
+            line("**the report**: confirmed crossing, Welch on logs", cost, n, by_report(cost, n, repeats))
+    line("first evaluation, Welch on logs", 0.08, 5, by_report(0.08, 5, repeats, rule="first_eval"))
+    tally, censored = by_hits_only(0.08, 5, repeats, budget=1.10)
+    line(f"the hits alone ({censored:.0%} of the arm's runs censored)", 0.08, 5, tally)
+    for rule in ("confirmed", "first_eval"):
+        found = by_single_runs(0.08, repeats, rule=rule)
+        what = "one run an arm, " + ("interpolated" if rule == "confirmed" else "first evaluation")
+        far = np.mean(np.abs(found - 0.08) > 0.04)
+        print(
+            f"| {what} | 8% | 1 | no interval; {far:.0%} are off by more than 4 pp | – | "
+            f"{100 * (found.mean() - 0.08):+.2f} pp | {100 * found.std():.1f} pp |"
+        )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)

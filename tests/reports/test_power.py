@@ -1,0 +1,70 @@
+"""What so many seeds could show: against simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ablate.reports.crossing import Outcome
+from ablate.reports.power import power_of
+
+
+def runs(logs, end="hit"):
+    return [
+        Outcome(seed=seed, end=end, low=math.exp(value), high=math.exp(value))
+        for seed, value in enumerate(logs)
+    ]
+
+
+def outcomes(rng, n, spread, shift=0.0):
+    return runs(18 + shift + rng.normal(0, spread, n))
+
+
+@pytest.mark.parametrize("n", [4, 10])
+def test_the_smallest_cost_is_found_four_times_in_five(n):
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(0, 0.03, n), rng.normal(0, 0.03, n)
+    x, y = ((v - v.mean()) / v.std(ddof=1) * 0.03 for v in (x, y))
+    power = power_of(runs(x + 18), runs(y + 18), settled=False, estimate=0.05)
+    effect = math.log1p(power.smallest_cost)
+    found = 0
+    repeats = 4000
+    for _ in range(repeats):
+        p = stats.ttest_ind(rng.normal(effect, 0.03, n), rng.normal(0, 0.03, n)).pvalue
+        found += p < 0.05
+    # The sum of two quantiles is a little off the noncentral t where there are few degrees of freedom.
+    assert found / repeats == pytest.approx(0.8, abs=0.04)
+
+
+def test_so_many_more_seeds_settle_it():
+    rng = np.random.default_rng(0)
+    spread, effect = 0.03, 0.02
+    x, y = (v / v.std(ddof=1) * spread for v in (np.array([-1.0, 0, 1]), np.array([-1.0, 0, 1])))
+    power = power_of(runs(x + 18), runs(y + 18), settled=False, estimate=math.expm1(effect))
+    n = 3 + power.more_seeds
+    found = [
+        stats.ttest_ind(rng.normal(effect, spread, n), rng.normal(0, spread, n)).pvalue < 0.05
+        for _ in range(3000)
+    ]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.04)
+
+
+def test_what_is_settled_needs_no_more_and_what_is_nothing_needs_too_many():
+    rng = np.random.default_rng(1)
+    x, y = outcomes(rng, 5, 0.01, shift=0.3), outcomes(rng, 5, 0.01)
+    assert power_of(x, y, settled=True, estimate=0.35).more_seeds == 0
+    assert power_of(x, y, settled=False, estimate=0.0001).more_seeds is None
+    assert power_of(x, y, settled=False, estimate=None).more_seeds is None
+
+
+def test_nothing_to_go_by():
+    rng = np.random.default_rng(2)
+    one, two = outcomes(rng, 1, 0.1), outcomes(rng, 2, 0.1)
+    assert power_of(one, two, settled=False, estimate=0.1) is None
+    assert power_of(two, one, settled=False, estimate=0.1) is None
+    assert power_of(runs([18, 18]), runs([18, 18]), settled=False, estimate=0.0) is None
+    censored = [Outcome(seed=0, end="censored", low=5.0), Outcome(seed=1, end="censored", low=5.0)]
+    assert power_of(censored, two, settled=False, estimate=None) is None
