@@ -76,7 +76,7 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep]) -> tuple[bytes, bytes]:
         axis.set_title(short(name, 30))
         n = f"n = {sweep.n}" if sweep.n == sweep.n_baseline else f"n = {sweep.n} against {sweep.n_baseline}"
         axis.annotate(
-            n, (0.985, 0.965), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=FAINT
+            n, (0.015, 0.965), xycoords="axes fraction", ha="left", va="top", fontsize=8, color=FAINT
         )
         if i + columns >= len(sweeps):
             axis.set_xlabel("target (nats/token)")

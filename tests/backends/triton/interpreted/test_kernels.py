@@ -16,6 +16,7 @@ from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing import KEY, POLICIES, awkward, both, checks, label, same_bits
 from ablate.backends.triton import launch, policies
+from ablate.backends.triton.backend import block_scaled_gemm
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
 from ablate.numerics.linear import QuantLinear
 from ablate.recipes import RecipeSpec, resolve
@@ -221,6 +222,16 @@ def test_a_linear_layer_with_all_three_gemms(name, shape):
         apart = (mine.float() != other.float()).float().mean().item()
         assert apart < 0.01
         assert torch.allclose(mine.float(), other.float(), rtol=2**-7, atol=1e-5 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_the_gemm_is_a_well_formed_operator(fmt):
+    x, w = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) for rows in (32, 48))
+    left, right = (BACKEND.quantize(one, Draw(policy=OperandPolicy(format=fmt)), axis=1) for one in (x, w))
+    arguments = (left.codes, left.scales, right.codes, right.scales, fmt, 1.0, None, None)
+    torch.library.opcheck(block_scaled_gemm, arguments)
+    compiled = torch.compile(lambda *args: block_scaled_gemm(*args) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*arguments), BACKEND.multiply(left, right) * 2)
 
 
 def test_both_copies_of_two_policies_in_one_read():
