@@ -6,6 +6,7 @@ Nothing here waits for the device: tensor scales stay on it.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,13 +119,9 @@ def _launch(x: Tensor, pair: list[Draw | None], sides: list[dict[str, Any]], out
         )  # fmt: skip
 
 
-def on_device(x: Tensor) -> Any:
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
     """Make x's GPU the current one, as a launch needs it; nothing on a CPU (the interpreter)."""
-    return (
-        torch.cuda.device(x.device)
-        if x.device.type == "cuda"
-        else torch.autograd.profiler.record_function("")
-    )
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
 def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, float | Tensor]:
