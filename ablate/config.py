@@ -159,9 +159,10 @@ class ResourcesConfig:
 
 
 def _known_backend(name: str) -> str:
-    from ablate.backends.select import backend_names
+    from ablate.backends.select import BUILT_IN, backend_names
 
-    if name not in backend_names():
+    # Entry points are looked up on disk: not for a name that needs none.
+    if name not in ("auto", *BUILT_IN) and name not in backend_names():
         raise PydanticCustomError("backend", "no such back end")
     return name
 

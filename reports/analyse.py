@@ -15,10 +15,13 @@ import pandas as pd
 
 from ablate.reports.cost import Cost, is_settled, mean_tokens, token_cost
 from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
+from ablate.reports.effects import Effects, factor_effects
 from ablate.reports.intervals import Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.power import Power, power_of
+from ablate.reports.same import SameArm, compare_with_itself
 from ablate.reports.steps import Step, find_steps
+from ablate.reports.survival import Reached, reached
 from ablate.reports.sweep import Sweep, target_sweep
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class ArmResult:
     difference: LossDifference
     sweep: Sweep | None
     power: Power | None
+    reached: Reached | None
     runs: tuple[RunResult, ...]
 
 
@@ -109,6 +113,9 @@ class Analysis:
     environments: tuple[tuple[dict[str, Any], int], ...]
     backends: tuple[tuple[str, int], ...]
     failed_self_tests: int
+    same_arm: SameArm | None
+    token_effects: Effects
+    loss_effects: Effects
     dropped: tuple[dict[str, Any], ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
@@ -203,6 +210,25 @@ def analyse(frames: StudyFrames) -> Analysis:
         timing=_timing(frames.environments),
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
+        token_effects=factor_effects(
+            [
+                (entry["factors"], math.log(run.high) if run.exact else None)
+                for entry in plan["arms"]
+                if entry.get("factors")
+                for run in outcomes.get(entry["name"], [])
+                if run.end != "missing"
+            ]
+        ),
+        loss_effects=factor_effects(
+            [
+                (entry["factors"], None if curve.end == "diverged" else float(curve.loss[-1]))
+                for entry in plan["arms"]
+                if entry.get("factors")
+                for curve in curves.get(entry["name"], [])
+                if curve.end != "missing"
+            ]
+        ),
+        same_arm=compare_with_itself(outcomes.get(base, [])),
         failed_self_tests=sum(
             any(test.get("passed") is False for test in environment.get("self_tests") or ())
             for environment in frames.environments.values()
@@ -280,6 +306,7 @@ def _arm_result(
         if is_baseline
         else final_difference(curves, base_curves),
         sweep=None if is_baseline else target_sweep(curves, base_curves, rule=rule, paired=paired),
+        reached=reached(outcomes),
         power=None
         if is_baseline
         else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.analyse import Analysis, ArmResult, RunResult
     from ablate.reports.cost import Cost
+    from ablate.reports.effects import Effects
     from ablate.reports.intervals import Interval
     from ablate.reports.verdict import Verdict
 
@@ -57,7 +58,39 @@ def build_document(
             {"runs": count, "environment": environment} for environment, count in analysis.environments
         ],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
+        "effects": {
+            "log_tokens_to_target": _effects(analysis.token_effects),
+            "final_loss": _effects(analysis.loss_effects),
+        },
         "failed_self_tests": analysis.failed_self_tests,
+        "same_arm": None
+        if analysis.same_arm is None
+        else {
+            "splits_of_the_baseline": analysis.same_arm.splits,
+            "found_to_differ": analysis.same_arm.positives,
+            "largest_cost": analysis.same_arm.largest_cost,
+        },
+    }
+
+
+def _effects(found: Effects) -> dict[str, Any]:
+    return {
+        "reason": found.reason,
+        "runs": found.runs,
+        "residual": found.residual,
+        "residual_degrees": found.degrees,
+        "terms": [
+            {
+                "term": effect.term,
+                "degrees": effect.degrees,
+                "f": effect.f,
+                "p": effect.p,
+                "p_holm": effect.p_holm,
+                "aliased_with": list(effect.aliased_with),
+                "levels": dict(effect.levels),
+            }
+            for effect in found.effects
+        ],
     }
 
 

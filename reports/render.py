@@ -97,6 +97,7 @@ def _values(content: Content) -> dict[str, Any]:
         "drawings": content.drawings,
         "headline": tables.headline(analysis),
         "steps": steps,
+        "effects": tables.effect_table(analysis),
         "power": tables.power_table(analysis),
         "runs": tables.run_table(analysis),
         "arms": tables.arm_table(analysis),
@@ -111,6 +112,19 @@ def _values(content: Content) -> dict[str, Any]:
         "ended": words.moment(analysis.last_ended_unix),
         "version": __version__,
     }
+
+
+def _same_arm(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """Return what comparing the baseline with itself shows; nothing with too few runs."""
+    same = analysis.same_arm
+    if same is None:
+        return ()
+    text = (
+        f"of {same.splits:,} ways to split the {analysis.baseline} runs in two, {same.positives:,} come "
+        f"out as a difference at the 5{words.NBSP}% level ({words.share(same.rate)}); the largest cost that "
+        f"chance alone made of them is {words.share(same.largest_cost)}."
+    )
+    return (("The baseline against itself", text),)
 
 
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -156,6 +170,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
         ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
         ("Timing", timing),
+        *_same_arm(analysis),
     )
 
 

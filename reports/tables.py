@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ablate.reports.analyse import Analysis
+    from ablate.reports.effects import Effect
     from ablate.reports.power import Power
 
 
@@ -68,6 +70,42 @@ def headline(analysis: Analysis) -> Table:
             for arm in analysis.arms
         ),
         numeric=frozenset({2, 3, 4, 5, 6, 7}),
+    )
+
+
+def effect_table(analysis: Analysis) -> Table | None:
+    """Return the effects of a grid's factors on tokens to target; None where there are none."""
+    found = analysis.token_effects
+    if not found.effects:
+        return None
+    on_loss = {effect.term: effect for effect in analysis.loss_effects.effects}
+
+    def levels(effect: Effect) -> str:
+        if effect.aliased_with:
+            return f"not to be told from {', '.join(effect.aliased_with)}"
+        return ", ".join(f"{level} {words.percent(math.expm1(change))}" for level, change in effect.levels)
+
+    return Table(
+        caption=(
+            "Effects of the factors on log tokens to target. Levels: tokens over the geometric mean of the "
+            "factor's levels, the other factors averaged. p: F tests (type II) over "
+            f"{found.runs} runs, residual s.d. {words.share(found.residual)}, adjusted together after Holm; "
+            "the last column is the same for the final loss. Interactions (×) say that one factor's effect "
+            "depends on the other."
+        ),
+        columns=("Factor", "Levels", "F", "d.f.", "p (Holm)", "p (Holm), final loss"),
+        rows=tuple(
+            (
+                effect.term,
+                levels(effect) or words.DASH,
+                words.DASH if effect.f is None else f"{effect.f:.1f}",
+                str(effect.degrees),
+                words.p_value(effect.p_holm),
+                words.p_value(on_loss[effect.term].p_holm) if effect.term in on_loss else words.DASH,
+            )
+            for effect in found.effects
+        ),
+        numeric=frozenset({2, 3, 4, 5}),
     )
 
 

@@ -155,3 +155,10 @@ def plural(count: int, noun: str) -> str:
 def moment(unix: float | None) -> str:
     """Return a time of the run data in UTC."""
     return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def p_value(value: float | None) -> str:
+    """Return a p-value as people write it."""
+    if value is None:
+        return DASH
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

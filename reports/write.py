@@ -17,6 +17,7 @@ from ablate.reports import caveats, tables
 from ablate.reports.analyse import analyse
 from ablate.reports.document import build_document
 from ablate.reports.figures import draw_figures
+from ablate.reports.latex import to_latex
 from ablate.reports.load import load_frames
 from ablate.reports.render import Content, render_html, render_markdown
 from ablate.reports.verdict import Verdict, write_verdict
@@ -70,6 +71,14 @@ def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
         "tables/runs.csv": tables.runs_csv(analysis).encode(),
         "tables/evaluations.csv": tables.evaluations_csv(frames).encode(),
     }
+    for name, table in (
+        ("arms", tables.headline(analysis)),
+        ("steps", tables.step_table(analysis)),
+        ("effects", tables.effect_table(analysis)),
+        ("power", tables.power_table(analysis)),
+    ):
+        if table is not None:
+            files[f"tables/{name}.tex"] = to_latex(table, name).encode()
     for drawing in content.drawings:
         files[f"figures/{drawing.name}.svg"] = drawing.svg
         files[f"figures/{drawing.name}.png"] = drawing.png

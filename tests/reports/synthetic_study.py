@@ -121,6 +121,7 @@ def build_study(
     target: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = ENVIRONMENT,
+    factors: Mapping[str, Mapping[str, Any]] | None = None,
     study: str = "synthetic",
     **plan: Any,
 ) -> StudyStore:
@@ -150,7 +151,7 @@ def build_study(
                 "name": name,
                 "description": None,
                 "recipe": (recipes or {}).get(name, "bf16"),
-                "factors": {},
+                "factors": dict((factors or {}).get(name, {})),
                 "differs": {},
                 "folded": [],
                 "runs": runs,

@@ -105,7 +105,10 @@ def test_formulas_and_markup_in_names_are_drawn_as_they_are(make_study):
         ({"a": [line(3, 1)]}, {"convergence"}),
         ({"a": [line(1, 2, 3)], "b": [line(1, 1, 1)]}, {"convergence", "difference"}),
         ({"a": [line(3, 1)], "b": [[(150, 3.0), (250, 1.0)]]}, {"convergence", "token-cost"}),
-        ({"a": [line(1e-3, 1e6)], "b": [line(1e6, 1e-3)]}, {"convergence", "difference", "token-cost"}),
+        (
+            {"a": [line(1e-3, 1e6)], "b": [line(1e6, 1e-3)]},
+            {"convergence", "difference", "token-cost", "reached"},
+        ),
     ],
     ids=["nothing", "one point", "constant", "one arm", "rising", "no common tokens", "huge"],
 )

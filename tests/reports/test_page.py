@@ -138,7 +138,7 @@ def test_the_page_is_built_for_readers_of_all_kinds(browser, wide):
         after - before <= 1 for before, after in zip(found["levels"], found["levels"][1:], strict=False)
     )
     assert found["tables"]
-    assert len(found["pictures"]) == 4
+    assert len(found["pictures"]) == 5
     assert min(found["pictures"]) > 40
     assert found["landmarks"]
     assert found["language"] == "en"

@@ -19,6 +19,9 @@ ALL_FILES = {
     "tables/arms.csv",
     "tables/runs.csv",
     "tables/evaluations.csv",
+    "tables/arms.tex",
+    "tables/steps.tex",
+    "tables/power.tex",
     *(
         f"figures/{name}.{kind}"
         for name in ("token-cost", "convergence", "difference", "sweep")

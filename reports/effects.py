@@ -1,0 +1,179 @@
+"""Main effects and two-way interactions of a grid's factors, on log tokens to target or on the final loss.
+
+Least squares over runs with sum-to-zero coding, so that a main effect is the mean over the other factors'
+levels. A term's p-value is that of the F test that leaves it out of the model with all other terms of its
+order and below (type II); all terms' p-values are adjusted together after Holm. A term that the design cannot
+tell from others (a fraction, missing cells) is named with what it is aliased with, and is not tested.
+
+How it fails: it does not raise. With a run whose value is not known, with fewer than two factors that vary or
+with no run to spare for the error, there are no effects and ``reason`` says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import fdtrc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """One term: a factor, or a pair of them. ``levels`` are (level, mean deviation) of a main effect.
+
+    On log T a deviation d means exp(d) − 1 more tokens than the mean over the levels.
+    """
+
+    term: str
+    degrees: int
+    f: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    aliased_with: tuple[str, ...] = ()
+    levels: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """All terms, with the residual's standard deviation and degrees of freedom."""
+
+    effects: tuple[Effect, ...] = ()
+    residual: float | None = None
+    degrees: int = 0
+    runs: int = 0
+    reason: str | None = None
+
+
+def factor_effects(rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
+    """Return the effects of factors on a value.
+
+    Args:
+        rows: one for each run: its factors' levels, and the value (None where it is not known).
+    """
+    if any(value is None for _, value in rows):
+        unknown = sum(value is None for _, value in rows)
+        return Effects(
+            reason=f"{unknown} of {len(rows)} runs have no known value: no effects", runs=len(rows)
+        )
+    levels: dict[str, list[str]] = {}
+    for factors, _ in rows:
+        for name, level in factors.items():
+            levels.setdefault(name, [])
+            if str(level) not in levels[name]:
+                levels[name].append(str(level))
+    complete = all(name in factors for factors, _ in rows for name in levels)
+    varying = {name: own for name, own in levels.items() if len(own) > 1}
+    if len(varying) < 2 or not complete:
+        return Effects(reason="fewer than two factors that vary", runs=len(rows))
+    y = np.array([value for _, value in rows], dtype=float)
+    coded = {name: _coded([str(f[name]) for f, _ in rows], own) for name, own in varying.items()}
+    terms: dict[tuple[str, ...], np.ndarray] = {(name,): columns for name, columns in coded.items()}
+    for a, b in itertools.combinations(varying, 2):
+        terms[a, b] = np.stack([u * v for u in coded[a].T for v in coded[b].T], axis=1)
+    return _fit(y, terms, varying)
+
+
+def _coded(values: list[str], levels: list[str]) -> np.ndarray:
+    """Return sum-to-zero columns, one fewer than there are levels."""
+    rows = np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
+    return rows[[levels.index(value) for value in values]]
+
+
+def _fit(y: np.ndarray, terms: dict[tuple[str, ...], np.ndarray], levels: dict[str, list[str]]) -> Effects:
+    intercept = np.ones((len(y), 1))
+    kept: dict[tuple[str, ...], np.ndarray] = {}
+    aliased: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for term, columns in terms.items():  # main effects first: an interaction is what gives way
+        before = np.hstack([intercept, *kept.values()])
+        if np.linalg.matrix_rank(np.hstack([before, columns])) < before.shape[1] + columns.shape[1]:
+            aliased[term] = tuple(_name(other) for other in kept if _share_space(columns, kept[other])) or (
+                "the mean",
+            )
+        else:
+            kept[term] = columns
+    full = np.hstack([intercept, *kept.values()])
+    degrees = len(y) - full.shape[1]
+    if degrees < 1:
+        return Effects(reason="no run to spare for the error: add seeds", runs=len(y))
+    coefficients, rss = _least_squares(full, y)
+    # Of equal runs nothing is left but rounding: no test is to be had from that.
+    noise = rss / degrees
+    if noise <= (_TINY * max(1.0, float(np.abs(y).max()))) ** 2:
+        return Effects(
+            reason="runs of equal factors gave equal values: no error to test against", runs=len(y)
+        )
+    found = []
+    for term in terms:
+        if term in aliased:
+            found.append(Effect(term=_name(term), degrees=terms[term].shape[1], aliased_with=aliased[term]))
+            continue
+        # Type II: against the model of all terms that do not contain this one.
+        others = [kept[other] for other in kept if other != term and not set(term) < set(other)]
+        with_term = np.hstack([intercept, *others, kept[term]])
+        _, rss_without = _least_squares(np.hstack([intercept, *others]), y)
+        _, rss_with = _least_squares(with_term, y)
+        number = kept[term].shape[1]
+        f = max(0.0, (rss_without - rss_with) / number) / noise
+        found.append(
+            Effect(
+                term=_name(term), degrees=number, f=f, p=float(fdtrc(number, degrees, f)),
+                levels=_deviations(term, kept, coefficients, levels),
+            )
+        )  # fmt: skip
+    adjusted = holm([effect.p for effect in found if effect.p is not None])
+    values = iter(adjusted)
+    effects = tuple(
+        Effect(**{**vars(effect), "p_holm": next(values)}) if effect.p is not None else effect
+        for effect in found
+    )
+    return Effects(effects=effects, residual=float(np.sqrt(noise)), degrees=degrees, runs=len(y))
+
+
+def _least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
+    coefficients, *_ = np.linalg.lstsq(x, y, rcond=None)
+    return coefficients, float(np.sum((y - x @ coefficients) ** 2))
+
+
+def _share_space(a: np.ndarray, b: np.ndarray) -> bool:
+    """Tell whether two terms' columns are not orthogonal after their means are taken off."""
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    return bool(np.abs(a.T @ b).max() > _TINY * len(a))
+
+
+def _deviations(
+    term: tuple[str, ...],
+    kept: dict[tuple[str, ...], np.ndarray],
+    coefficients: np.ndarray,
+    levels: dict[str, list[str]],
+) -> tuple[tuple[str, float], ...]:
+    if len(term) > 1:
+        return ()
+    start = 1
+    for other, columns in kept.items():
+        if other == term:
+            break
+        start += columns.shape[1]
+    own = coefficients[start : start + kept[term].shape[1]]
+    return tuple(zip(levels[term[0]], [*map(float, own), -float(own.sum())], strict=True))
+
+
+def _name(term: tuple[str, ...]) -> str:
+    return " × ".join(term)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted after Holm (1979), in the order given."""
+    order = np.argsort(p_values, kind="stable")
+    adjusted = [0.0] * len(p_values)
+    worst = 0.0
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = worst
+    return adjusted

@@ -1,0 +1,70 @@
+"""How many runs have reached the target by so many tokens, where some have not by the end of their budget.
+
+Kaplan and Meier's estimate of the share that has *not* reached it, with Greenwood's variance on the log-log
+scale (Kalbfleisch and Prentice) for the 95 % band, which stays between 0 and 1. A censored run leaves at its
+last evaluation. A diverged run never reaches the target: it stays among those that have not, to the end.
+
+How it fails: it does not raise. Without a result there is no curve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.crossing import Outcome
+
+_Z = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Steps of the share that has reached the target: from ``tokens[i]`` on it is ``share[i]``.
+
+    ``low`` and ``high`` bound it at 95 %, None where there is no variance. ``end`` is where the last run was
+    still looked at.
+    """
+
+    tokens: tuple[float, ...]
+    share: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    end: float
+    n: int
+
+
+def reached(outcomes: Sequence[Outcome]) -> Reached | None:
+    """Return the Kaplan–Meier curve of an arm's results; None without any."""
+    runs = [run for run in outcomes if run.end != "missing"]
+    if not runs:
+        return None
+    end = (
+        max(run.low if run.end == "censored" else run.high for run in runs if run.end != "diverged")
+        if any(run.end != "diverged" for run in runs)
+        else max(run.low for run in runs)
+    )
+    times = sorted({run.high for run in runs if run.end == "hit"})
+    survival, variance = 1.0, 0.0
+    steps: list[tuple[float, float, float | None, float | None]] = [(0.0, 0.0, None, None)]
+    for time in times:
+        at_risk = sum(
+            run.end == "diverged" or (run.high if run.end == "hit" else run.low) >= time for run in runs
+        )
+        events = sum(run.end == "hit" and run.high == time for run in runs)
+        survival *= 1 - events / at_risk
+        variance += events / (at_risk * (at_risk - events)) if at_risk > events else math.inf
+        steps.append((time, 1 - survival, *_band(survival, variance)))
+    columns = tuple(zip(*steps, strict=True))
+    return Reached(tokens=columns[0], share=columns[1], low=columns[2], high=columns[3], end=end, n=len(runs))
+
+
+def _band(survival: float, variance: float) -> tuple[float | None, float | None]:
+    """Return the 95 % band of the share that has reached, 1 − S."""
+    if not 0 < survival < 1 or not math.isfinite(variance):
+        return None, None
+    width = _Z * math.sqrt(variance) / abs(math.log(survival))
+    return 1 - survival ** math.exp(-width), 1 - survival ** math.exp(width)
