@@ -51,6 +51,8 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> tuple[bytes, bytes]
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, columns = panels(len(curves))
     largest = max(curve.end for curve in curves.values())
+    # From a little before the first run that reached it: before that all is nought.
+    first = min(min([*curve.tokens[1:], largest * 0.999]) for curve in curves.values())
     base = curves.get(analysis.baseline)
     for i, axis in enumerate(axes):
         if i >= len(curves):
@@ -75,7 +77,7 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> tuple[bytes, bytes]
         axis.set_title(short(name, 30))
         text = f"n = {curve.n}" + (f", {arm.diverged} diverged" if arm.diverged else "")
         axis.annotate(text, (0.02, 0.95), xycoords="axes fraction", va="top", fontsize=8, color=FAINT)
-        axis.set_xlim(0, largest * 1.02)
+        axis.set_xlim(max(0.0, first - 0.4 * (largest - first)), largest + 0.02 * (largest - first))
         if i + columns >= len(curves):
             token_axis(axis, largest, nbins=4)
             axis.tick_params(labelbottom=True)
