@@ -19,6 +19,9 @@ from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation 
 
 _CLOSED = ConfigDict(extra="forbid")
 
+Setting = Literal["data", "tokenizer", "evaluation", "code", "world_size"]
+"""In what runs must agree to be compared, unless their study waives it by name."""
+
 # Strict scalars: a quoted number or a yes/no where a number belongs is a mistake, not a number.
 # The upper bound keeps arithmetic with them exact and finite; no machine holds that many of anything.
 PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]

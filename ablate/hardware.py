@@ -1,4 +1,4 @@
-"""Published peak rates of GPUs, dense, without sparsity: what a measured rate is a share of."""
+"""Published peak rates of GPUs: arithmetic, dense, without sparsity, and memory."""
 
 from __future__ import annotations
 
@@ -7,21 +7,46 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Dense peak rates in TFLOP/s by format class, None where the hardware has none, and where they stand."""
+    """Dense peaks in TFLOP/s by format class (None: no such unit), memory in TB/s, and where they stand.
+
+    ``nvfp4``: whether its FP4 unit takes E4M3 scales for 16 elements; CDNA 4's takes E8M0 for 32 alone.
+    """
 
     bf16: float
     fp8: float
     fp4: float | None
+    memory: float
     source: str
+    nvfp4: bool = True
 
 
 PEAKS: dict[str, Peaks] = {
-    "H100": Peaks(bf16=989, fp8=1979, fp4=None, source="NVIDIA H100 SXM datasheet, half of its sparse rates"),
-    "H200": Peaks(bf16=989, fp8=1979, fp4=None, source="NVIDIA H200 SXM datasheet, half of its sparse rates"),
-    "B200": Peaks(bf16=2250, fp8=4500, fp4=9000, source="NVIDIA HGX B200 datasheet, an eighth, dense"),
-    "B300": Peaks(bf16=2250, fp8=4500, fp4=13500, source="NVIDIA HGX B300 datasheet, an eighth, dense"),
-    "MI350X": Peaks(bf16=2307, fp8=4614, fp4=9227, source="AMD Instinct MI350X datasheet, dense"),
-    "MI355X": Peaks(bf16=2517, fp8=5033, fp4=10066, source="AMD Instinct MI355X datasheet, dense"),
+    "H100": Peaks(
+        bf16=989,
+        fp8=1979,
+        fp4=None,
+        memory=3.35,
+        source="NVIDIA H100 SXM datasheet, half of its sparse rates",
+    ),
+    "H200": Peaks(
+        bf16=989, fp8=1979, fp4=None, memory=4.8, source="NVIDIA H200 SXM datasheet, half of its sparse rates"
+    ),
+    "B200": Peaks(
+        bf16=2250,
+        fp8=4500,
+        fp4=9000,
+        memory=8,
+        source="NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200",
+    ),
+    "B300": Peaks(
+        bf16=2250, fp8=4500, fp4=13500, memory=8, source="NVIDIA HGX B300 datasheet, an eighth, dense"
+    ),
+    "MI350X": Peaks(
+        bf16=2307, fp8=4614, fp4=9227, memory=8, source="AMD Instinct MI350X datasheet, dense", nvfp4=False
+    ),
+    "MI355X": Peaks(
+        bf16=2517, fp8=5033, fp4=10066, memory=8, source="AMD Instinct MI355X datasheet, dense", nvfp4=False
+    ),
 }
 """By what stands in the device's name. A card's own clock and power limit may keep it below."""
 

@@ -13,20 +13,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ablate.reports.bootstrap import bootstrap_cost
+from ablate.reports.comparable import SetApart, find_set_apart
 from ablate.reports.cost import Cost, is_settled, mean_tokens, token_cost
 from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
 from ablate.reports.effects import Effects, factor_effects
 from ablate.reports.intervals import Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.power import Power, power_of
+from ablate.reports.published import Published, published_for
 from ablate.reports.same import SameArm, compare_with_itself
+from ablate.reports.speed import (
+    Measured,
+    Modelled,
+    TimedRun,
+    measured_speed,
+    modelled_speed,
+    read_configs,
+    share_in_fp4,
+)
 from ablate.reports.steps import Step, find_steps
-from ablate.reports.survival import Reached, reached
+from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from ablate.config import RunConfig
     from ablate.reports.load import StudyFrames
 
 _OF_THE_ARM = (
@@ -65,10 +78,15 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet)."""
+    """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet).
+
+    ``again``: the baseline once more with other seeds, where nothing should be found. ``measured``: None
+    unless every run's timing is native. ``fp4_share``, ``modelled``: None and empty without a configuration.
+    """
 
     name: str
     description: str | None
+    again: bool
     recipe: str
     differs: dict[str, Any]
     folded: tuple[str, ...]
@@ -79,12 +97,18 @@ class ArmResult:
     missing: int
     tokens_to_target: Interval
     token_cost: Cost
+    bootstrap: Interval | None
     break_even: Interval
     final_loss: Interval
     difference: LossDifference
     sweep: Sweep | None
     power: Power | None
     reached: Reached | None
+    restricted_mean: Interval
+    measured: Measured | None
+    fp4_share: float | None
+    modelled: tuple[Modelled, ...]
+    published: tuple[Published, ...]
     runs: tuple[RunResult, ...]
 
 
@@ -113,6 +137,9 @@ class Analysis:
     environments: tuple[tuple[dict[str, Any], int], ...]
     backends: tuple[tuple[str, int], ...]
     failed_self_tests: int
+    set_apart: tuple[SetApart, ...]
+    waived: tuple[str, ...]
+    horizon_tokens: float | None
     same_arm: SameArm | None
     token_effects: Effects
     loss_effects: Effects
@@ -141,9 +168,16 @@ class Analysis:
         return sum(len(arm.runs) for arm in self.arms)
 
 
-def analyse(frames: StudyFrames) -> Analysis:
-    """Compute every number of the report."""
+def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
+    """Compute every number of the report.
+
+    ``waive`` names settings (``comparable.SETTINGS``) in which runs may differ and are pooled all the same,
+    besides those that the study waives.
+    """
     plan = frames.plan
+    waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
+    set_apart = find_set_apart(frames, waived)
+    apart = {found.run_id: found for found in set_apart}
     target = Target(
         kind=plan["target"]["kind"],
         value=float(plan["target"]["value"]),
@@ -162,7 +196,7 @@ def analyse(frames: StudyFrames) -> Analysis:
         loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
         end = outcome(
             seed=int(row["seed"]),
-            state=str(row["state"]),
+            state="set apart" if run_id in apart else str(row["state"]),
             tokens=tokens,
             loss=loss,
             target=target.val_loss,
@@ -177,6 +211,9 @@ def analyse(frames: StudyFrames) -> Analysis:
                 Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
             )
     base = plan["baseline"]
+    timing = _timing(frames.environments)
+    configs = read_configs(frames.configs)
+    horizon = common_horizon(outcomes.values())
     arms = tuple(
         _arm_result(
             entry,
@@ -185,6 +222,11 @@ def analyse(frames: StudyFrames) -> Analysis:
             curves=curves.get(entry["name"], []),
             base_curves=curves.get(base, []),
             runs=results.get(entry["name"], []),
+            base_runs=results.get(base, []),
+            config=configs.get(entry["name"]),
+            base_config=configs.get(base),
+            native=timing == "native",
+            horizon=horizon,
             is_baseline=entry["name"] == base,
             paired=paired,
             rule=target.rule,
@@ -207,7 +249,7 @@ def analyse(frames: StudyFrames) -> Analysis:
             paired=paired,
         ),
         resolution=_resolution(every, outcomes.get(base, [])),
-        timing=_timing(frames.environments),
+        timing=timing,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
         token_effects=factor_effects(
@@ -233,6 +275,9 @@ def analyse(frames: StudyFrames) -> Analysis:
             any(test.get("passed") is False for test in environment.get("self_tests") or ())
             for environment in frames.environments.values()
         ),
+        set_apart=set_apart,
+        waived=waived,
+        horizon_tokens=horizon,
         dropped=tuple(plan.get("dropped") or ()),
         last_ended_unix=max(ended) if ended else None,
         curves=every,
@@ -272,12 +317,18 @@ def _arm_result(
     curves: Sequence[Curve],
     base_curves: Sequence[Curve],
     runs: Sequence[RunResult],
+    base_runs: Sequence[RunResult],
+    config: RunConfig | None,
+    base_config: RunConfig | None,
+    native: bool,
+    horizon: float | None,
     is_baseline: bool,
     paired: bool,
     rule: Rule,
 ) -> ArmResult:
     ends = [run.end for run in outcomes]
     cost = Cost(kind="baseline") if is_baseline else token_cost(outcomes, base_outcomes, paired=paired)
+    mean = mean_tokens(outcomes)
 
     def plus_one(value: float | None) -> float | None:
         return None if value is None else 1 + value
@@ -285,6 +336,7 @@ def _arm_result(
     return ArmResult(
         name=entry["name"],
         description=entry.get("description"),
+        again=bool(entry.get("again", False)),
         recipe=entry.get("recipe") or "",
         differs=dict(entry.get("differs") or {}),
         folded=tuple(
@@ -296,8 +348,9 @@ def _arm_result(
         censored=ends.count("censored"),
         diverged=ends.count("diverged"),
         missing=ends.count("missing"),
-        tokens_to_target=mean_tokens(outcomes),
+        tokens_to_target=mean,
         token_cost=cost,
+        bootstrap=None if is_baseline else bootstrap_cost(outcomes, base_outcomes, paired=paired),
         break_even=Interval(
             estimate=plus_one(cost.estimate), low=plus_one(cost.low), high=plus_one(cost.high)
         ),
@@ -307,11 +360,29 @@ def _arm_result(
         else final_difference(curves, base_curves),
         sweep=None if is_baseline else target_sweep(curves, base_curves, rule=rule, paired=paired),
         reached=reached(outcomes),
+        restricted_mean=Interval(note="no results")
+        if horizon is None
+        else restricted_mean(outcomes, horizon),
         power=None
         if is_baseline
         else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),
+        measured=measured_speed(_timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired)
+        if native
+        else None,
+        fp4_share=None if config is None else share_in_fp4(config),
+        modelled=()
+        if config is None or base_config is None
+        else modelled_speed(config, base_config, tokens_to_target=mean.estimate, cost=cost),
+        published=() if config is None else published_for(config.recipe),
         runs=tuple(runs),
     )
+
+
+def _timed(outcomes: Sequence[Outcome], runs: Sequence[RunResult]) -> list[TimedRun]:
+    return [
+        TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec)
+        for outcome, run in zip(outcomes, runs, strict=True)
+    ]
 
 
 def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:

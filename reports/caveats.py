@@ -60,9 +60,47 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
             "study let them train all the same: see their environment.json, and `ablate doctor`."
         )
+    found.extend(_set_apart(analysis))
+    found.extend(_bootstrap(analysis))
     found.extend(_settings(analysis))
     found.extend(f"Left out: {fault}" for fault in faults)
     return tuple(found)
+
+
+def _set_apart(analysis: Analysis) -> list[str]:
+    """Name the runs that are no results because they differ in what the study does not compare."""
+    groups: dict[tuple[str, str, str, str], int] = {}
+    for run in analysis.set_apart:
+        key = (run.setting, run.arm, run.own, run.others)
+        groups[key] = groups.get(key, 0) + 1
+    return [
+        f"Not pooled: {words.plural(count, 'run')} of {arm}, of other {setting.replace('_', ' ')} ({own}; "
+        f"the others: {others}). To pool them all the same: waive: [{setting}] in the study, or "
+        f"`ablate report --waive {setting}`."
+        for (setting, arm, own, others), count in groups.items()
+    ]
+
+
+def _bootstrap(analysis: Analysis) -> list[str]:
+    """Name the arms whose two intervals disagree on whether there is a cost."""
+
+    def zero(low: float | None, high: float | None) -> bool:
+        return low is not None and high is not None and low <= 0 <= high
+
+    differing = [
+        arm.name
+        for arm in analysis.others
+        if arm.bootstrap is not None
+        and arm.token_cost.kind == "interval"
+        and zero(arm.bootstrap.low, arm.bootstrap.high) != zero(arm.token_cost.low, arm.token_cost.high)
+    ]
+    if not differing:
+        return []
+    text = (
+        "The bootstrap disagrees with Student's interval on whether zero is excluded: "
+        f"{', '.join(differing)}. The case is close: add seeds before you rest on it."
+    )
+    return [text]
 
 
 def _settings(analysis: Analysis) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ablate.plan.speed import published_checks
 from ablate.reports import words
 
 if TYPE_CHECKING:
@@ -62,6 +63,31 @@ def build_document(
             "log_tokens_to_target": _effects(analysis.token_effects),
             "final_loss": _effects(analysis.loss_effects),
         },
+        "waived": list(analysis.waived),
+        "not_pooled": [
+            {
+                "run": run.run_id,
+                "arm": run.arm,
+                "setting": run.setting,
+                "own": run.own,
+                "others": run.others,
+            }
+            for run in analysis.set_apart
+        ],
+        "horizon_tokens": analysis.horizon_tokens,
+        "speed_model": [
+            {
+                "what": check.what,
+                "source": check.source,
+                "published": check.published,
+                "at_least": check.at_least,
+                "modelled": check.modelled,
+                "deviation": check.deviation,
+            }
+            for check in published_checks()
+        ]
+        if any(arm.modelled for arm in analysis.arms)
+        else [],
         "failed_self_tests": analysis.failed_self_tests,
         "same_arm": None
         if analysis.same_arm is None
@@ -120,6 +146,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
     return {
         "name": arm.name,
         "description": arm.description,
+        "baseline_again": arm.again,
         "recipe": arm.recipe,
         "differs": arm.differs,
         "folded": list(arm.folded),
@@ -140,6 +167,27 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
                 "n_baseline": arm.difference.n_baseline,
             }
         },
+        "bootstrap_of_token_cost": None if arm.bootstrap is None else _interval(arm.bootstrap),
+        "restricted_mean": _interval(arm.restricted_mean),
+        "measured": None
+        if arm.measured is None
+        else {
+            "throughput_over_baseline": _interval(arm.measured.throughput),
+            "end_to_end_speed": _interval(arm.measured.end_to_end),
+            "gpu_hours_to_target": _interval(arm.measured.hours),
+        },
+        "fp4_share_of_flops": arm.fp4_share,
+        "modelled": [
+            {
+                "hardware": one.hardware,
+                "step_speed_over_baseline": one.speed,
+                "net_speed": _interval(one.net),
+                "gpu_hours_to_target": one.hours,
+                "step_speed_at_llama_3_1_8b": one.large,
+            }
+            for one in arm.modelled
+        ],
+        "published": [{"figure": one.figure, "setting": one.setting} for one in arm.published],
         "power": None
         if arm.power is None
         else {

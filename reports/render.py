@@ -20,7 +20,7 @@ from ablate.reports import tables, words
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.reports.analyse import Analysis
     from ablate.reports.figures import Drawing
@@ -42,20 +42,26 @@ _VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Everything that a page shows."""
+    """Everything that a page shows.
+
+    ``prices``: USD for a device-hour, by the hardware's name. ``refresh_sec``: a browser loads the page again
+    after so long, for a report that is being written anew while a study runs.
+    """
 
     analysis: Analysis
     verdict: Verdict
     notices: Sequence[str]
     warnings: Sequence[str]
     drawings: Sequence[Drawing]
+    prices: Mapping[str, float]
+    refresh_sec: int | None = None
 
 
 def render_html(content: Content) -> str:
     """Return the self-contained page."""
-    pictures = {drawing.name: _inline(drawing) for drawing in content.drawings}
+    pictures = {drawing.name: inline_svg(drawing) for drawing in content.drawings}
     return (
-        _environment(autoescape=True)
+        page_environment(autoescape=True)
         .get_template("report.html.j2")
         .render(_values(content) | {"pictures": pictures})
     )
@@ -63,7 +69,7 @@ def render_html(content: Content) -> str:
 
 def render_markdown(content: Content) -> str:
     """Return the page as Markdown, with the figures as links to their files."""
-    environment = _environment(autoescape=False)
+    environment = page_environment(autoescape=False)
     environment.filters["md"] = escape_markdown
     return environment.get_template("report.md.j2").render(_values(content))
 
@@ -74,7 +80,8 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 
-def _environment(*, autoescape: bool) -> Environment:
+def page_environment(*, autoescape: bool) -> Environment:
+    """Return the templates of all pages."""
     # Markdown is not HTML: it has its own filter on every user string (the tests look).
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -99,6 +106,19 @@ def _values(content: Content) -> dict[str, Any]:
         "steps": steps,
         "effects": tables.effect_table(analysis),
         "power": tables.power_table(analysis),
+        "reached": tables.reached_table(analysis),
+        "costs": [
+            (title, table)
+            for title, table in (
+                ("Measured", tables.measured_table(analysis, content.prices)),
+                ("Modelled, at this study's shapes", tables.modelled_table(analysis, content.prices)),
+                ("Modelled, at the shapes of Llama 3.1 8B", tables.large_table(analysis)),
+                ("How good the model is", tables.check_table(analysis)),
+            )
+            if table is not None
+        ],
+        "published": tables.published_table(analysis),
+        "refresh_sec": content.refresh_sec,
         "runs": tables.run_table(analysis),
         "arms": tables.arm_table(analysis),
         "definitions": definitions(analysis),
@@ -112,6 +132,13 @@ def _values(content: Content) -> dict[str, Any]:
         "ended": words.moment(analysis.last_ended_unix),
         "version": __version__,
     }
+
+
+def _pooled(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """Say what runs may differ in and are pooled all the same; nothing where nothing is waived."""
+    if not analysis.waived:
+        return ()
+    return (("Waived", f"runs that differ in {', '.join(analysis.waived)} are pooled."),)
 
 
 def _same_arm(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -144,7 +171,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     interval = words.tokens(analysis.resolution.interval_tokens)
     of_target = words.share(analysis.resolution.share)
     if analysis.timing == "native":
-        timing = "native and unshared in every run. This report makes no claim on speed."
+        timing = "native and unshared in every run."
     elif analysis.timing == "logged":
         timing = (
             "as their logs say: read from logs that others wrote, so nothing here is a measured speed-up."
@@ -170,11 +197,12 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
         ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
         ("Timing", timing),
+        *_pooled(analysis),
         *_same_arm(analysis),
     )
 
 
-def _inline(drawing: Drawing) -> Markup:
+def inline_svg(drawing: Drawing) -> Markup:
     """Return an SVG that can stand in the page: ids of its own, the page's colours, words for a reader."""
     svg = drawing.svg.decode()
     svg = svg[svg.index("<svg") :]

@@ -9,12 +9,15 @@ How it fails: it does not raise. Without a result there is no curve.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.reports.intervals import Interval
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ablate.reports.crossing import Outcome
 
@@ -60,6 +63,60 @@ def reached(outcomes: Sequence[Outcome]) -> Reached | None:
         steps.append((time, 1 - survival, *_band(survival, variance)))
     columns = tuple(zip(*steps, strict=True))
     return Reached(tokens=columns[0], share=columns[1], low=columns[2], high=columns[3], end=end, n=len(runs))
+
+
+def common_horizon(arms: Iterable[Sequence[Outcome]]) -> float | None:
+    """Return the tokens up to which every arm's share is known; None without results.
+
+    Without a censored run an arm's share is known for good: runs have reached the target or never will.
+    Then it is the latest time that anything happened, or a diverged run's budget.
+    """
+    followed = [_followed(runs) for runs in arms if any(run.end != "missing" for run in runs)]
+    if not followed:
+        return None
+    known, latest = min(known for known, _ in followed), max(latest for _, latest in followed)
+    return known if math.isfinite(known) else latest
+
+
+def _followed(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the tokens up to which an arm's share is known, and the latest time of any of its runs."""
+    runs = [run for run in outcomes if run.end != "missing"]
+    latest = max(run.high if run.end == "hit" else run.low for run in runs)
+    if all(run.end != "censored" for run in runs):
+        return math.inf, latest
+    looked = max(run.high if run.end == "hit" else run.low for run in runs if run.end != "diverged")
+    return looked, latest
+
+
+def restricted_mean(outcomes: Sequence[Outcome], horizon: float) -> Interval:
+    """Return the mean of tokens to target cut at ``horizon`` tokens, with its 95 % interval.
+
+    The area over the curve of the share that has reached: censored runs count for as long as they were
+    looked at, diverged ones to the horizon. Greenwood's variance; with few runs the interval is rough. None
+    as an estimate where the last run was looked at for less than the horizon.
+    """
+    curve = reached(outcomes)
+    if curve is None:
+        return Interval(note="no results")
+    if _followed(outcomes)[0] < horizon:
+        return Interval(note="not looked at for so long")
+    runs = [run for run in outcomes if run.end != "missing"]
+    times = [time for time in curve.tokens if time < horizon] + [horizon]
+    widths = [after - before for before, after in itertools.pairwise(times)]
+    areas = [(1 - share) * width for share, width in zip(curve.share, widths, strict=False)]
+    variance = 0.0
+    for i, time in enumerate(times[1:-1], 1):
+        at_risk = sum(
+            run.end == "diverged" or (run.high if run.end == "hit" else run.low) >= time for run in runs
+        )
+        events = sum(run.end == "hit" and run.high == time for run in runs)
+        if at_risk > events:
+            variance += sum(areas[i:]) ** 2 * events / (at_risk * (at_risk - events))
+    mean = sum(areas)
+    if variance == 0:
+        return Interval(estimate=mean, note="no spread: no interval")
+    half = _Z * math.sqrt(variance)
+    return Interval(estimate=mean, low=mean - half, high=min(mean + half, horizon))
 
 
 def _band(survival: float, variance: float) -> tuple[float | None, float | None]:

@@ -12,16 +12,20 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ablate.plan.speed import GEMM_SHARE, LLAMA_8B, MEMORY_SHARE, published_checks
 from ablate.reports import words
+from ablate.reports.bootstrap import DRAWS, FEWEST_RUNS
 from ablate.reports.load import EVAL_COLUMNS, StudyFrames
 from ablate.reports.power import MOST_SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ablate.reports.analyse import Analysis
+    from ablate.reports.analyse import Analysis, ArmResult
     from ablate.reports.effects import Effect
+    from ablate.reports.intervals import Interval
     from ablate.reports.power import Power
+    from ablate.reports.speed import Modelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +129,19 @@ def power_table(analysis: Analysis) -> Table | None:
             "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm "
             f"and of {analysis.baseline}. Smallest cost: what these seeds would have shown with a chance "
             "of 80\u00a0% (5\u00a0% level, two-sided, unpaired). More seeds: of each arm, to settle what is "
-            "open if the cost is what it seems. For planning: with few seeds the spread is itself uncertain."
+            "open if the cost is what it seems. For planning: with few seeds the spread is itself uncertain. "
+            f"Bootstrap: the token cost's 95\u00a0% interval once more, by {DRAWS:,} draws of the runs, from "
+            f"{FEWEST_RUNS} runs a side on; it is a check, and too narrow with few runs."
         ),
-        columns=("Arm", "n", "Spread", "Spread of the baseline", "Smallest cost", "More seeds"),
+        columns=(
+            "Arm",
+            "n",
+            "Spread",
+            "Spread of the baseline",
+            "Smallest cost",
+            "More seeds",
+            "Bootstrap",
+        ),
         rows=tuple(
             (
                 arm.name,
@@ -136,10 +150,193 @@ def power_table(analysis: Analysis) -> Table | None:
                 words.share(power.spread_baseline),
                 words.share(power.smallest_cost),
                 more(power),
+                words.DASH
+                if arm.bootstrap is None
+                else words.percent_range(arm.bootstrap.low, arm.bootstrap.high) + f"{words.NBSP}%",
             )
             for arm, power in known
         ),
-        numeric=frozenset({1, 2, 3, 4, 5}),
+        numeric=frozenset({1, 2, 3, 4, 5, 6}),
+    )
+
+
+def reached_table(analysis: Analysis) -> Table | None:
+    """Return restricted means, where some run did not reach the target; None where all or none did."""
+    if all(arm.hit == arm.n for arm in analysis.arms) or not any(arm.hit for arm in analysis.arms):
+        return None
+    horizon = words.tokens(analysis.horizon_tokens)
+    return Table(
+        caption=(
+            f"Restricted mean: tokens to target cut at {horizon}, as far as every arm was looked at; the "
+            "area over its Kaplan–Meier curve, with Greenwood's 95\u00a0% interval. Censored runs count for "
+            f"as long as they were looked at, diverged ones to {horizon}."
+        ),
+        columns=("Arm", "n", "hit / cens. / div.", "Reached by the end", "Restricted mean"),
+        rows=tuple(
+            (
+                arm.name,
+                str(arm.n),
+                words.ends(arm),
+                words.DASH if arm.reached is None else words.share(arm.reached.share[-1]),
+                words.tokens_interval(arm.restricted_mean),
+            )
+            for arm in analysis.arms
+        ),
+        numeric=frozenset({1, 2, 3, 4}),
+    )
+
+
+def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
+    """Return throughput and end-to-end speed-up; None unless every run's timing is native."""
+    known = [(arm, arm.measured) for arm in analysis.arms if arm.measured is not None]
+    if not known:
+        return None
+    # One price for one kind of device: of several, no sum can be named.
+    devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
+    price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
+
+    def money(hours: Interval) -> tuple[str, ...]:
+        return () if price is None else (words.dollars(hours, price),)
+
+    return Table(
+        caption=(
+            f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the "
+            "latter the ratio of the times to target: above 1 the arm pays. 95\u00a0% intervals over runs on "
+            "logs, so that the errors of throughput and of token cost are both in it. GPU-hours: of one run "
+            "to the target, evaluation left out."
+        ),
+        columns=("Arm", "n", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
+        + (() if price is None else (f"Cost at {price:g} $/h",)),
+        rows=tuple(
+            (
+                arm.name,
+                str(arm.n),
+                words.times(measured.throughput) if arm.name != analysis.baseline else "1",
+                words.break_even(arm) if arm.name != analysis.baseline else "1",
+                words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",
+                words.hours(measured.hours),
+                *money(measured.hours),
+            )
+            for arm, measured in known
+        ),
+        numeric=frozenset({1, 2, 3, 4, 5, 6}),
+    )
+
+
+def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
+    """Return the modelled speed on named hardware; None without configurations to model."""
+    known = [arm for arm in analysis.arms if arm.modelled]
+    if not known:
+        return None
+    hardware = [one.hardware for one in known[0].modelled]
+    priced = [name for name in hardware if name in prices]
+
+    def speed(arm: ArmResult, one: Modelled) -> str:
+        if one.speed is None:
+            return words.DASH
+        net = "" if arm.name == analysis.baseline else f"; net {words.times(one.net)}"
+        return f"{one.speed:.2f}×{net}"
+
+    return Table(
+        caption=(
+            f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on "
+            f"one device, by a roofline of published peaks ({GEMM_SHARE:.0%} of them in GEMMs, "
+            f"{MEMORY_SHARE:.0%} in memory), without launches and communication. Net: speed / (1 + token "
+            "cost), with the token cost's interval alone. FP4 FLOPs: share of the training FLOPs with both "
+            "operands in FP4. – : no unit for the format."
+        ),
+        columns=(
+            "Arm",
+            "FP4 FLOPs",
+            *hardware,
+            *(f"{name}: GPU-hours to target, at {prices[name]:g} $/h" for name in priced),
+        ),
+        rows=tuple(
+            (
+                arm.name,
+                words.share(arm.fp4_share),
+                *(speed(arm, one) for one in arm.modelled),
+                *(
+                    words.DASH
+                    if one.hours is None
+                    else f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
+                    for one in arm.modelled
+                    if one.hardware in priced
+                ),
+            )
+            for arm in known
+        ),
+        numeric=frozenset(range(1, 2 + len(hardware) + len(priced))),
+    )
+
+
+def large_table(analysis: Analysis) -> Table | None:
+    """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
+    known = [arm for arm in analysis.arms if arm.modelled]
+    if not known:
+        return None
+    hardware = [one.hardware for one in known[0].modelled]
+    return Table(
+        caption=(
+            f"Modelled, not measured: step speed of the same recipes over {analysis.baseline}'s at the "
+            f"shapes of Llama 3.1 8B ({LLAMA_8B.tokens_per_step:,} tokens a step, sequences of "
+            f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
+            "to that size."
+        ),
+        columns=("Arm", *hardware),
+        rows=tuple(
+            (
+                arm.name,
+                *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled),
+            )
+            for arm in known
+        ),
+        numeric=frozenset(range(1, 1 + len(hardware))),
+    )
+
+
+def check_table(analysis: Analysis) -> Table | None:
+    """Return what the speed model gives where others have published a speed-up."""
+    if not any(arm.modelled for arm in analysis.arms):
+        return None
+    return Table(
+        caption=(
+            "The model of step speed beside published figures. It leaves out what costs time in practice, "
+            "so that it is too high rather than too low; take its numbers with a deviation of that order."
+        ),
+        columns=("What", "Published", "Modelled", "Deviation", "Source"),
+        rows=tuple(
+            (
+                check.what,
+                ("> " if check.at_least else "") + f"{check.published:.2f}×",
+                f"{check.modelled:.2f}×",
+                words.percent(check.deviation),
+                check.source,
+            )
+            for check in published_checks()
+        ),
+        numeric=frozenset({1, 2, 3}),
+    )
+
+
+def published_table(analysis: Analysis) -> Table | None:
+    """Return what others have published for such arms beside our figures; None where there is nothing."""
+    rows = tuple(
+        (arm.name, words.cost(arm.token_cost), one.figure, one.setting)
+        for arm in analysis.others
+        for one in arm.published
+    )
+    if not rows:
+        return None
+    return Table(
+        caption=(
+            f"Published figures beside ours (against {analysis.baseline}). They are others' and of other "
+            "models, data and baselines: to compare with, and no part of any estimate here. Matched by "
+            "format, GEMMs in FP4, rounding and Hadamard."
+        ),
+        columns=("Arm", "Ours: token cost", "Published", "Their setting"),
+        rows=rows,
+        numeric=frozenset({1}),
     )
 
 

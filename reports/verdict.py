@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ablate.reports import words
+from ablate.reports.cost import is_settled
 from ablate.reports.steps import greatest_step
 
 if TYPE_CHECKING:
@@ -54,8 +55,13 @@ def write_verdict(analysis: Analysis) -> Verdict:
         return Verdict(lead=lead, findings=(), notes=())
     if not analysis.others:
         return Verdict(lead=_baseline_alone(analysis), findings=(), notes=())
-    findings = tuple(_finding(arm, base) for arm in analysis.others)
-    return Verdict(lead=_lead(analysis, findings), findings=findings, notes=_notes(analysis))
+    findings = tuple(_again(arm, base) if arm.again else _finding(arm, base) for arm in analysis.others)
+    judged = tuple(finding for finding, arm in zip(findings, analysis.others, strict=True) if not arm.again)
+    return Verdict(
+        lead=_lead(analysis, judged) if judged else _baseline_alone(analysis),
+        findings=findings,
+        notes=_notes(analysis),
+    )
 
 
 def _baseline_alone(analysis: Analysis) -> str:
@@ -83,6 +89,23 @@ def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
     ]
     arms = words.plural(len(findings), "arm")
     return f"Of {arms} compared with {analysis.baseline} at {words.target(analysis.target)}, {_and(parts)}."
+
+
+def _again(arm: ArmResult, base: ArmResult) -> Finding:
+    """Say what comparing the baseline with itself came to: whatever is found is found by chance."""
+    cost = arm.token_cost
+    if cost.kind != "interval":
+        return _finding(arm, base)
+    interval = f"{words.percent(cost.estimate)} tokens {words.percent_range(cost.low, cost.high)}"
+    counts = words.counts(cost)
+    if not is_settled(cost):
+        text = f"{arm.name}, which differs in its seeds alone: {interval}, {counts}; no false alarm."
+        return Finding(arm=arm.name, tone="open", text=text)
+    text = (
+        f"{arm.name} differs from {base.name} in its seeds alone, and yet: {interval}, {counts}. That is a "
+        "false alarm (one in twenty is to be expected); a cost of that size is not beyond chance here."
+    )
+    return Finding(arm=arm.name, tone="none", text=text)
 
 
 def _finding(arm: ArmResult, base: ArmResult) -> Finding:

@@ -133,6 +133,29 @@ def break_even(arm: ArmResult) -> str:
     return DASH if value.high is None else f"< {value.high:.2f}×"
 
 
+def times(value: Interval) -> str:
+    """Return a factor with its interval."""
+    if value.estimate is None:
+        return DASH
+    text = f"{value.estimate:.2f}×"
+    return text if value.low is None or value.high is None else f"{text} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def hours(value: Interval, unit: str = "h", scale: float = 1.0) -> str:
+    """Return hours, or what they cost, with their interval."""
+    if value.estimate is None:
+        return DASH
+    text = f"{value.estimate * scale:.3g}{NBSP}{unit}"
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} [{value.low * scale:.3g}, {value.high * scale:.3g}]"
+
+
+def dollars(value: Interval, price: float) -> str:
+    """Return what hours cost at a price an hour."""
+    return hours(value, "$", price)
+
+
 def ends(arm: ArmResult) -> str:
     """Return ``hit / censored / diverged``."""
     return f"{arm.hit} / {arm.censored} / {arm.diverged}"

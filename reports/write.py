@@ -24,6 +24,8 @@ from ablate.reports.verdict import Verdict, write_verdict
 from ablate.store.files import write_bytes_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from ablate.store import StudyStore
 
 
@@ -45,8 +47,18 @@ class ReportPaths:
         return tuple(value for value in values if isinstance(value, Path))
 
 
-def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
+def write_report(
+    store: StudyStore,
+    out: Path | None = None,
+    *,
+    waive: Collection[str] = (),
+    prices: Mapping[str, float] | None = None,
+    refresh_sec: int | None = None,
+) -> ReportPaths:
     """Write the report of a study, by default into its folder under ``report/``.
+
+    ``waive``: settings in which runs may differ, see ``comparable``. ``prices``: USD for a device-hour by the
+    hardware's name. ``refresh_sec``: have a browser load the page again after so many seconds.
 
     Raises:
         FileNotFoundError: the study never ran here.
@@ -54,7 +66,7 @@ def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
     """
     folder = store.path / "report" if out is None else out
     frames = load_frames(store)
-    analysis = analyse(frames)
+    analysis = analyse(frames, waive=waive)
     # Faults name files relative to the study: the report must not depend on where the study lies.
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in frames.faults)
     notices = caveats.notices(analysis)
@@ -64,6 +76,8 @@ def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
         notices=notices,
         warnings=caveats.warnings(analysis, faults),
         drawings=draw_figures(analysis),
+        prices=dict(prices or {}),
+        refresh_sec=refresh_sec,
     )
     document = build_document(analysis, content.verdict, content.notices, content.warnings)
     files: dict[str, bytes] = {
@@ -76,6 +90,11 @@ def write_report(store: StudyStore, out: Path | None = None) -> ReportPaths:
         ("steps", tables.step_table(analysis)),
         ("effects", tables.effect_table(analysis)),
         ("power", tables.power_table(analysis)),
+        ("restricted", tables.reached_table(analysis)),
+        ("measured", tables.measured_table(analysis, content.prices)),
+        ("modelled", tables.modelled_table(analysis, content.prices)),
+        ("modelled-8b", tables.large_table(analysis)),
+        ("published", tables.published_table(analysis)),
     ):
         if table is not None:
             files[f"tables/{name}.tex"] = to_latex(table, name).encode()

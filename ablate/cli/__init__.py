@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "recipes": ("Study", "List the published recipes, or show one in full.", "ablate.cli.recipes"),
     "schema": ("Study", "Print the JSON Schema of study files, for editors.", "ablate.cli.schema"),
     "report": ("Results", "Write a study's report.", "ablate.cli.report"),
+    "compare": ("Results", "Put two studies side by side.", "ablate.cli.compare"),
     "import": ("Results", "Make a study of logs that others wrote.", "ablate.cli.import_"),
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),
     "backends": ("Hardware", "Show which formats this machine runs, and how.", "ablate.cli.backends"),

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from ablate.cli.common import find_study, storage_option
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports import ReportPaths
+    from ablate.store import StudyStore
+
+_ENDED = ("finished", "diverged", "failed")
 
 
-@click.command()
+@click.command(
+    epilog="Examples:  ablate report quickstart   ·   ablate report my-study --watch   ·   "
+    "ablate report my-study --price MI355X=2.5"
+)
 @click.argument("study")
 @storage_option
 @click.option(
@@ -17,21 +31,130 @@ from ablate.cli.common import find_study, storage_option
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the report (default: report/ in the study's folder).",
 )
+@click.option(
+    "--waive",
+    multiple=True,
+    metavar="SETTING",
+    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, world_size.",
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="HARDWARE=USD",
+    help="USD for a device-hour, such as B200=4: adds GPU-hours and money to target.",
+)
+@click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch looks.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the verdict.")
-def command(study: str, storage: Path, out: Path | None, *, as_json: bool) -> None:
-    """Write the report of STUDY (its name or its YAML file): HTML, Markdown, JSON, CSV, figures.
+def command(
+    study: str,
+    storage: Path,
+    out: Path | None,
+    waive: tuple[str, ...],
+    prices: tuple[str, ...],
+    every: int,
+    *,
+    watch: bool,
+    as_json: bool,
+) -> int:
+    """Write the report of STUDY (its name or its YAML file): HTML, Markdown, LaTeX, JSON, CSV, figures.
 
     Works on a study that is still running: what is missing is said at the top.
     """
     store = find_study(storage, study)
+    options: dict[str, Any] = {"waive": _settings(waive), "prices": _prices(prices)}
+    if watch:
+        return _watch(store, out, options, every)
     from ablate.reports import write_report
 
-    written = write_report(store, out)
+    written = write_report(store, out, **options)
     if as_json:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
-        return
+        return 0
+    _show(written)
+    return 0
+
+
+def _show(written: ReportPaths) -> None:
     for line in (*written.notices, *written.verdict.sentences):
         click.echo(line)
     click.echo()
     for path in written.paths():
         click.echo(str(path))
+
+
+def _watch(store: StudyStore, out: Path | None, options: dict[str, Any], every: int) -> int:
+    """Write the report whenever the run store has changed, until every run has ended."""
+    from ablate.reports import write_report
+
+    seen: object = None
+    try:
+        while True:
+            now = _stamp(store)
+            running = not all(state in _ENDED for state in now[0])
+            if not running:
+                break
+            if now != seen:
+                written = write_report(store, out, **options, refresh_sec=every)
+                seen = now
+                ended = sum(state in _ENDED for state in now[0])
+                moment = time.strftime("%H:%M:%S")
+                click.echo(f"{moment}  {ended} of {len(now[0])} runs have ended; {written.html}")
+            time.sleep(every)
+    except KeyboardInterrupt:
+        # The page that stays behind must not go on loading itself.
+        _show(write_report(store, out, **options))
+        return 130
+    _show(write_report(store, out, **options))
+    return 0
+
+
+def _stamp(store: StudyStore) -> tuple[list[str], list[int]]:
+    """Return every run's state, and how much each has written."""
+    states: list[str] = []
+    sizes: list[int] = []
+    for arm in store.plan()["arms"]:
+        for entry in arm["runs"]:
+            run = store.run(entry["id"])
+            states.append(run.status().state)
+            sizes.append(run.metrics_path.stat().st_size if run.metrics_path.exists() else 0)
+    return states, sizes
+
+
+def _settings(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    from ablate.config import Setting
+
+    known = get_args(Setting)
+    for name in names:
+        if name not in known:
+            raise UserError(f"--waive: no setting '{name}' (expected {', '.join(known)})")
+    return tuple(names)
+
+
+def _prices(texts: Sequence[str]) -> dict[str, float]:
+    if not texts:
+        return {}
+    from ablate.hardware import PEAKS
+
+    prices = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in PEAKS:
+            raise UserError(f"--price: no hardware '{name}' (expected {', '.join(PEAKS)}, then =USD)")
+        try:
+            prices[name] = float(number)
+        except ValueError:
+            prices[name] = -1.0
+        if not 0 < prices[name] < float("inf"):
+            raise UserError(f"--price: '{text}' has no price (expected a number above 0, such as {name}=2.5)")
+    return prices

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +17,50 @@ import ablate
 from ablate._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from importlib.resources.abc import Traversable
 
     from ablate.backends.select import Choice
+
+_RESULT_SOURCES = ("backends", "data", "numerics", "recipes", "train", "config.py", "schedule.py")
+"""Parts of this package that can change what a run comes to."""
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
 
 
+@cache
+def code_digest() -> str:
+    """Return a hash of the sources that can change a run's result, whatever commit they come from.
+
+    Editing a document or the report leaves it as it is; a change that was not committed does not.
+    """
+    root = files("ablate")
+    digest = hashlib.sha256()
+    for part in _RESULT_SOURCES:
+        for name, content in _sources(root / part, part):
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _sources(node: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    if node.is_dir():
+        for child in sorted(node.iterdir(), key=lambda child: child.name):
+            yield from _sources(child, f"{name}/{child.name}")
+    elif name.endswith((".py", ".cpp", ".h")):
+        yield name, node.read_bytes()
+
+
 def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with ``+`` if it has changes."""
+    """Return the commit of the checkout that this package runs from, with ``+`` if it has changes.
+
+    None for an installed package, also where that lies inside a repository of the user's.
+    """
     folder = Path(ablate.__file__).resolve().parent
     try:
+        subprocess.run(
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"],
+            capture_output=True, check=True, timeout=10,
+        )  # fmt: skip
         commit = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "HEAD"],
             capture_output=True, text=True, check=True, timeout=10,
@@ -52,6 +88,7 @@ def describe_environment(
     return {
         "ablate": __version__,
         "git_commit": commit,
+        "code": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
@@ -60,6 +97,7 @@ def describe_environment(
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": gpu,
+        "world_size": 1,  # devices that train this run
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,

@@ -20,6 +20,7 @@ def to_lock(plan: Plan) -> dict[str, Any]:
         "baseline": plan.baseline,
         "target": {"kind": plan.target.kind, "value": plan.target.value, "crossing": plan.target.crossing},
         "paired_seeds": plan.paired_seeds,
+        "waive": list(plan.waive),
         "training": asdict(plan.training),
         "arms": [arm_to_lock(arm) for arm in plan.arms],
         "dropped": [{"name": cell.name, "reason": cell.reason} for cell in plan.dropped],
@@ -31,6 +32,7 @@ def arm_to_lock(arm: PlannedArm) -> dict[str, Any]:
     return {
         "name": arm.name,
         "description": arm.description,
+        "again": arm.again,
         "recipe": arm.recipe_text,
         "tokens": arm.batches.tokens,
         "factors": arm.factors,

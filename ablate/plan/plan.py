@@ -9,7 +9,7 @@ arms whose data differ in name alone, which are one arm.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ablate.config import (
@@ -18,6 +18,7 @@ from ablate.config import (
     ModelConfig,
     ResourcesConfig,
     RunConfig,
+    Setting,
     TrainingConfig,
     canonical_json,
 )
@@ -25,6 +26,7 @@ from ablate.errors import Problem, UserError
 from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size
 from ablate.plan.ids import RunIds
 from ablate.recipes import Recipe, describe
+from ablate.spec.study import again_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,11 +60,12 @@ class PlannedArm:
     """One arm: its configuration, its runs, and what they amount to.
 
     ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
-    that are this same arm.
+    that are this same arm. ``again``: the baseline once more, with other seeds.
     """
 
     name: str
     description: str | None
+    again: bool
     recipe_text: str
     factors: dict[str, Any]
     differs: dict[str, tuple[Any, Any]]
@@ -102,6 +105,7 @@ class Plan:
     baseline: str
     target: Target
     paired_seeds: bool
+    waive: tuple[Setting, ...]
     training: TrainingConfig
     arms: tuple[PlannedArm, ...]
     folded: tuple[FoldedCell, ...]
@@ -166,6 +170,7 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
             PlannedArm(
                 name=arm.name,
                 description=arm.description,
+                again=False,
                 recipe_text=described[id(arm.recipe)],
                 factors=arm.factors,
                 differs=differences.of(arm),
@@ -178,16 +183,40 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
             )
         )
     _refuse_shared_ids(study, arms)
+    if study.baseline_again:
+        arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline), ids))
     return Plan(
         study=study.name,
         description=study.description,
         baseline=study.baseline,
         target=study.target,
         paired_seeds=study.paired_seeds,
+        waive=study.waive,
         training=study.training,
         arms=tuple(arms),
         folded=study.folded,
         dropped=study.dropped,
+    )
+
+
+def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
+    """Return the baseline once more, with as many seeds that the study does not use otherwise."""
+    name = again_name(baseline.name)
+    first = max(study.seeds) + 1
+    seeds = range(first, first + len(study.seeds))
+    fields = {
+        name: getattr(baseline, name)
+        for name in ("model", "data", "data_digest", "vocab_size", "training", "recipe", "backend")
+    }
+    runs = zip(ids.of_arm(fields, seeds), seeds, strict=True)
+    return replace(
+        baseline,
+        name=name,
+        description=f"{baseline.name} with other seeds, in which nothing should be found (A/A)",
+        again=True,
+        factors={},
+        folded=(),
+        runs=tuple(PlannedRun(id=run_id, arm=name, seed=seed) for run_id, seed in runs),
     )
 
 

@@ -19,7 +19,7 @@ from ablate.spec.files import find_file
 from ablate.spec.fold import MAX_NAME, ArmCollector
 from ablate.spec.parse import read_tree
 from ablate.spec.sections import StudyFile, TargetSection
-from ablate.spec.study import Study, Target
+from ablate.spec.study import Study, Target, again_name
 from ablate.spec.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def load_study(path_or_name: str | Path) -> Study:
     _check_has_arms(root, faults)
     names = dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)])
     baseline = _baseline(root, collector, list(names), faults)
+    if file is not None and file.baseline_again and again_name(baseline) in names:
+        what = f"an arm of the name '{again_name(baseline)}' is there already"
+        faults.add(get(root, "baseline_again") or root, what, "the baseline's second arm takes that name")
     if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
         what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
@@ -71,6 +74,8 @@ def load_study(path_or_name: str | Path) -> Study:
         target=_target(file.target),
         seeds=tuple(file.seeds),
         paired_seeds=file.paired_seeds,
+        baseline_again=file.baseline_again,
+        waive=tuple(dict.fromkeys(file.waive)),
         training=training,
         arms=tuple(collector.arms.values()),
         folded=tuple(collector.folded),

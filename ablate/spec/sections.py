@@ -20,6 +20,7 @@ from ablate.config import (
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,
+    Setting,
     TrainingConfig,
 )
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
@@ -132,6 +133,18 @@ class StudyFile:
     paired_seeds: Annotated[
         bool, Field(strict=True, description="compare arms seed by seed (paired differences)")
     ] = False
+    baseline_again: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="run the baseline once more with as many other seeds, as an arm of its own in which "
+            "nothing should be found (A/A)",
+        ),
+    ] = False
+    waive: Annotated[
+        list[Setting],
+        Field(description="compare runs although they differ in this; the report says so"),
+    ] = Field(default_factory=list)
     base: BaseSection = Field(default_factory=BaseSection)
     arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
         default_factory=dict

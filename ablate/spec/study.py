@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.config import BackendName, DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+    from ablate.config import (
+        BackendName,
+        DataConfig,
+        ModelConfig,
+        ResourcesConfig,
+        Setting,
+        TrainingConfig,
+    )
     from ablate.recipes import Recipe, RecipeSpec
 
 
@@ -58,6 +65,11 @@ class DroppedCell:
     reason: str
 
 
+def again_name(baseline: str) -> str:
+    """Return the name of the arm that ``baseline_again`` adds."""
+    return f"{baseline} again"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """A validated study. ``training`` is the base's section, which most arms share."""
@@ -68,6 +80,8 @@ class Study:
     target: Target
     seeds: tuple[int, ...]
     paired_seeds: bool
+    baseline_again: bool
+    waive: tuple[Setting, ...]
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]

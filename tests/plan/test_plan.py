@@ -66,6 +66,7 @@ def test_the_lock_file_is_as_documented(plan):
             "baseline",
             "target",
             "paired_seeds",
+            "waive",
             "training",
             "arms",
             "dropped",
@@ -77,6 +78,7 @@ def test_the_lock_file_is_as_documented(plan):
     assert fprop == {
         "name": "fprop",
         "description": "forward",
+        "again": False,
         "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
         "tokens": 10_112,
         "factors": {"recipe.gemms": ["fprop"]},
@@ -270,3 +272,17 @@ def test_the_ladder_has_every_row_of_the_table():
         "F+D+W DHT32": "mxfp4(even) DHT32",
         "F+D+W DHT16": "mxfp4(even) DHT16",
     }
+
+
+def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
+    planned = plan(STUDY.replace("seeds: [0, 5]", "seeds: [0, 5]\nbaseline_again: true"))
+    base, again = planned.arm(planned.baseline), planned.arms[-1]
+    assert again.name == f"{planned.baseline} again"
+    assert again.again
+    assert not base.again
+    assert again.differs == {}
+    assert [run.seed for run in again.runs] == [6, 7]
+    assert again.config(6) == base.config(6)
+    assert {run.id for run in again.runs}.isdisjoint(run.id for run in base.runs)
+    assert [run.id for run in again.runs] == [run_id(again.config(seed)) for seed in (6, 7)]
+    assert to_lock(planned)["arms"][-1]["again"] is True

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
+from synthetic_study import line
 
 from ablate.cli import cli
 from ablate.errors import UserError
+from ablate.store import Status
 
 
 def call(*arguments):
@@ -56,3 +59,48 @@ def test_the_report_leaves_slow_parts_of_scipy_and_pyplot_alone():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_setting_or_hardware_that_is_none(ladder):
+    with pytest.raises(UserError, match=r"--waive: no setting 'colour' .expected data, tokenizer"):
+        call("quickstart", "--storage", ladder.path.parent, "--waive", "colour")
+    with pytest.raises(UserError, match="--price: no hardware 'TPU'"):
+        call("quickstart", "--storage", ladder.path.parent, "--price", "TPU=1")
+    for text in ("B200", "B200=-1", "B200=nan", "B200=inf"):
+        with pytest.raises(UserError, match="expected a number above 0"):
+            call("quickstart", "--storage", ladder.path.parent, "--price", text)
+
+
+def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study):
+    points = line(3, 2, 1)
+    store = make_study({"bf16": [points] * 2, "fp4": [points] * 2}, states={("fp4", 1): "running"})
+    page = store.path / "report" / "report.html"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ablate", "report", store.path.name, "--storage", str(store.path.parent),
+         "--watch", "--every", "1"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    first = process.stdout.readline()
+    assert "3 of 4 runs have ended" in first
+    assert '<meta http-equiv="refresh" content="1">' in page.read_text()
+    entry = store.plan()["arms"][1]["runs"][1]
+    store.run(entry["id"]).write_status(Status(state="finished", tokens=300))
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert str(page) in rest
+    assert 'http-equiv="refresh"' not in page.read_text()
+    assert "Partial" not in page.read_text()
+
+
+def test_watch_ended_by_hand_leaves_a_page_that_does_not_reload(make_study):
+    store = make_study({"bf16": [line(3, 2, 1)]}, states={("bf16", 0): "running"})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ablate", "report", store.path.name, "--storage", str(store.path.parent),
+         "--watch"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert 'http-equiv="refresh"' not in (store.path / "report" / "report.html").read_text()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.resources import files
 
 import pytest
-from synthetic_study import line
+from synthetic_study import ladder_study, line
 
-from ablate.reports import write_report
+from ablate.reports import analyse, load_frames, write_report
+from ablate.reports.compare import compare
+from ablate.reports.compare_page import write_comparison
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -82,6 +85,46 @@ def test_no_overflow_no_error_no_network(request, browser, study, width):
     assert wide <= inner
     assert browser.get_log("browser") == []
     assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
+
+
+def faults_of_access(browser):
+    """Return what axe-core finds, one line each."""
+    source = (files("axe_core_python") / "axe.min.js").read_text()
+    browser.execute_script(source)
+    found = browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
+    return [
+        f"{fault['impact']}: {fault['id']}: {node['html'][:200]}"
+        for fault in found["violations"]
+        for node in fault["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("study", ["ladder", "wide"])
+def test_axe_finds_no_fault(request, browser, study, width, scheme):
+    open_page(browser, write_report(request.getfixturevalue(study)).html, width, scheme)
+    assert faults_of_access(browser) == []
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_two_studies_side_by_side(browser, tmp_path, width):
+    frames = tuple(load_frames(ladder_study(tmp_path / name, seed=len(name))) for name in ("a", "bb"))
+    left, right = (analyse(frame) for frame in frames)
+    pages = write_comparison(compare(left, right, frames, ("a", "bb")), tmp_path / "out")
+    open_page(browser, pages[-1], width)
+    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
+    assert wide <= inner
+    assert faults_of_access(browser) == []
+
+
+def test_axe_is_at_work(browser, tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text(
+        '<!DOCTYPE html><html><head><title>t</title></head><body><img src="data:,"></body></html>'
+    )
+    open_page(browser, page, 360)
+    assert any("image-alt" in fault for fault in faults_of_access(browser))
 
 
 def test_dark_and_light_have_enough_contrast(browser, ladder):

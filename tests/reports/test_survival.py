@@ -13,7 +13,7 @@ from ablate.reports.analyse import analyse
 from ablate.reports.crossing import Outcome
 from ablate.reports.figures.reached import draw_reached
 from ablate.reports.load import load_frames
-from ablate.reports.survival import reached
+from ablate.reports.survival import common_horizon, reached, restricted_mean
 
 
 def hit(time):
@@ -72,3 +72,36 @@ def test_drawn_only_where_not_all_reached(make_study):
     assert drawing is not None
     assert "b 33" in drawing.alt
     assert ">b<" in drawing.svg.decode()
+
+
+def test_restricted_mean_without_censoring_is_the_mean_of_cut_times():
+    times = (10.0, 20.0, 40.0, 70.0)
+    for horizon in (30.0, 50.0, 70.0, 80.0):
+        found = restricted_mean([hit(time) for time in times], horizon)
+        cut = np.minimum(times, horizon)
+        assert found.estimate == pytest.approx(cut.mean())
+        # Greenwood's variance without censoring is that of a mean, with n below it.
+        half = 1.959963984540054 * cut.std() / 2
+        assert found.low == pytest.approx(cut.mean() - half)
+        assert found.high == pytest.approx(min(cut.mean() + half, horizon))
+
+
+def test_restricted_mean_counts_diverged_runs_to_the_horizon():
+    assert restricted_mean([hit(10.0), DIVERGED], 50.0).estimate == pytest.approx(30.0)
+    assert restricted_mean([DIVERGED, DIVERGED], 50.0).estimate == 50.0
+    assert restricted_mean([DIVERGED, DIVERGED], 50.0).low is None
+
+
+def test_a_censored_run_leaves_the_mean_where_it_was_last_seen():
+    # By hand: S = 1 to 10, 2/3 to 30, where the run seen to 20 is gone: 2/3 × (1 − 1/1) = 0.
+    found = restricted_mean([hit(10.0), censored(20.0), hit(30.0)], 30.0)
+    assert found.estimate == pytest.approx(10 + 20 * 2 / 3)
+    assert restricted_mean([hit(10.0), censored(20.0)], 30.0).estimate is None
+
+
+def test_the_horizon_is_where_the_least_looked_at_arm_ends():
+    late, early, missing = [hit(10.0), hit(90.0)], [hit(10.0), censored(40.0)], Outcome(seed=0, end="missing")
+    assert common_horizon([late, early]) == 40.0
+    assert common_horizon([late, [hit(5.0), DIVERGED]]) == 99.0
+    assert common_horizon([late, [missing]]) == 90.0
+    assert common_horizon([[missing]]) is None

@@ -314,6 +314,36 @@ arms: {bf16: , fp8: {recipe: fp8}}
             "2:11: baseline: no arm 'b' (arms: bf16, fp8)",
         ],
     ),
+    "the baseline again under a name that is taken": (
+        """\
+name: s
+baseline: bf16
+baseline_again: true
+target: {val_loss: 3}
+arms: {bf16: , bf16 again: {recipe: fp8}}
+""",
+        [
+            (
+                "3:17: baseline_again: an arm of the name 'bf16 again' is there already (the baseline's second "
+                "arm takes that name)"
+            ),
+        ],
+    ),
+    "a setting to waive that is none": (
+        """\
+name: s
+baseline: bf16
+waive: [codes]
+target: {val_loss: 3}
+arms: {bf16: , fp8: {recipe: fp8}}
+""",
+        [
+            (
+                "3:9: waive[0]: expected data, tokenizer, evaluation, code or world_size, got 'codes' (did you "
+                "mean 'code'?)"
+            ),
+        ],
+    ),
     "likely baseline": (
         """\
 name: s

@@ -1,0 +1,81 @@
+"""``ablate compare``: two studies side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ablate.cli.common import find_study, storage_option
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from ablate.store import StudyStore
+
+_LONGEST_VALUE = 60
+
+
+@click.command(epilog="Example:  ablate compare quickstart quickstart-long")
+@click.argument("a")
+@click.argument("b")
+@storage_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write compare.html, .md, .json and the figure there, too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -> None:
+    """Put study A beside study B: each arm's token cost in both, and whether they differ.
+
+    Each is a study's name, its YAML file, or its folder in another storage. Arms are matched by name.
+    """
+    stores = [_find(storage, name) for name in (a, b)]
+    if stores[0].path.resolve() == stores[1].path.resolve():
+        raise UserError(f"'{a}' and '{b}' are the same study: name two")
+    from ablate.reports import analyse, load_frames
+    from ablate.reports.compare import compare, compare_document, compare_table
+
+    frames = (load_frames(stores[0]), load_frames(stores[1]))
+    left, right = (analyse(frame) for frame in frames)
+    names = (left.study, right.study)
+    if left.study == right.study:
+        names = (str(stores[0].path), str(stores[1].path))
+    found = compare(left, right, frames, names)
+    if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
+        click.echo("No arm is in both studies, by name.", err=True)
+    if out is not None:
+        from ablate.reports.compare_page import write_comparison
+
+        for path in write_comparison(found, out):
+            click.echo(str(path), err=as_json)
+    if as_json:
+        click.echo(json.dumps(compare_document(found), indent=1, allow_nan=False, ensure_ascii=False))
+        return
+    from ablate.cli.table import format_table
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    table = compare_table(found)
+    click.echo(format_table(table.columns, table.rows, width=width))
+    click.echo()
+    click.echo(" ".join(table.caption.split()))
+    if found.differs:
+        click.echo("\nThe studies differ in")
+        rows = [(key, *map(_short, pair)) for key, pair in found.differs.items()]
+        click.echo(format_table(("", *names), rows, width=width))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _find(storage: Path, name: str) -> StudyStore:
+    from ablate.store import StudyStore
+
+    folder = Path(name)
+    if (folder / "plan.lock.json").exists():
+        return StudyStore(folder)
+    return find_study(storage, name)

@@ -1,0 +1,105 @@
+"""What others have published for recipes like an arm's, to stand beside our figure and never in its place.
+
+An arm is matched by what the sources name (format, GEMMs in FP4, rounding, Hadamard), not by every detail of
+its recipe: model, data, scale rule and baseline differ, and each row says whose setting it is. Loss
+differences are of the final validation loss in nats per token against the source's own baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.recipes import GEMMS
+
+if TYPE_CHECKING:
+    from ablate.recipes import Gemm, OperandPolicy, Recipe
+
+_AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
+_TSENG = "GPT on Wikipedia, against BF16; one run (Tseng et al., arXiv 2502.20586)"
+_NVIDIA = "12B hybrid, 10T tokens, against FP8; one run (NVIDIA, arXiv 2509.25149)"
+_MLPERF = (
+    "Llama 3.1 8B, MLPerf Training v5.1, batch 16, against FP8; 110 and 30 runs (public logs, ± one "
+    "standard error)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One figure as its source gives it, and the source's setting."""
+
+    figure: str
+    setting: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a recipe is as papers name it. ``stabiliser``: none, sr, rht, dht, or sr+rht."""
+
+    format: str
+    gemms: tuple[Gemm, ...]
+    stabiliser: str
+    hadamard: int
+
+
+def kind_of(recipe: Recipe) -> Kind | None:
+    """Return what a recipe is as papers name it; None without an FP4 GEMM or where its GEMMs differ."""
+    low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in _sides(recipe, gemm)))
+    operands = [side for gemm in low for side in _sides(recipe, gemm)]
+    formats = {side.format for side in operands}
+    if len(formats) != 1:
+        return None
+    rotated = [side for side in operands if side.hadamard]
+    words = []
+    if any(side.rounding == "stochastic" for side in operands):
+        words.append("sr")
+    if rotated:
+        words.append("dht" if all(side.signs == "none" for side in rotated) else "rht")
+    return Kind(
+        format=formats.pop(),
+        gemms=low,
+        stabiliser="+".join(words) or "none",
+        hadamard=max((side.hadamard for side in rotated), default=0),
+    )
+
+
+def _sides(recipe: Recipe, gemm: Gemm) -> tuple[OperandPolicy, OperandPolicy]:
+    policy = recipe.gemm(gemm)
+    return policy.left, policy.right
+
+
+def _of(gemms: int, stabiliser: str, hadamard: int = 0) -> Kind:
+    return Kind(format="mxfp4", gemms=GEMMS[:gemms], stabiliser=stabiliser, hadamard=hadamard)
+
+
+def _tseng(stabiliser: str, hadamard: int = 0) -> Kind:
+    return Kind(format="mxfp4", gemms=("dgrad", "wgrad"), stabiliser=stabiliser, hadamard=hadamard)
+
+
+_FEW, _MORE = "8–9 % more tokens", "10–11 % more tokens"
+_FIGURES: dict[Kind, tuple[Published, ...]] = {
+    _of(1, "none"): (Published(figure=_FEW, setting=_AMD),),
+    _of(2, "none"): (Published(figure=_MORE, setting=_AMD),),
+    _of(3, "none"): (Published(figure="26–27 % more tokens", setting=_AMD),),
+    _of(1, "sr"): (Published(figure=_FEW, setting=_AMD),),
+    _of(2, "sr"): (Published(figure=_MORE, setting=_AMD),),
+    _of(3, "sr"): (Published(figure="does not converge", setting=_AMD),),
+    _of(1, "rht", 16): (Published(figure=_FEW, setting=_AMD),),
+    _of(2, "rht", 16): (Published(figure=_MORE, setting=_AMD),),
+    _of(3, "rht", 16): (Published(figure="does not converge", setting=_AMD),),
+    _of(3, "dht", 16): (Published(figure=_FEW, setting=_AMD),),
+    _of(3, "dht", 32): (Published(figure=_FEW, setting=_AMD),),
+    _tseng("none"): (Published(figure="+0.11 nats (345M)", setting=_TSENG),),
+    _tseng("rht", 64): (Published(figure="+0.02 nats (345M)", setting=_TSENG),),
+    _tseng("sr+rht", 64): (Published(figure="+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", setting=_TSENG),),
+    Kind(format="nvfp4", gemms=GEMMS, stabiliser="sr+rht", hadamard=16): (
+        Published(figure="relative loss error under 1 %, about 1.5 % in the decay", setting=_NVIDIA),
+        Published(figure="9.0 % ± 0.6 more tokens", setting=_MLPERF),
+    ),
+}
+
+
+def published_for(recipe: Recipe) -> tuple[Published, ...]:
+    """Return what others have published for recipes of this kind."""
+    kind = kind_of(recipe)
+    return () if kind is None else _FIGURES.get(kind, ())

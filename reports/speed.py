@@ -1,0 +1,171 @@
+"""What an arm gains in time: measured, where every run's timing is native; modelled, on named hardware.
+
+Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
+Both are Welch's (or paired) intervals on logs over runs, so that the errors of throughput and of token cost
+are carried together, with what they have in common. Modelled: ``ablate.plan.speed``.
+
+How it fails: it does not raise. Emulated or logged timing gives no measured figure; an arm without a resolved
+configuration, as of logs that others wrote, no modelled one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.plan.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
+from ablate.reports.intervals import Interval, exponential, mean_interval, welch_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ablate.config import RunConfig
+    from ablate.recipes import Recipe
+    from ablate.reports.cost import Cost
+    from ablate.reports.crossing import Outcome
+
+_HOUR_SEC = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRun:
+    """How a run ended, and its own training throughput in tokens/s on one device."""
+
+    outcome: Outcome
+    tokens_per_sec: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target."""
+
+    throughput: Interval
+    end_to_end: Interval
+    hours: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """An arm on named hardware. ``speed``: step speed over the baseline's; None without the units for it.
+
+    ``net``: speed / (1 + token cost), with the interval of the token cost alone. ``hours``: device-hours of
+    training to the target, None where the target was not reached by all. ``large``: ``speed`` at the shapes
+    of Llama 3.1 8B.
+    """
+
+    hardware: str
+    speed: float | None
+    net: Interval
+    hours: float | None
+    large: float | None
+
+
+def measured_speed(arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, paired: bool) -> Measured:
+    """Return what native timing shows; runs without a throughput leave no figure."""
+    own, base = ([run for run in side if run.outcome.end != "missing"] for side in (arm, baseline))
+    return Measured(
+        throughput=_ratio([_speed(run) for run in own], [_speed(run) for run in base], own, base, paired),
+        end_to_end=_ratio([_pace(run) for run in own], [_pace(run) for run in base], own, base, paired),
+        hours=_hours([_pace(run) for run in own]),
+    )
+
+
+def modelled_speed(
+    arm: RunConfig, baseline: RunConfig, *, tokens_to_target: float | None, cost: Cost
+) -> tuple[Modelled, ...]:
+    """Return an arm on every hardware of the report, from its resolved configuration and the baseline's."""
+    work, base_work = (workload_of(one.model, one.vocab_size, one.training) for one in (arm, baseline))
+    found = []
+    for hardware in HARDWARE:
+        own = token_time(work, arm.recipe, hardware)
+        speed = _model_ratio(work, arm.recipe, base_work, baseline.recipe, hardware)
+        found.append(
+            Modelled(
+                hardware=hardware,
+                speed=speed,
+                net=Interval() if speed is None else _net(speed, cost),
+                hours=None
+                if own is None or tokens_to_target is None
+                else own.total * tokens_to_target / _HOUR_SEC,
+                large=_model_ratio(LLAMA_8B, arm.recipe, LLAMA_8B, baseline.recipe, hardware),
+            )
+        )
+    return tuple(found)
+
+
+def share_in_fp4(config: RunConfig) -> float:
+    """Return the share of an arm's training FLOPs that have both operands in FP4."""
+    return fp4_share(workload_of(config.model, config.vocab_size, config.training), config.recipe)
+
+
+def read_configs(configs: Mapping[str, dict[str, Any]]) -> dict[str, RunConfig]:
+    """Return the arms' configurations as checked data; those of imported logs are none and are left out."""
+    from pydantic import ValidationError
+
+    from ablate.config import config_from_json
+
+    found = {}
+    for arm, content in configs.items():
+        try:
+            found[arm] = config_from_json(content)
+        except ValidationError:
+            continue
+    return found
+
+
+def _model_ratio(
+    work: Workload, recipe: Recipe, base_work: Workload, base_recipe: Recipe, hardware: str
+) -> float | None:
+    own, base = token_time(work, recipe, hardware), token_time(base_work, base_recipe, hardware)
+    return None if own is None or base is None else base.total / own.total
+
+
+def _net(speed: float, cost: Cost) -> Interval:
+    if cost.kind == "baseline":
+        return Interval(estimate=speed)
+    if cost.estimate is None:
+        return Interval(note=cost.reason)
+    low, high = cost.low, cost.high
+    return Interval(
+        estimate=speed / (1 + cost.estimate),
+        low=None if high is None else speed / (1 + high),
+        high=None if low is None else speed / (1 + low),
+    )
+
+
+def _speed(run: TimedRun) -> float | None:
+    """Return log tokens/s."""
+    return math.log(run.tokens_per_sec) if run.tokens_per_sec else None
+
+
+def _pace(run: TimedRun) -> float | None:
+    """Return −log seconds to target."""
+    speed = _speed(run)
+    return None if speed is None or not run.outcome.exact else speed - math.log(run.outcome.high)
+
+
+def _ratio(
+    own: list[float | None],
+    base: list[float | None],
+    own_runs: Sequence[TimedRun],
+    base_runs: Sequence[TimedRun],
+    paired: bool,
+) -> Interval:
+    left, right = ([value for value in side if value is not None] for side in (own, base))
+    if not left or not right or len(left) < len(own) or len(right) < len(base):
+        return Interval(note="not every run has a figure")
+    if paired:
+        x = {run.outcome.seed: value for run, value in zip(own_runs, left, strict=True)}
+        y = {run.outcome.seed: value for run, value in zip(base_runs, right, strict=True)}
+        seeds = sorted(x.keys() & y.keys())
+        if len(seeds) >= 2:
+            return exponential(mean_interval([x[seed] - y[seed] for seed in seeds]))
+    return exponential(welch_interval(left, right))
+
+
+def _hours(paces: list[float | None]) -> Interval:
+    known = [-pace - math.log(_HOUR_SEC) for pace in paces if pace is not None]
+    if not known or len(known) < len(paces):
+        return Interval(note="not every run has a figure")
+    return exponential(mean_interval(known))
