@@ -63,7 +63,7 @@ def find_crossing(
     ``confirmed``: the first evaluation at or under the target that the next evaluation confirms, or that is
     the last one; linear in tokens between it and the one before. ``first_eval``: the tokens of the first
     evaluation at or under the target, as MLPerf scores. Rows may come in any order; of several evaluations
-    at the same tokens the last counts.
+    at the same tokens the last counts; one without a finite loss is none.
     """
     at, value = _clean(tokens, loss)
     under = value <= target
@@ -85,6 +85,8 @@ def find_crossing(
 def _clean(tokens: ArrayLike, loss: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     at = np.asarray(tokens, dtype=float)
     value = np.asarray(loss, dtype=float)
+    if not (known := np.isfinite(value)).all():
+        at, value = at[known], value[known]
     if len(at) > 1 and np.all(np.diff(at) > 0):
         return at, value
     # The first of the reversed rows is the last of the rows.

@@ -211,13 +211,23 @@ def _is_evaluation(row: object) -> bool:
 
 
 def _throughput(lines: list[bytes]) -> float | None:
-    stride = max(1, len(lines) // _THROUGHPUT_SAMPLES)
-    values = []
-    for line in lines[::stride]:
-        try:
-            value = json.loads(line)["tokens_per_sec"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if isinstance(value, int | float) and math.isfinite(value):
-            values.append(value)
+    sample = lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)]
+    try:
+        rows = json.loads(b"[" + b",".join(sample) + b"]")
+    except ValueError:  # a damaged line among them: each for itself
+        rows = [row for line in sample for row in _object(line)]
+    values = [
+        value
+        for row in rows
+        if isinstance(row, dict)
+        and isinstance(value := row.get("tokens_per_sec"), int | float)
+        and math.isfinite(value)
+    ]
     return float(statistics.median(values)) if values else None
+
+
+def _object(line: bytes) -> list[Any]:
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []

@@ -91,13 +91,20 @@ def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
     return f"Of {arms} compared with {analysis.baseline} at {words.target(analysis.target)}, {_and(parts)}."
 
 
+def _counts(arm: ArmResult) -> str:
+    """Return the numbers of runs, and if they were emulated: a sentence may be quoted on its own."""
+    text = words.counts(arm.token_cost)
+    modes = {run.backend_mode for run in arm.runs if run.end != "missing"}
+    return f"{text}, emulated" if modes & {"emulated", "reference"} else text
+
+
 def _again(arm: ArmResult, base: ArmResult) -> Finding:
     """Say what comparing the baseline with itself came to: whatever is found is found by chance."""
     cost = arm.token_cost
     if cost.kind != "interval":
         return _finding(arm, base)
     interval = f"{words.percent(cost.estimate)} tokens {words.percent_range(cost.low, cost.high)}"
-    counts = words.counts(cost)
+    counts = _counts(arm)
     if not is_settled(cost):
         text = f"{arm.name}, which differs in its seeds alone: {interval}, {counts}; no false alarm."
         return Finding(arm=arm.name, tone="open", text=text)
@@ -111,7 +118,7 @@ def _again(arm: ArmResult, base: ArmResult) -> Finding:
 def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     cost = arm.token_cost
     interval = words.percent_range(cost.low, cost.high)
-    n = words.counts(cost)
+    n = _counts(arm)
     if (
         cost.kind == "interval"
         and cost.estimate is not None
@@ -154,7 +161,7 @@ def _bound_finding(arm: ArmResult, base: ArmResult) -> Finding:
     restricted = cost.restricted
     if restricted is None or restricted.low is None:
         return Finding(
-            arm=arm.name, tone="open", text=f"{text}; a bound from these runs alone, {words.counts(cost)})."
+            arm=arm.name, tone="open", text=f"{text}; a bound from these runs alone, {_counts(arm)})."
         )
     settled = restricted.low > 0
     cut = words.percent_range(restricted.low, restricted.high)
@@ -162,7 +169,7 @@ def _bound_finding(arm: ArmResult, base: ArmResult) -> Finding:
     return Finding(
         arm=arm.name,
         tone="more" if settled else "open",
-        text=f"{text}; with all runs cut at the budget {cut}{tail}, {words.counts(cost)}).",
+        text=f"{text}; with all runs cut at the budget {cut}{tail}, {_counts(arm)}).",
     )
 
 

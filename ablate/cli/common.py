@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 DEFAULT_STORAGE = "ablate-runs"
 
 
-def storage_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Add ``--storage DIR`` (default: $ABLATE_STORAGE, else ./ablate-runs)."""
     return click.option(
         "--storage",
+        *other_names,
+        "storage",
         type=click.Path(path_type=Path, file_okay=False),
         default=lambda: Path(os.environ.get("ABLATE_STORAGE", DEFAULT_STORAGE)),
         show_default="$ABLATE_STORAGE, else ./ablate-runs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,10 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every importer asks for."""
     options: list[Callable[..., Any]] = [
         click.option("--study", required=True, help="Name of the study that is made."),
-        click.option("--baseline", required=True, help="The arm that costs are stated against."),
+        click.option(
+            "--baseline", "baselines", multiple=True, required=True,
+            help="The arm that costs are stated against.",
+        ),
         click.option("--target", required=True, help="val_loss=3.3 (nats per token) or perplexity=27.1."),
         click.option(
             "--crossing", type=click.Choice(["confirmed", "first_eval"]), default="confirmed",
@@ -47,7 +51,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--paired", is_flag=True, help="Equal seeds are pairs: the same data and weights."),
         click.option("--waive", multiple=True, help="Pool the runs of an arm although they differ in this."),
         click.option("--description", help="Free text, shown in the report."),
-        storage_option,
+        partial(storage_option, other_names=("--out",)),
     ]  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -225,8 +229,10 @@ def _target(text: str) -> tuple[str, float]:
         number = float(value)
     except ValueError:
         number = 0.0
-    if kind not in ("val_loss", "perplexity") or not number > 0:
+    if kind not in ("val_loss", "perplexity") or not 0 < number < float("inf"):
         raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'")
+    if kind == "perplexity" and number <= 1:
+        raise UserError(f"--target: a perplexity is above 1, got {number:g}")
     return kind, number
 
 
@@ -235,7 +241,7 @@ def _finish(
     faults: list[str],
     *,
     study: str,
-    baseline: str,
+    baselines: tuple[str, ...],
     target: str,
     crossing: str,
     paired: bool,
@@ -248,10 +254,13 @@ def _finish(
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
     kind, value = _target(target)
+    if len(baselines) > 1:
+        raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
     for fault in faults:
         click.echo(fault, err=True)
     made = ImportedStudy(
-        name=study, arms=found, baseline=baseline, target_kind=kind, target_value=value, crossing=crossing,
+        name=study, arms=found, baseline=baselines[0], target_kind=kind, target_value=value,
+        crossing=crossing,
         paired_seeds=paired, description=description, waived=waive,
     )  # fmt: skip
     try:

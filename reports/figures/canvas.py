@@ -141,20 +141,25 @@ def short(name: str, length: int = 26) -> str:
 
 def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
     """Label an x axis of tokens in one unit for all its ticks."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import Formatter, MaxNLocator
 
     size, unit = next(
         ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if largest >= size),
         (1.0, ""),
     )
 
-    def label(value: float, _: object) -> str:
-        # As many decimals as the tick that needs most: 0.9 beside 1.0.
-        decimals = max(len(f"{tick / size:.6g}".partition(".")[2]) for tick in axis.get_xticks())
-        return f"{value / size:.{decimals}f}"
+    class InUnits(Formatter):
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            # As many decimals as the tick that needs most: 0.9 beside 1.0.
+            decimals = max((len(f"{tick / size:.6g}".partition(".")[2]) for tick in values), default=0)
+            return [f"{tick / size:.{decimals}f}" for tick in values]
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            del pos
+            return self.format_ticks([x])[0]
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=nbins, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    axis.xaxis.set_major_formatter(FuncFormatter(label))
+    axis.xaxis.set_major_formatter(InUnits())
     words = {"B": "billions", "M": "millions", "k": "thousands"}
     axis.set_xlabel(f"training tokens ({words[unit]})" if unit else "training tokens")
 

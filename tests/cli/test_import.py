@@ -76,7 +76,13 @@ def test_jsonl_and_wandb(logs):
         ),
         ([*CSV[:-1], "3.5"], "--target: expected val_loss=NUMBER or perplexity=NUMBER, got '3.5'"),
         ([*CSV[:-1], "val_loss=-1"], "--target: expected val_loss=NUMBER"),
-        ([*CSV, "--baseline", "bf16"], "--baseline: no arm 'bf16' (arms: fp8, fp4)"),
+        ([*CSV[:-1], "perplexity=0.9"], "--target: a perplexity is above 1, got 0.9"),
+        ([*CSV[:-1], "val_loss=inf"], "--target: expected val_loss=NUMBER"),
+        (
+            [*CSV, "--baseline", "fp4"],
+            "--baseline: fp8 and fp4 (expected one arm: make a study for each)",
+        ),
+        (["bf16" if part == "fp8" else part for part in CSV], "--baseline: no arm 'bf16' (arms: fp8, fp4)"),
         ([*CSV, "--study", "../s"], "--study: '../s' is no folder name"),
         (
             [*CSV, "--columns", "loss=x"],

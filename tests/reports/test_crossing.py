@@ -127,3 +127,19 @@ def test_ends():
 def test_a_diverged_run_never_reached_the_target_even_if_it_was_under_it():
     diverged = end_of("diverged", [3.0, 1.0, 1.0, 9.0])
     assert (diverged.end, diverged.low, diverged.high) == ("diverged", 900, math.inf)
+
+
+@given(
+    loss=losses,
+    target=st.floats(0.5, 6.0),
+    rule=rules,
+    holes=st.lists(
+        st.tuples(st.integers(0, 50), st.sampled_from([math.nan, math.inf, -math.inf])), max_size=5
+    ),
+)
+def test_an_evaluation_without_a_finite_loss_is_none(loss, target, rule, holes):
+    tokens = [100 * (i + 1) for i in range(len(loss))]
+    bare = find_crossing(tokens, loss, target, rule)
+    with_holes = sorted([*zip(tokens, loss, strict=True), *((50 + 100 * at, value) for at, value in holes)])
+    found = find_crossing(*zip(*with_holes, strict=True), target, rule)
+    assert found == bare

@@ -324,8 +324,8 @@ arms: {bf16: , bf16 again: {recipe: fp8}}
 """,
         [
             (
-                "3:17: baseline_again: an arm of the name 'bf16 again' is there already (the baseline's second "
-                "arm takes that name)"
+                "3:17: baseline_again: an arm of the name 'bf16 again' is there already (the baseline's "
+                "second arm takes that name)"
             ),
         ],
     ),
@@ -339,8 +339,8 @@ arms: {bf16: , fp8: {recipe: fp8}}
 """,
         [
             (
-                "3:9: waive[0]: expected data, tokenizer, evaluation, code or world_size, got 'codes' (did you "
-                "mean 'code'?)"
+                "3:9: waive[0]: expected data, tokenizer, evaluation, code or world_size, got 'codes' (did "
+                "you mean 'code'?)"
             ),
         ],
     ),

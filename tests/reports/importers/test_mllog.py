@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import cadence
 import numpy as np
 import pytest
 from scipy import stats
@@ -138,8 +139,8 @@ def by_hand(folder):
     return np.log(crossings)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
-def test_nvfp4_against_fp8_on_the_real_logs(tmp_path):
+@pytest.fixture
+def nvfp4_against_fp8(tmp_path):
     folders = {
         "NVFP4": REAL / "NVIDIA" / "theia_ngpu8_ngc25.09_nemo",
         "FP8": REAL / "Dell" / "1xXE9780x8B300-SXM-270GB",
@@ -155,6 +156,23 @@ def test_nvfp4_against_fp8_on_the_real_logs(tmp_path):
     )  # fmt: skip
     store, faults = write_study(study, tmp_path / "s")
     assert faults == []
+    return store, folders
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
+def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8, monkeypatch, capsys):
+    store, _ = nvfp4_against_fp8
+    monkeypatch.setattr("sys.argv", ["cadence.py", str(store.path), "3.6"])
+    cadence.main()
+    page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert all(line in page for line in lines)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
+def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
+    store, folders = nvfp4_against_fp8
     analysis = analyse(load_frames(store))
     cost = next(arm for arm in analysis.others if arm.name == "NVFP4").token_cost
     x, y = by_hand(folders["NVFP4"]), by_hand(folders["FP8"])
