@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from ablate.cli.dashboard import page
+from ablate.reports import write_report
 from ablate.track import Mirror
 
 selenium = pytest.importorskip("selenium")
@@ -48,9 +49,7 @@ def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
         return WebDriverWait(browser, 60).until(is_there)
 
     study = make_study(name="pages", arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
-    report_folder = study.store.path / "report"
-    report_folder.mkdir()
-    (report_folder / "report.html").write_text("<h1>Verdict</h1>")
+    write_report(study.store)
     report = Mirror(study.store, server).sync_once()
     assert report.problem is None
 
@@ -67,3 +66,15 @@ def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
     charts = [name for name in ("train_loss", "val_loss", "val_perplexity", "grad_norm") if name in text]
     assert len(charts) == 4
     assert "NaN" not in text
+
+    # The report itself, in the artifact viewer of the summary run: a frame that runs and loads nothing.
+    summary = held(study, server)["summary"]
+    browser.get(
+        f"{server}/#/experiments/{report.experiment_id}/runs/{summary.info.run_id}/artifacts/report/report.html"
+    )
+    frame = WebDriverWait(browser, 60).until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))[0]
+    browser.switch_to.frame(frame)
+    wait_for_text("Verdict", "Arms against the baseline", "How to repeat it")
+    assert browser.find_elements(By.CSS_SELECTOR, "figure svg")
+    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
+    assert wide <= inner
