@@ -153,6 +153,17 @@ class ResourcesConfig:
 
     cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per run")] = 1
     gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per run")] = 0
+    checkpoint_every_sec: Annotated[
+        NonNegativeFloat,
+        Field(
+            description="seconds between checkpoints, at least; longer where they would take over 2 % of the "
+            "time; 0: after every step"
+        ),
+    ] = 60.0
+    hang_after_sec: Annotated[
+        PositiveFloat,
+        Field(description="a run without progress for so long is given up and tried again"),
+    ] = 1800.0
     require_native: Annotated[
         bool, Field(description="refuse to run what the device has no instruction for, instead of emulating")
     ] = False

@@ -5,6 +5,7 @@ Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad inpu
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
@@ -56,7 +57,7 @@ def command(
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from rich.console import Console
 
-    from ablate.execute.lock import executor_lock
+    from ablate.execute.lock import running
     from ablate.plan import build_plan, to_lock
     from ablate.spec import load_study
     from ablate.store import StudyStore
@@ -68,8 +69,9 @@ def command(
     chosen = _choose(plan, only, seeds)
     store = StudyStore(storage / plan.study)
     try:
-        with executor_lock(store.path):
-            store.write_plan(to_lock(plan))
+        with running(store, json.loads(json.dumps(to_lock(plan)))) as shared:
+            if shared:
+                console.print("Somebody else runs this study, too: its runs are shared.", markup=False)
             return _run(
                 console, store, plan, chosen, study=study, retry_failed=retry_failed, address=address, uri=uri
             )

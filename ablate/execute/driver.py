@@ -1,9 +1,11 @@
 """Run what a plan still lacks, as Ray tasks. The run store is the only thing that workers and driver share.
 
-How it fails: one failing run does not stop the others; a killed worker is retried by Ray once; an
-interrupted driver writes a stop file that running trainers poll, waits a while for them, and leaves the rest
-pending, so that the same command goes on. Metrics never pass through Ray: the driver's memory does not grow
-with them.
+How it fails: one failing run does not stop the others. What may pass by itself (a killed worker or node, a
+GPU error, a full disk, a preemption, a hang) is tried again after a pause, a few times; a fault of the run
+itself is not. A run that somebody else executes on the same storage is waited for, and taken over if its
+holder dies. An interrupted driver writes a stop file that running trainers poll, waits a while for them, and
+leaves the rest pending, so that the same command goes on. Metrics never pass through Ray: the driver's memory
+does not grow with them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
 from ablate.execute.environment import git_commit
-from ablate.execute.worker import DEFAULT_TRAINER, RunTask, execute_run
+from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run
 from ablate.store import END_STATES, RunDir, State, StudyStore
+from ablate.store.leases import STALE_SEC, Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
+_PAUSES_SEC = (1.0, 5.0, 30.0)
+"""Before a run is tried again after a fault that may pass; after the last of them it is left as it is."""
+_LOOK_AGAIN_SEC = 2.0
+"""Between two looks at a run that somebody else executes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ def missing_runs(
 ) -> list[RunRequest]:
     """Return the runs without a result. Failed ones are left out unless they are to be retried."""
     done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
-    return [run for run in runs if store.run(run.run_id).status().state not in done]
+    return [run for run in runs if store.run(run.run_id).state() not in done]
 
 
 def execute_study(
@@ -66,10 +73,12 @@ def execute_study(
     address: str | None = None,
     on_poll: Callable[[], None] = lambda: None,
     trainer: str = DEFAULT_TRAINER,
+    stale_sec: float = STALE_SEC,
 ) -> Outcome:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
-    ``on_poll`` is called a few times a second. Ctrl-C and SIGTERM stop cleanly.
+    ``on_poll`` is called a few times a second. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: after how
+    long without a sign of life a worker of another machine is taken for dead.
 
     Raises:
         UserError: no cluster at the address, or it can never hold one of the runs.
@@ -80,100 +89,175 @@ def execute_study(
         # A cluster with Ray's defaults asks for this token. With an explicit address Ray does not send it
         # unless told so before it is imported; a cluster without authentication takes it all the same.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    import ray
-
     for run in runs:
         store.run(run.run_id).create(run.config)
     stop_path = store.path / f".stop-{uuid.uuid4().hex[:8]}"
     commit = git_commit()
     with _ray(address):
         _check_resources(runs)
-        remote = ray.remote(max_retries=1)(execute_run)
-        pending = {}
-        for run in runs:
-            task = RunTask(
-                run_dir=str(store.run(run.run_id).path.resolve()),
-                tokens_dir=run.tokens_dir,
-                stop_path=str(stop_path.resolve()),
-                threads=run.resources.cpus,
-                device="cuda" if run.resources.gpus else "cpu",
-                git_commit=commit,
-                resources=asdict(run.resources),
-                trainer=trainer,
-            )
-            options = remote.options(
-                num_cpus=run.resources.cpus, num_gpus=run.resources.gpus, name=run.run_id
-            )
-            pending[options.remote(task)] = run.run_id
-        states: dict[str, State] = {}
+        queue = _Queue(store, runs, trainer, stop_path, commit, stale_sec)
         try:
-            interrupted = _wait(pending, states, store, on_poll, stop_path)
+            interrupted = _wait(queue, on_poll, stop_path)
         finally:
             stop_path.unlink(missing_ok=True)
-    return Outcome(states=states, interrupted=interrupted)
+    return Outcome(states=queue.states, interrupted=interrupted)
 
 
-def _wait(
-    pending: dict[Any, str],
-    states: dict[str, State],
-    store: StudyStore,
-    on_poll: Callable[[], None],
-    stop_path: Path,
-) -> bool:
-    """Wait for all tasks; return whether the wait was interrupted."""
+class _Queue:
+    """The runs of one execution: handed to Ray, waiting to be tried again, executed elsewhere, ended."""
+
+    def __init__(
+        self,
+        store: StudyStore,
+        runs: Sequence[RunRequest],
+        trainer: str,
+        stop_path: Path,
+        commit: str | None,
+        stale_sec: float,
+    ) -> None:
+        import ray
+
+        # Ray's own retries know neither pauses nor the ledger.
+        self._remote = ray.remote(max_retries=0)(execute_run)
+        self._store = store
+        self._requests = {run.run_id: run for run in runs}
+        self._trainer, self._stop_path, self._commit, self._stale_sec = trainer, stop_path, commit, stale_sec
+        self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, stale_sec) for run in runs}
+        self._tries = dict.fromkeys(self._requests, 0)
+        self._waiting: dict[str, float] = {}
+        self._elsewhere: set[str] = set()
+        self._looked = 0.0
+        self.handed: dict[Any, str] = {}
+        self.states: dict[str, State] = {}
+        for run in runs:
+            self._hand_over(run.run_id)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any run has not come to an end."""
+        return bool(self.handed or self._waiting or self._elsewhere)
+
+    def _hand_over(self, run_id: str) -> None:
+        run = self._requests[run_id]
+        task = RunTask(
+            run_dir=str(self._store.run(run_id).path.resolve()),
+            tokens_dir=run.tokens_dir,
+            stop_path=str(self._stop_path.resolve()),
+            threads=run.resources.cpus,
+            device="cuda" if run.resources.gpus else "cpu",
+            git_commit=self._commit,
+            resources=asdict(run.resources),
+            trainer=self._trainer,
+            stale_sec=self._stale_sec,
+        )
+        options = self._remote.options(num_cpus=run.resources.cpus, num_gpus=run.resources.gpus, name=run_id)
+        self.handed[options.remote(task)] = run_id
+
+    def move(self) -> None:
+        """Collect what has ended, and hand over again what is due."""
+        self.collect()
+        now = time.monotonic()
+        for run_id in [run_id for run_id, due in self._waiting.items() if due <= now]:
+            del self._waiting[run_id]
+            self._hand_over(run_id)
+        if self._elsewhere and now - self._looked >= _LOOK_AGAIN_SEC:
+            self._looked = now
+            for run_id in list(self._elsewhere):
+                self._look_at(run_id)
+
+    def collect(self) -> None:
+        """Take in the tasks that have ended, waiting for a moment."""
+        import ray
+
+        if not self.handed:
+            time.sleep(_POLL_SEC)
+            return
+        done, _ = ray.wait(list(self.handed), num_returns=min(len(self.handed), 100), timeout=_POLL_SEC)
+        for reference in done:
+            run_id = self.handed.pop(reference)
+            try:
+                end = ray.get(reference)
+            except ray.exceptions.TaskCancelledError:
+                end = TaskEnd(state="pending")
+            except ray.exceptions.RayError as error:
+                end = _lost(self._store.run(run_id), error)
+            self._take(run_id, end)
+
+    def _take(self, run_id: str, end: TaskEnd) -> None:
+        if end.state == "elsewhere":
+            self._elsewhere.add(run_id)
+        elif end.transient and not self._stop_path.exists() and self._tries[run_id] < len(_PAUSES_SEC):
+            self._waiting[run_id] = time.monotonic() + _PAUSES_SEC[self._tries[run_id]]
+            self._tries[run_id] += 1
+        elif end.transient and not self._stop_path.exists():
+            self.states[run_id] = _give_up(self._store.run(run_id), end)
+        else:
+            self.states[run_id] = end.state
+
+    def _look_at(self, run_id: str) -> None:
+        """See how a run stands that somebody else executes; take it over if nobody does any more."""
+        state = self._store.run(run_id).state()
+        if state in END_STATES or state == "failed":
+            self._elsewhere.discard(run_id)
+            self.states[run_id] = state
+        elif not self._leases[run_id].is_held():
+            self._elsewhere.discard(run_id)
+            self._hand_over(run_id)
+
+    def stop(self) -> None:
+        """Hand nothing over any more, and cancel the tasks that have not begun; the others see the stop."""
+        import ray
+
+        for run_id in (*self._waiting, *self._elsewhere):
+            self.states[run_id] = self._store.run(run_id).state()
+        self._waiting.clear()
+        self._elsewhere.clear()
+        for reference, run_id in self.handed.items():
+            if self._store.run(run_id).state() != "running":
+                ray.cancel(reference)
+
+
+def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
+    """Wait for all runs; return whether the wait was interrupted."""
     interrupted = False
     with _sigterm_as_interrupt():
         try:
-            while pending:
-                _collect(pending, states, store, _POLL_SEC)
+            while queue.is_open:
+                queue.move()
                 on_poll()
         except KeyboardInterrupt:
             interrupted = True
             stop_path.touch()
-            _cancel_waiting(pending, store)
+            queue.stop()
             give_up = time.monotonic() + _STOP_GRACE_SEC
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait
-                while pending and time.monotonic() < give_up:
-                    _collect(pending, states, store, _POLL_SEC)
+                while queue.handed and time.monotonic() < give_up:
+                    queue.collect()
                     on_poll()
     return interrupted
 
 
-def _collect(
-    pending: dict[Any, str], states: dict[str, State], store: StudyStore, timeout_sec: float
-) -> None:
-    import ray
-
-    done, _ = ray.wait(list(pending), num_returns=min(len(pending), 100), timeout=timeout_sec)
-    for reference in done:
-        run_id = pending.pop(reference)
-        try:
-            states[run_id] = ray.get(reference)
-        except ray.exceptions.TaskCancelledError:
-            states[run_id] = "pending"
-        except ray.exceptions.RayError as error:
-            states[run_id] = _mark_lost(store.run(run_id), error)
+def _lost(run: RunDir, error: Exception) -> TaskEnd:
+    """Return how a task ended whose worker died: by what its ledger says, or as lost."""
+    state = run.state()
+    if state in END_STATES:
+        return TaskEnd(state=state)
+    leases = Leases(run.attempts)
+    record = leases.read(leases.latest())
+    message = record.message if record is not None and record.outcome is not None else None
+    first = str(error).strip().splitlines()[0]
+    return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {first}")
 
 
-def _mark_lost(run: RunDir, error: Exception) -> State:
-    """Record a run whose worker died more often than Ray retries."""
+def _give_up(run: RunDir, end: TaskEnd) -> State:
+    """Record a run that was tried as often as it is worth."""
     from dataclasses import replace
 
-    status = run.status()
-    if status.state in END_STATES:
-        return status.state
-    first = str(error).strip().splitlines()[0]
-    run.write_status(replace(status, state="failed", message=f"worker lost: {first}", ended_unix=time.time()))
-    return "failed"
-
-
-def _cancel_waiting(pending: dict[Any, str], store: StudyStore) -> None:
-    """Cancel the tasks that have not begun; the others see the stop file."""
-    import ray
-
-    for reference, run_id in pending.items():
-        if store.run(run_id).status().state != "running":
-            ray.cancel(reference)
+    with contextlib.suppress(OSError, ValueError):
+        message = f"{end.message} ({len(_PAUSES_SEC) + 1} attempts)"
+        run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))
+        return "failed"
+    return end.state if end.state != "elsewhere" else "interrupted"
 
 
 @contextlib.contextmanager

@@ -5,10 +5,13 @@ Each run's metrics are read on from where the last look ended, so that a look co
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ablate.store import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +44,7 @@ class RunProgress:
 
 @dataclass
 class _Tail:
+    file: int = 0
     offset: int = 0
     tokens: int = 0
     loss: float | None = None
@@ -74,7 +78,10 @@ class ProgressReader:
 
     def _read(self, run_id: str, arm: str, seed: int, budget: int) -> RunProgress:
         run = self._store.run(run_id)
-        status = run.status()
+        try:
+            status = run.status()
+        except (ValueError, TypeError, AttributeError):
+            status = Status(state="interrupted", message="its status file is damaged")
         state, message = status.state, status.message
         if state == "running" and not self._executor_alive:
             state, message = "interrupted", "its executor is gone"
@@ -95,12 +102,12 @@ class ProgressReader:
     def _tail(self, run: RunDir) -> _Tail:
         tail = self._tails.setdefault(run.run_id, _Tail())
         try:
-            size = run.metrics_path.stat().st_size
+            found = run.metrics_path.stat()
         except FileNotFoundError:
             return tail
-        if size < tail.offset:  # a new attempt began the file anew
-            tail = self._tails[run.run_id] = _Tail()
-        if size == tail.offset:
+        if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has a file of its own
+            tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
+        if found.st_size == tail.offset:
             return tail
         with run.metrics_path.open("rb") as file:
             file.seek(tail.offset)
@@ -108,12 +115,13 @@ class ProgressReader:
                 if not line.endswith(b"\n"):
                     break
                 tail.offset += len(line)
-                row = json.loads(line)
-                tail.tokens = row["tokens"]
-                if row["kind"] == "eval":
-                    tail.val_loss = row["val_loss"]
-                else:
-                    tail.loss, tail.tokens_per_sec = row["loss"], row["tokens_per_sec"]
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line shows nothing
+                    row = json.loads(line)
+                    tail.tokens = row["tokens"]
+                    if row["kind"] == "eval":
+                        tail.val_loss = row["val_loss"]
+                    else:
+                        tail.loss, tail.tokens_per_sec = row["loss"], row["tokens_per_sec"]
         return tail
 
 

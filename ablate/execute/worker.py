@@ -1,26 +1,42 @@
-"""One run inside a worker process: read its configuration, train, write its files. No Ray and no MLflow here.
+"""One run inside a worker process: claim it, go on from its last checkpoint, train, write its files.
+
+No Ray and no MLflow here. The lease makes sure that one worker at a time executes a run; what it has written
+when it dies at any moment is enough for the next attempt to end with the same bits.
 
 How it fails: an exception becomes the state ``failed`` with its last line, and its traceback goes to the
-attempt's log; the worker lives on for the next run. A killed worker leaves ``running`` behind; the next
-attempt starts the metrics file anew, because without a checkpoint the run starts from its first step.
+attempt's log; the worker lives on for the next run. What may pass by itself (a full disk, a GPU error, a
+preemption, a hang) is marked as such for the driver to try again. After a GPU error, or when it hangs, the
+process ends: nothing in it can be trusted any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import os
+import signal
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.store import END_STATES, RunDir, State, Status, write_json_atomic
+from ablate.store.checkpoints import drop_checkpoints, load_newest
+from ablate.store.leases import STALE_SEC, Leases
+from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from ablate.execute.watch import Watch
+    from ablate.store.leases import Lease
 
 DEFAULT_TRAINER = "ablate.train:train"
+EXIT_GPU = 74
+"""Exit code of a worker whose GPU failed (EX_IOERR)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,34 +51,190 @@ class RunTask:
     git_commit: str | None
     resources: dict[str, Any] = field(default_factory=dict)
     trainer: str = DEFAULT_TRAINER
+    stale_sec: float = STALE_SEC
 
 
-def execute_run(task: RunTask) -> State:
-    """Execute one run and return its state. Never raises for a fault of the run itself."""
+@dataclass(frozen=True, kw_only=True)
+class TaskEnd:
+    """How a task ended: with the run's state, or because somebody else executes the run.
+
+    ``transient``: the run did not end for a reason of its own, and trying again may help.
+    """
+
+    state: State | Literal["elsewhere"]
+    transient: bool = False
+    message: str | None = None
+
+
+class _TakenOverError(Exception):
+    """Somebody else executes the run now: this attempt must write nothing more."""
+
+
+def execute_run(task: RunTask) -> TaskEnd:
+    """Execute one run. Never raises for a fault of the run itself."""
     run = RunDir(Path(task.run_dir))
-    before = run.status()
-    if before.state in END_STATES:
-        return before.state  # a task that Ray repeats after the result was written
-    attempt = before.attempt + 1
-    status = Status(state="running", attempt=attempt, started_unix=time.time())
+    if (state := run.state()) in END_STATES:  # handed over again after the result was written
+        drop_checkpoints(run.checkpoints)
+        return TaskEnd(state=state)
+    leases = Leases(run.attempts, task.stale_sec)
+    lease = leases.claim()
+    if lease is None:
+        return TaskEnd(state="elsewhere")
+    # Between the look and the claim somebody may have ended the run.
+    if (state := run.state()) in END_STATES:
+        lease.end("superfluous")
+        return TaskEnd(state=state)
+    try:
+        return _attempt(task, run, lease)
+    except _TakenOverError:
+        return TaskEnd(state="elsewhere")
+    except OSError as error:
+        # Not even the status could be written: leave it, and what the run has, to the next attempt.
+        with contextlib.suppress(OSError):
+            lease.end("interrupted", _one_line(error))
+        return TaskEnd(state="interrupted", transient=True, message=_one_line(error))
+
+
+def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
+    started = time.time()
+    status = Status(
+        state="running", attempt=lease.record.attempt, started_unix=run.first_started() or started
+    )
     run.write_status(status)
-    run.metrics_path.write_bytes(b"")
-    log = run.attempt_log(attempt)
-    log.parent.mkdir(exist_ok=True)
+    log = run.attempt_log(lease.record.attempt)
+    transient, broken_gpu = False, False
     with (
         log.open("w", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
         try:
-            status = _train(task, run, status)
+            status, preempted = _train(task, run, lease, status)
+            transient = preempted
+        except _TakenOverError:
+            print("another worker has taken this run over")
+            raise
         except KeyboardInterrupt:
             status = replace(status, state="interrupted", message="interrupted")
         except Exception as error:  # whatever a trainer raises is this run's failure, not the study's
             traceback.print_exc()
-            status = replace(status, state="failed", message=_one_line(error))
+            transient, broken_gpu = _may_pass(error), _is_gpu_fault(error)
+            state: State = "interrupted" if transient else "failed"
+            status = replace(status, state=state, message=_one_line(error))
+    if not lease.is_mine():
+        raise _TakenOverError
     run.write_status(replace(status, ended_unix=time.time()))
-    return status.state
+    lease.end(status.state, status.message)
+    if status.state in END_STATES:
+        drop_checkpoints(run.checkpoints)
+    if broken_gpu:
+        os._exit(EXIT_GPU)
+    return TaskEnd(state=status.state, transient=transient, message=status.message)
+
+
+def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[Status, bool]:
+    """Train from the last good checkpoint; return the status at the end, and whether it was preempted."""
+    import torch
+    from pydantic import TypeAdapter
+
+    from ablate.config import ResourcesConfig, RunConfig
+    from ablate.data import load, open_tokens
+    from ablate.execute.environment import describe_environment
+    from ablate.execute.keeper import Keeper
+    from ablate.execute.preflight import fit_choices, run_self_tests
+    from ablate.execute.watch import Watch
+
+    torch.set_num_threads(task.threads)
+    config = TypeAdapter(RunConfig).validate_python(run.config())
+    resources = ResourcesConfig(**task.resources)
+
+    def give_up(message: str) -> None:
+        print(message, flush=True)
+        with contextlib.suppress(OSError):
+            run.write_status(replace(status, state="interrupted", message=message, ended_unix=time.time()))
+            lease.end("interrupted", message)
+
+    with Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch:
+        choices = fit_choices(config, resources, task.device)
+        tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
+        write_json_atomic(
+            run.environment_path, describe_environment(choices, tests, task.device, task.git_commit)
+        )
+        start, passed_over = load_newest(run.checkpoints, run.metrics_path)
+        for line in passed_over:
+            print(line)
+        if start is not None:
+            print(f"going on from the checkpoint after step {start.step}", flush=True)
+            lease.note_resumed(start.step)
+        with (
+            MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
+            _terminations() as terminated,
+        ):
+            keeper = Keeper(run.checkpoints, metrics, start, every_sec=resources.checkpoint_every_sec)
+            result = _trainer(task.trainer)(
+                config,
+                _row_sink(metrics, watch),
+                tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
+                should_stop=_stop_question(Path(task.stop_path), watch, terminated),
+                checkpoints=keeper,
+                device=task.device,
+            )
+            count, digest = metrics.sync()
+    if result.state == "interrupted" and watch.lost:
+        raise _TakenOverError
+    ended = replace(
+        status, state=result.state, tokens=result.tokens, step=result.step, message=result.message,
+        metrics_bytes=count, metrics_hash=digest,
+    )  # fmt: skip
+    preempted = result.state == "interrupted" and terminated.is_set()
+    return (replace(ended, message="preempted (SIGTERM)") if preempted else ended), preempted
+
+
+def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]], None]:
+    def write(row: dict[str, Any]) -> None:
+        watch.progress()
+        metrics.append({**row, "time_unix": time.time()})
+
+    return write
+
+
+def _stop_question(stop: Path, watch: Watch, terminated: threading.Event) -> Callable[[], bool]:
+    def ask() -> bool:
+        watch.progress()
+        return watch.lost or terminated.is_set() or stop.exists()
+
+    return ask
+
+
+@contextlib.contextmanager
+def _terminations() -> Iterator[threading.Event]:
+    """Note a SIGTERM, as a preemption sends it, so that the run can end with a checkpoint."""
+    seen = threading.Event()
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
+    except ValueError:  # not in the main thread: nobody sends it signals
+        yield seen
+        return
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_GPU_WORDS = ("CUDA error", "HIP error", "CUDA driver", "NVML")
+
+
+def _is_gpu_fault(error: Exception) -> bool:
+    return any(word in str(error) for word in _GPU_WORDS)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether a fault may pass by itself: not a bug, not a configuration, not too small a memory."""
+    if isinstance(error, OSError):
+        return error.errno in (
+            errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
+        )  # fmt: skip
+    return _is_gpu_fault(error)
 
 
 def _one_line(error: Exception) -> str:
@@ -75,37 +247,11 @@ def _one_line(error: Exception) -> str:
     name = type(error).__name__
     if name == "OutOfMemoryError":
         return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size needs less"
-    if any(word in lines[0] for word in ("CUDA error", "HIP error", "CUDA driver", "NVML")):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space left on the storage; free some and run the same command again"
+    if _is_gpu_fault(error):
         return f"the GPU failed: {lines[0]}; `ablate doctor` tests it"
     return f"{name}: {lines[0]}"
-
-
-def _train(task: RunTask, run: RunDir, status: Status) -> Status:
-    import torch
-    from pydantic import TypeAdapter
-
-    from ablate.config import ResourcesConfig, RunConfig
-    from ablate.data import load, open_tokens
-    from ablate.execute.environment import describe_environment
-    from ablate.execute.preflight import fit_choices, run_self_tests
-
-    torch.set_num_threads(task.threads)
-    config = TypeAdapter(RunConfig).validate_python(run.config())
-    resources = ResourcesConfig(**task.resources)
-    choices = fit_choices(config, resources, task.device)
-    tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-    write_json_atomic(
-        run.environment_path, describe_environment(choices, tests, task.device, task.git_commit)
-    )
-    stop = Path(task.stop_path)
-    result = _trainer(task.trainer)(
-        config,
-        lambda row: run.append_metric({**row, "time_unix": time.time()}),
-        tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
-        should_stop=stop.exists,
-        device=task.device,
-    )
-    return replace(status, state=result.state, tokens=result.tokens, step=result.step, message=result.message)
 
 
 def _trainer(name: str) -> Callable[..., Any]:

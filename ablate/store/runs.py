@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ablate.store.checkpoints import hash_of_prefix
 from ablate.store.files import append_line, read_json, write_json_atomic
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen."""
+    """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen.
+
+    ``metrics_bytes`` and ``metrics_hash``, of a run that has ended: its rows, to see whether they are whole.
+    """
 
     state: State = "pending"
     attempt: int = 0
@@ -35,6 +39,8 @@ class Status:
     started_unix: float | None = None
     updated_unix: float | None = None
     ended_unix: float | None = None
+    metrics_bytes: int | None = None
+    metrics_hash: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,14 +64,28 @@ class RunDir:
         """Versions, hardware and back end of the last attempt."""
         return self.path / "environment.json"
 
+    @property
+    def checkpoints(self) -> Path:
+        """The last checkpoints of a run that has not ended."""
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        """The ledger: ``<n>.json`` for each attempt, who executed it and how it ended, and ``<n>.log``."""
+        return self.path / "attempts"
+
     def attempt_log(self, attempt: int) -> Path:
         """Return the path of what attempt ``attempt`` (from 1) printed."""
         return self.path / "attempts" / f"{attempt}.log"
 
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write its configuration, unless it is there."""
-        (self.path / "attempts").mkdir(parents=True, exist_ok=True)
-        if not (self.path / "config.json").exists():
+        self.attempts.mkdir(parents=True, exist_ok=True)
+        try:
+            there = self.config()
+        except (OSError, ValueError):
+            there = None
+        if there != json.loads(json.dumps(config)):  # absent or damaged: the id is its content's hash
             write_json_atomic(self.path / "config.json", config)
 
     def config(self) -> dict[str, Any]:
@@ -87,6 +107,33 @@ class RunDir:
             return Status()
         known = {field.name for field in fields(Status)}
         return Status(**{key: value for key, value in read_json(path).items() if key in known})
+
+    def state(self) -> State:
+        """Return the state for those who decide what is to be run: whatever is damaged is not done.
+
+        A result whose rows are not those that were written is none any more, and is made again, to the bit.
+        """
+        try:
+            status = self.status()
+        except (ValueError, TypeError, AttributeError):
+            return "interrupted"
+        if status.state not in END_STATES or status.metrics_bytes is None:
+            return status.state
+        try:
+            whole = (
+                self.metrics_path.stat().st_size == status.metrics_bytes
+                and hash_of_prefix(self.metrics_path, status.metrics_bytes) == status.metrics_hash
+            )
+        except (OSError, ValueError):
+            whole = False
+        return status.state if whole else "interrupted"
+
+    def first_started(self) -> float | None:
+        """Return when the run was first started, if its status can be read."""
+        try:
+            return self.status().started_unix
+        except (ValueError, TypeError, AttributeError):
+            return None
 
     def write_status(self, status: Status) -> None:
         """Replace the status, stamping the time."""

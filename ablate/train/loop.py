@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from ablate.numerics.state import EVAL_CALL, RecipeState
 from ablate.schedule import StepPlan, learning_rate, plan_steps
 from ablate.train.heap import keep_freed_memory
 from ablate.train.model import Llama
+from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +63,10 @@ def train(
     *,
     tokens: TokenArrays | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    checkpoints: Checkpoints | None = None,
     device: str = "cpu",
 ) -> TrainResult:
-    """Train one run and return how it ended.
+    """Train one run and return how it ended. From a checkpoint it goes on to the same bits.
 
     Args:
         config: everything that can change the result.
@@ -72,7 +74,8 @@ def train(
             (loss in nats per token, mean since the last row; lr; grad_norm; tokens_per_sec) or eval
             (val_loss).
         tokens: training and validation tokens; by default the configured corpus, prepared in the cache.
-        should_stop: asked after every step; true ends the run as interrupted.
+        should_stop: asked after every step; true ends the run as interrupted, with a checkpoint.
+        checkpoints: where snapshots are kept and a run goes on from; by default none are.
         device: a torch device.
 
     Raises:
@@ -94,8 +97,18 @@ def train(
     optimizer = _optimizer(model, settings)
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
+    first = 0
+    if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
+        restore_snapshot(model, optimizer, snapshot)
+        first, guard.above = snapshot.step, snapshot.numbers["evaluations_above_bound"]
+        window = _Window(**snapshot.numbers["window"])
 
-    for step in range(plan.steps):
+    def keep(step: int) -> None:
+        if checkpoints is not None:
+            numbers = {"evaluations_above_bound": guard.above, "window": asdict(window)}
+            checkpoints.save(take_snapshot(model, optimizer, step=step, numbers=numbers))
+
+    for step in range(first, plan.steps):
         started = time.perf_counter()
         state.step, state.tokens = step, step * plan.tokens_per_step
         rate = learning_rate(settings, step)
@@ -128,7 +141,12 @@ def train(
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
             if message := guard.verdict(val_loss):
                 return TrainResult(state="diverged", tokens=seen, step=done, message=message)
-        if done < plan.steps and should_stop():
+        if done == plan.steps:
+            break
+        if checkpoints is not None and checkpoints.due(seen):
+            keep(done)
+        if should_stop():
+            keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
 
@@ -241,12 +259,15 @@ class _DivergenceGuard:
         return f"validation loss above {self.bound:.3g} nats/token for {self.above} evaluations"
 
 
+@dataclass
 class _Window:
     """Means since the last training row."""
 
-    def __init__(self) -> None:
-        self.steps, self.tokens = 0, 0
-        self.loss = self.norm = self.seconds = 0.0
+    steps: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    norm: float = 0.0
+    seconds: float = 0.0
 
     def add(self, loss: float, norm: float, tokens: int, seconds: float) -> None:
         """Count one step."""

@@ -1,33 +1,15 @@
-from dataclasses import asdict
+import sys
+from pathlib import Path
 
 import pytest
 
-from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
-from ablate.execute.driver import RunRequest
-from ablate.recipes import Recipe
-from ablate.store import StudyStore
+# pytest imports test modules one by one (importlib mode): their helpers have to be found.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from four_runs import requests_of
 
 
 @pytest.fixture
 def study(tmp_path):
     """A store with a plan of one arm and four seeds, and the requests to run them."""
-    store = StudyStore(tmp_path / "study")
-    requests = []
-    for seed in range(4):
-        config = RunConfig(
-            model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64,
-            training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
-        )  # fmt: skip
-        requests.append(
-            RunRequest(
-                run_id=f"{seed:016x}",
-                arm="only",
-                seed=seed,
-                config=asdict(config),
-                tokens_dir="",
-                resources=ResourcesConfig(),
-            )
-        )
-    runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
-    store.write_plan({"arms": [{"name": "only", "tokens": 30, "runs": runs}]})
-    return store, requests
+    return requests_of(tmp_path / "study")

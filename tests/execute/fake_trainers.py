@@ -1,8 +1,11 @@
 """Trainers for tests of the execution, imported by name inside Ray's workers."""
 
+import errno
 import os
+import signal
 import time
-from pathlib import Path
+
+import torch
 
 from ablate.train.loop import TrainResult
 
@@ -12,7 +15,7 @@ def train_row(tokens, step, loss):
     return {"kind": "train", "tokens": tokens, "step": step, "loss": loss, **rates}
 
 
-def quick(config, on_metrics, *, tokens, should_stop, device):
+def quick(config, on_metrics, *, tokens, should_stop, checkpoints, device):
     loss = 3.0 + config.seed
     for step in range(1, 4):
         on_metrics(train_row(10 * step, step, loss))
@@ -31,7 +34,7 @@ def diverges(config, on_metrics, **options):
     return TrainResult(state="diverged", tokens=10, step=1, message="non-finite training loss")
 
 
-def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, device):
+def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, checkpoints, device):
     for _ in range(600):
         if should_stop():
             return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
@@ -43,10 +46,49 @@ def dies(config, *args, **options):
     os._exit(1)
 
 
-def dies_once(config, on_metrics, *, tokens, should_stop, device):
-    marker = Path(os.environ["ABLATE_TEST_DIR"]) / str(config.seed)
-    if not marker.exists():
-        marker.touch()
+def first_time(checkpoints):
+    """Tell whether this run was never here before."""
+    marker = checkpoints._folder.parent / "marker"
+    if marker.exists():
+        return False
+    marker.touch()
+    return True
+
+
+def dies_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
         on_metrics(train_row(1, 1, 9.0))
-        os._exit(1)
-    return quick(config, on_metrics, tokens=tokens, should_stop=should_stop, device=device)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return quick(config, on_metrics, **options)
+
+
+def hangs_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        on_metrics(train_row(1, 1, 9.0))
+        time.sleep(600)
+    return quick(config, on_metrics, **options)
+
+
+def gpu_fails_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return quick(config, on_metrics, **options)
+
+
+def disk_is_full_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return quick(config, on_metrics, **options)
+
+
+def out_of_memory(config, *args, **options):
+    if config.seed == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+    return quick(config, *args, **options)
+
+
+def slow(config, on_metrics, **options):
+    for step in range(1, 6):
+        time.sleep(0.2)
+        on_metrics(train_row(step, step, 3.0))
+    return TrainResult(state="finished", tokens=30, step=5)

@@ -2,7 +2,6 @@ import dataclasses
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -64,33 +63,6 @@ def test_a_divergence_is_a_result(study):
     execute(study, "diverges")
     assert states(study) == ["diverged"] * 4
     assert missing_runs(*study) == []
-
-
-def test_a_killed_worker_is_retried_and_its_metrics_begin_anew(study, tmp_path, monkeypatch):
-    store, requests = study
-    os.environ["ABLATE_TEST_DIR"] = str(tmp_path)
-    trainer = "fake_trainers:dies_once"
-    import ray
-
-    # The variable must reach the worker, which was started before it was set.
-    original = ray.remote
-    environment = {"env_vars": {"ABLATE_TEST_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}}
-    monkeypatch.setattr(ray, "remote", lambda **options: original(runtime_env=environment, **options))
-    execute_study(store, requests[:1], trainer=trainer)
-    run = store.run(requests[0].run_id)
-    assert run.status().state == "finished"
-    assert run.status().attempt == 2
-    assert [row["tokens"] for row in run.metrics() if row["kind"] == "train"] == [10, 20, 30]
-
-
-def test_a_worker_that_keeps_dying_fails_its_run_alone(study):
-    store, requests = study
-    execute_study(store, requests[:1], trainer="fake_trainers:dies")
-    status = store.run(requests[0].run_id).status()
-    assert status.state == "failed"
-    assert status.message.startswith("worker lost")
-    execute_study(store, requests[1:], trainer="fake_trainers:quick")
-    assert states(study)[1:] == ["finished"] * 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,9 +2,9 @@ import pytest
 
 from ablate.errors import UserError
 from ablate.execute.display import format_count, format_seconds, summary
-from ablate.execute.lock import executor_lock, is_running
+from ablate.execute.lock import is_running, running
 from ablate.execute.progress import ProgressReader
-from ablate.store import Status
+from ablate.store import Status, StudyStore
 
 
 def row(tokens, **values):
@@ -39,13 +39,38 @@ def test_a_leftover_running_is_read_as_interrupted(study):
     assert summary(runs) == "0 of 4 done · 3 pending · 1 interrupted"
 
 
-def test_one_executor_a_study(tmp_path):
-    assert not is_running(tmp_path)
-    with executor_lock(tmp_path / "s"):
-        assert is_running(tmp_path / "s")
-        with pytest.raises(UserError, match="is being run by process"), executor_lock(tmp_path / "s"):
+def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path):
+    store = StudyStore(tmp_path / "s")
+    assert not is_running(store.path)
+    with running(store, {"arms": [1]}) as others:
+        assert not others
+        assert is_running(store.path)
+        with running(store, {"arms": [1]}) as shared:
+            assert shared
+        assert is_running(store.path)
+        with (
+            pytest.raises(UserError, match=r"is being run by process .* with another plan"),
+            running(store, {"arms": [2]}),
+        ):
             pass
-    assert not is_running(tmp_path / "s")
+        assert store.plan() == {"arms": [1]}
+    assert not is_running(store.path)
+    with running(store, {"arms": [2]}) as shared:
+        assert not shared
+    assert store.plan() == {"arms": [2]}
+
+
+def test_damaged_files_are_shown_as_what_they_are(study):
+    store, requests = study
+    run = store.run(requests[0].run_id)
+    run.create(requests[0].config)
+    run.append_metric(row(10))
+    with run.metrics_path.open("ab") as file:
+        file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n')
+    run.append_metric(row(20))
+    (run.path / "status.json").write_text("{")
+    shown = ProgressReader(store).read()[0]
+    assert (shown.state, shown.message, shown.tokens) == ("interrupted", "its status file is damaged", 20)
 
 
 def test_formats():

@@ -39,11 +39,17 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
     assert run.status().tokens == 7
 
 
-def test_a_configuration_is_written_once(tmp_path):
+def test_a_configuration_is_written_once_and_anew_where_it_is_damaged(tmp_path):
     run = RunDir(tmp_path / "abc")
-    run.create({"seed": 1})
-    run.create({"seed": 2})
-    assert run.config() == {"seed": 1}
+    run.create({"seed": 1, "betas": (0.9, 1e-9)})
+    path = run.path / "config.json"
+    written = path.stat().st_mtime_ns, path.stat().st_ino
+    run.create({"seed": 1, "betas": (0.9, 1e-9)})
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
+    for damage in (b"", b"{", b'{"seed": 9}', b"\xff"):
+        path.write_bytes(damage)
+        run.create({"seed": 1})
+        assert run.config() == {"seed": 1}
 
 
 def test_a_line_that_was_cut_is_left_out(tmp_path):

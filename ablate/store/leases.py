@@ -1,0 +1,196 @@
+"""Who executes a run: at most one worker at a time, whoever started it, on any node of the shared storage.
+
+An attempt is claimed by creating ``attempts/<n>.json`` with all its content at once, which only one can do.
+The holder shows that it lives by touching that file. Whoever finds that it does not may claim attempt n + 1;
+a holder that finds a later claim has lost its run and must write nothing more.
+
+Whether a holder lives is told without comparing clocks: a process of the same machine is looked up; of
+another one, the file's time must stand still for ``stale_sec`` of the onlooker's own monotonic clock.
+
+How it fails: it does not raise where a claim is lost; a folder that cannot be written is an ``OSError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import time
+import uuid
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ablate.store.files import read_json, write_json_atomic
+
+STALE_SEC = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One execution of a run, as the ledger holds it. ``outcome``: None while it lasts, or if it was lost."""
+
+    attempt: int
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    process_started: str
+    started_unix: float
+    resumed_from_step: int = 0
+    ended_unix: float | None = None
+    outcome: str | None = None
+    message: str | None = None
+
+
+@dataclass
+class _Seen:
+    mtime_ns: int
+    since: float
+
+
+@dataclass
+class Leases:
+    """A run's attempts, seen from one process that may want to execute it."""
+
+    folder: Path
+    stale_sec: float = STALE_SEC
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+
+    def latest(self) -> int:
+        """Return the number of the latest attempt that was claimed, 0 before the first."""
+        try:
+            numbers = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
+        except FileNotFoundError:
+            return 0
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    def read(self, attempt: int) -> Attempt | None:
+        """Return an attempt's record; None where there is none or it is damaged."""
+        try:
+            content: dict[str, Any] = read_json(self.folder / f"{attempt}.json")
+            known = {entry.name for entry in fields(Attempt)}
+            return Attempt(**{key: value for key, value in content.items() if key in known})
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+    def is_held(self) -> bool:
+        """Return whether somebody executes the run now, as far as this process can tell yet."""
+        latest = self.latest()
+        if not latest:
+            return False
+        record = self.read(latest)
+        if record is not None:
+            if record.outcome is not None:
+                return False
+            if record.machine == this_machine():
+                if _process_started(record.pid) != record.process_started:
+                    return False
+                if record.pid == os.getpid():
+                    return record.owner in _held
+        return not self._stands_still(latest)
+
+    def claim(self) -> Lease | None:
+        """Claim the next attempt; None where the run is held, or somebody else was faster."""
+        if self.is_held():
+            return None
+        number = self.latest() + 1
+        record = Attempt(
+            attempt=number,
+            owner=uuid.uuid4().hex,
+            host=platform.node(),
+            machine=this_machine(),
+            pid=os.getpid(),
+            process_started=_process_started(os.getpid()) or "",
+            started_unix=time.time(),
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        draft = self.folder / f".{number}.{record.owner}"
+        write_json_atomic(draft, asdict(record))
+        try:
+            _create_whole(draft, self.folder / f"{number}.json")
+        except FileExistsError:
+            return None
+        finally:
+            draft.unlink(missing_ok=True)
+        _held.add(record.owner)
+        return Lease(self, record)
+
+    def _stands_still(self, attempt: int) -> bool:
+        try:
+            mtime_ns = (self.folder / f"{attempt}.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return True
+        seen = self._seen.get(attempt)
+        if seen is None or seen.mtime_ns != mtime_ns:
+            self._seen[attempt] = _Seen(mtime_ns, time.monotonic())
+            return False
+        return time.monotonic() - seen.since >= self.stale_sec
+
+
+class Lease:
+    """An attempt that this process holds."""
+
+    def __init__(self, leases: Leases, record: Attempt) -> None:
+        self._leases = leases
+        self._path = leases.folder / f"{record.attempt}.json"
+        self._next = leases.folder / f"{record.attempt + 1}.json"
+        self.record = record
+
+    def is_mine(self) -> bool:
+        """Return whether nobody has claimed the run since."""
+        return not self._next.exists()
+
+    def beat(self) -> None:
+        """Show that the holder lives; a storage that is away for a moment is no reason to die."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def note_resumed(self, step: int) -> None:
+        """Note from which step the attempt went on."""
+        self.record = replace(self.record, resumed_from_step=step)
+        write_json_atomic(self._path, asdict(self.record))
+
+    def end(self, outcome: str, message: str | None = None) -> None:
+        """Let go of the run, and write how the attempt ended."""
+        _held.discard(self.record.owner)
+        self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
+        write_json_atomic(self._path, asdict(self.record))
+
+
+_held: set[str] = set()
+"""The owners of this process's leases: a live process need not hold what it once claimed."""
+
+
+def _create_whole(draft: Path, target: Path) -> None:
+    """Give a file its name unless that is taken; raises ``FileExistsError``."""
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: created first, filled after
+        with target.open("xb") as file:
+            file.write(draft.read_bytes())
+
+
+@functools.cache
+def this_machine() -> str:
+    """Return what tells apart the machines, boots and process namespaces that a pid means something in."""
+    parts = [platform.node()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        with contextlib.suppress(OSError):
+            entry = Path(path)
+            parts.append(str(entry.readlink()) if entry.is_symlink() else entry.read_text().strip())
+    return " ".join(parts)
+
+
+def _process_started(pid: int) -> str | None:
+    """Return when a process of this machine began, in the kernel's ticks; None if it is gone or dying."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # After the name in brackets, which may hold anything: the state is field 3, the start field 22.
+    rest = stat.rpartition(")")[2].split()
+    return None if rest[0] in ("Z", "X") else rest[19]

@@ -1,0 +1,74 @@
+"""What a checkpoint costs: its time over a step's, and the share of a run at the default interval.
+
+python benchmarks/checkpoint.py [--width 128]        prints one line of JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.execute.keeper import Keeper
+from ablate.recipes import PRESETS
+from ablate.store.metrics import MetricsWriter
+from ablate.train import train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=128)
+    width = parser.parse_args().width
+    config = RunConfig(
+        model=ModelConfig(width=width, layers=2, heads=width // 32, ffn=width * 11 // 4 // 32 * 32),
+        data=DataConfig(), data_digest="x", vocab_size=256,
+        training=TrainingConfig(tokens=2048 * 60, seq_len=128, batch_size=16, eval_every_tokens=10**9,
+                                eval_tokens=128),
+        recipe=PRESETS["tseng"].recipe, backend="auto", seed=0,
+    )  # fmt: skip
+    tokens = np.random.default_rng(0).integers(0, 256, 400_000, dtype=np.uint16)
+    steps, saves = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        with MetricsWriter(Path(folder) / "metrics.jsonl") as metrics:
+            keeper = Keeper(Path(folder) / "c", metrics, None, every_sec=0.0)
+            ended = [time.perf_counter()]
+
+            class Timed:
+                load = staticmethod(lambda: None)
+
+                @staticmethod
+                def due(_tokens: int) -> bool:
+                    steps.append(time.perf_counter() - ended[0])
+                    return True
+
+                @staticmethod
+                def save(snapshot) -> None:  # noqa: ANN001
+                    begun = time.perf_counter()
+                    keeper.save(snapshot)
+                    ended[0] = time.perf_counter()
+                    saves.append(ended[0] - begun)
+
+            train(config, lambda _row: None, tokens=(tokens, tokens), checkpoints=Timed())
+        size = sum(path.stat().st_size for path in (Path(folder) / "c").glob("*.safetensors")) / 2
+    step, save = statistics.median(steps[5:]), statistics.median(saves[5:])
+    every = ResourcesConfig().checkpoint_every_sec
+    line = {
+        "width": width,
+        "checkpoint_mib": round(size / 2**20, 1),
+        "step_ms": round(1e3 * step, 1),
+        "checkpoint_ms": round(1e3 * save, 1),
+        "checkpoint_over_step": round(save / step, 2),
+        "default_interval_sec": every,
+        "share_at_the_default_interval": f"{save / (every + save):.3%}",
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The study of four runs that these tests execute, for processes of their own as well."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.execute.driver import RunRequest
+from ablate.recipes import Recipe
+from ablate.store import StudyStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def requests_of(folder: Path) -> tuple[StudyStore, list[RunRequest]]:
+    """Return a store with a plan of one arm and four seeds, and the requests to run them."""
+    store = StudyStore(folder)
+    requests = []
+    for seed in range(4):
+        config = RunConfig(
+            model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64,
+            training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
+        )  # fmt: skip
+        requests.append(
+            RunRequest(
+                run_id=f"{seed:016x}", arm="only", seed=seed, config=asdict(config), tokens_dir="",
+                resources=ResourcesConfig(),
+            )
+        )  # fmt: skip
+    runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
+    store.write_plan({"arms": [{"name": "only", "tokens": 30, "runs": runs}]})
+    return store, requests

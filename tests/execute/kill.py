@@ -1,0 +1,137 @@
+"""Runs that are killed: each attempt in a forked process, which may die at any operation on a file.
+
+Forking a process that has torch loaded makes an attempt cheap enough for hundreds of kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import safetensors.torch  # noqa: F401  what a child would load anew each time is loaded before it is forked
+import torch
+import torch._dynamo
+
+import ablate.execute.keeper
+import ablate.execute.preflight
+import ablate.execute.watch  # noqa: F401
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.data import prepare
+from ablate.execute.environment import code_digest
+from ablate.execute.worker import RunTask, execute_run
+from ablate.recipes import PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ablate.store import RunDir
+
+torch.set_num_threads(1)
+code_digest()
+
+
+def tiny_config(seed: int, steps: int = 8) -> RunConfig:
+    """A run of a few steps with every kind of stream: RHT, SR, delayed nothing; about a tenth of a second."""
+    return RunConfig(
+        model=ModelConfig(width=64, layers=1, heads=2, ffn=64), data=data(), data_digest="x", vocab_size=256,
+        training=TrainingConfig(
+            tokens=64 * steps, seq_len=64, batch_size=1, eval_every_tokens=128, eval_tokens=64,
+            warmup_tokens=64,
+        ),
+        recipe=PRESETS["tseng"].recipe, backend="auto", seed=seed,
+    )  # fmt: skip
+
+
+def data() -> DataConfig:
+    return DataConfig(source="stdlib", tokenizer="bytes", max_bytes=200_000)
+
+
+def task_of(run: RunDir, storage: Path, **resources: object) -> RunTask:
+    files = prepare(data(), storage / "tokens")
+    return RunTask(
+        run_dir=str(run.path), tokens_dir=str(files.folder), stop_path=str(storage / "stop"), threads=1,
+        device="cpu", git_commit=None, resources={"checkpoint_every_sec": 0.0, **resources},
+    )  # fmt: skip
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Start work in a forked process; returns its pid."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        work()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+
+
+def wait_for(pid: int) -> int:
+    """Return how a child ended: its exit code, or minus the signal that killed it."""
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def kill_after(pid: int, seconds: float) -> int:
+    """Kill a child after a while, unless it has ended before."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    return wait_for(pid)
+
+
+def execute_and_die_at(task: RunTask, operation: int) -> Callable[[], object]:
+    """Return work that is killed just before its n-th operation on a file of the run."""
+
+    def work() -> None:
+        left = [operation]
+
+        def count() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def audit(event: str, arguments: tuple[object, ...]) -> None:
+            writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
+            if (writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")) and str(
+                arguments[0]
+            ).startswith(task.run_dir):
+                count()
+
+        sys.addaudithook(audit)
+        for name in ("write", "fsync"):
+            real = getattr(os, name)
+            setattr(os, name, lambda *a, real=real: (count(), real(*a))[1])
+        execute_run(task)
+
+    return work
+
+
+def outcome_of(run: RunDir) -> tuple[object, ...]:
+    """Return what must not depend on how often a run was killed: its end and its rows, times left out."""
+    status = run.status()
+    rows = [
+        {key: value for key, value in row.items() if key not in ("time_unix", "tokens_per_sec")}
+        for row in map(json.loads, run.metrics_path.read_text().splitlines())
+    ]
+    return status.state, status.tokens, status.step, status.message, rows
+
+
+def make_run(run: RunDir, seed: int, steps: int = 8) -> RunDir:
+    run.create(asdict(tiny_config(seed, steps)))
+    return run

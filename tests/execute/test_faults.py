@@ -1,0 +1,203 @@
+"""What dies, hangs or fills up costs an attempt and nothing more; a run's own fault is not repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ablate.config import ResourcesConfig
+from ablate.execute import driver
+from ablate.execute.driver import execute_study, missing_runs
+from ablate.store.leases import Leases
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(driver, "_PAUSES_SEC", (0.1, 0.1, 0.1))
+
+
+def ledger(run):
+    leases = Leases(run.attempts)
+    return [leases.read(number) for number in range(1, leases.latest() + 1)]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "outcome", "message"),
+    [
+        ("dies_once", None, None),
+        ("hangs_once", "interrupted", "no progress for"),
+        ("gpu_fails_once", "interrupted", "the GPU failed: CUDA error: an illegal memory access"),
+        ("disk_is_full_once", "interrupted", "no space left on the storage"),
+    ],
+)
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
+    store, requests = study
+    resources = ResourcesConfig(hang_after_sec=1.0)
+    todo = [dataclasses.replace(request, resources=resources) for request in requests[:2]]
+    result = execute_study(store, todo, trainer=f"fake_trainers:{trainer}")
+    assert set(result.states.values()) == {"finished"}
+    for request in todo:
+        run = store.run(request.run_id)
+        first, second = ledger(run)
+        assert (first.outcome, second.outcome) == (outcome, "finished")
+        assert (message is None) == (first.message is None)
+        assert message is None or message in first.message
+        assert [row["tokens"] for row in run.metrics() if row["kind"] == "train"] == [10, 20, 30]
+
+
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_what_keeps_dying_fails_alone_after_some_attempts(study):
+    store, requests = study
+    execute_study(store, requests[:1], trainer="fake_trainers:dies")
+    run = store.run(requests[0].run_id)
+    assert run.status().state == "failed"
+    assert run.status().message.startswith("worker lost")
+    assert run.status().message.endswith("(4 attempts)")
+    assert len(ledger(run)) == 4
+    execute_study(store, requests[1:], trainer="fake_trainers:quick")
+    assert missing_runs(store, requests) == []
+
+
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_out_of_memory_on_one_run_is_not_tried_again_and_stops_no_other(study):
+    store, requests = study
+    result = execute_study(store, requests, trainer="fake_trainers:out_of_memory")
+    assert sorted(result.states.values()) == ["failed", "finished", "finished", "finished"]
+    failed = store.run(requests[1].run_id)
+    assert len(ledger(failed)) == 1
+    assert "a smaller training.micro_batch_size needs less" in failed.status().message
+
+
+DRIVER = """
+    import sys
+    sys.path.insert(0, {here!r})
+    from four_runs import requests_of
+    from ablate.execute.driver import execute_study
+    from ablate.store import StudyStore
+    from pathlib import Path
+
+    store, requests = requests_of(Path({storage!r}))
+    print(sorted(execute_study(store, requests, trainer="fake_trainers:slow").states.values()), flush=True)
+"""
+
+
+def start_driver(storage):
+    script = textwrap.dedent(DRIVER.format(here=str(HERE), storage=str(storage)))
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def test_two_who_start_the_same_study_share_its_runs(study):
+    store, requests = study
+    both = [start_driver(store.path) for _ in range(2)]
+    for process in both:
+        assert process.communicate(timeout=120)[0].strip().endswith(str(["finished"] * 4))
+        assert process.returncode == 0
+    for request in requests:
+        run = store.run(request.run_id)
+        assert [record.outcome for record in ledger(run)] == ["finished"]
+        assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5]
+    owners = {ledger(store.run(request.run_id))[0].pid for request in requests}
+    assert len(owners) > 1
+
+
+def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(study):
+    store, requests = study
+    first = start_driver(store.path)
+    while not any(store.run(request.run_id).metrics_path.exists() for request in requests):
+        time.sleep(0.05)
+        assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    held = [record.pid for request in requests for record in ledger(store.run(request.run_id))]
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in held) and time.monotonic() < until:
+        time.sleep(0.1)
+    second = start_driver(store.path)
+    assert second.communicate(timeout=120)[0].strip().endswith(str(["finished"] * 4))
+    for request in requests:
+        assert [row["step"] for row in store.run(request.run_id).metrics()] == [1, 2, 3, 4, 5]
+
+
+FULL_DISK = """
+    import sys
+    sys.path.insert(0, {here!r})
+    from pathlib import Path
+    from kill import make_run, outcome_of, task_of
+    from ablate.execute.worker import execute_run
+    from ablate.store import StudyStore
+
+    storage = Path({mount!r})
+    task_of(StudyStore(storage / "warm").run("0123456789abcdef"), storage)  # the tokens
+    run = make_run(StudyStore(storage / "s").run("0123456789abcdef"), 1, 8)
+    task = task_of(run, storage)
+    filler = storage / "filler"
+    ends, room = [], 0
+    for _ in range(60):
+        with filler.open("ab", buffering=0) as file:  # all that is left but a little more each time
+            try:
+                while file.write(b"x" * 4096):
+                    pass
+            except OSError:
+                pass
+        room += 8192
+        with filler.open("rb+") as file:
+            file.truncate(max(0, filler.stat().st_size - room))
+        end = execute_run(task)
+        ends.append((end.state, end.transient))
+        if end.state == "finished":
+            break
+    filler.unlink()
+    assert execute_run(task).state == "finished"
+    print(sorted(set(ends)), len(ends) > 3)
+    print(outcome_of(run) == outcome_of(make_run(StudyStore(Path({whole!r})).run("0123456789abcdef"), 1, 8)))
+"""
+
+
+def test_a_disk_that_fills_up_at_any_point_loses_nothing(tmp_path):
+    """On a real tmpfs of some megabytes, in a mount namespace of its own."""
+    unshare = shutil.which("unshare")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    inside = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    probe = [unshare or "unshare", *inside, "mount", "-t", "tmpfs", "none", str(mount)]
+    if unshare is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("this system does not let the test mount a tmpfs")
+    whole = tmp_path / "whole"
+    whole_script = f"""
+        import sys
+        sys.path.insert(0, {str(HERE)!r})
+        from pathlib import Path
+        from kill import make_run, task_of
+        from ablate.execute.worker import execute_run
+        from ablate.store import StudyStore
+        run = make_run(StudyStore(Path({str(whole)!r})).run("0123456789abcdef"), 1, 8)
+        assert execute_run(task_of(run, Path({str(tmp_path)!r}))).state == "finished"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(whole_script)], check=True, timeout=120)
+    script = tmp_path / "full.py"
+    script.write_text(textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount), whole=str(whole))))
+    command = f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
+    done = subprocess.run(
+        [unshare, *inside, "sh", "-c", command], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    *_, ends, same = done.stdout.strip().splitlines()
+    assert "('interrupted', True)" in ends
+    assert ends.endswith("True")
+    assert same == "True"

@@ -1,0 +1,137 @@
+"""One worker at a time executes a run, whoever started it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from ablate.store import leases as module
+from ablate.store.leases import Leases
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "attempts"
+
+
+def test_of_many_that_claim_at_once_one_has_it(folder):
+    context = multiprocessing.get_context("fork")
+    start, won, stay = context.Event(), context.Queue(), context.Event()
+
+    def compete():
+        start.wait()
+        if Leases(folder).claim() is not None:
+            won.put(os.getpid())
+        stay.wait()
+
+    processes = [context.Process(target=compete) for _ in range(8)]
+    for process in processes:
+        process.start()
+    start.set()
+    first = won.get(timeout=20)
+    time.sleep(0.3)
+    assert won.empty()
+    assert Leases(folder).read(1).pid == first
+    assert Leases(folder).is_held()
+    stay.set()
+    for process in processes:
+        process.join()
+    assert not Leases(folder).is_held()  # its process is gone: no need to wait
+
+
+def test_attempts_follow_one_another(folder):
+    first = Leases(folder).claim()
+    assert first.record.attempt == 1
+    assert Leases(folder).claim() is None
+    first.note_resumed(40)
+    first.end("interrupted", "preempted")
+    record = Leases(folder).read(1)
+    assert (record.outcome, record.message, record.resumed_from_step) == ("interrupted", "preempted", 40)
+    second = Leases(folder).claim()
+    assert second.record.attempt == 2
+    assert not first.is_mine()
+    assert second.is_mine()
+
+
+def test_a_killed_holder_is_known_at_once(folder):
+    child = os.fork()
+    if not child:
+        Leases(folder).claim()
+        signal.pause()
+    while not Leases(folder).latest():
+        time.sleep(0.01)
+    assert Leases(folder).claim() is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert Leases(folder).claim().record.attempt == 2
+
+
+def test_a_pid_that_has_become_another_process_is_no_holder(folder):
+    lease = Leases(folder).claim()
+    path = folder / "1.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"process_started": "1", "pid": os.getppid()}))
+    assert not Leases(folder).is_held()
+    assert lease.is_mine()  # until somebody claims
+
+
+def elsewhere(folder):
+    """Make the lease one of another machine."""
+    lease = Leases(folder).claim()
+    path = folder / "1.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"machine": "another"}))
+    return lease
+
+
+@pytest.mark.parametrize("jump", [0, -1e7, 1e7])
+def test_another_machines_holder_lives_as_long_as_it_beats_whatever_the_clocks_say(folder, jump):
+    lease = elsewhere(folder)
+    onlooker = Leases(folder, stale_sec=0.3)
+    os.utime(folder / "1.json", (time.time() + jump,) * 2)  # a clock that is days off
+    until = time.monotonic() + 0.8
+    while time.monotonic() < until:
+        lease.beat()
+        assert onlooker.is_held()
+        time.sleep(0.05)
+    assert onlooker.claim() is None
+    time.sleep(0.4)  # it beats no more
+    assert onlooker.claim().record.attempt == 2
+    assert not lease.is_mine()
+
+
+def test_a_first_look_is_not_enough_to_call_it_dead(folder):
+    elsewhere(folder)
+    os.utime(folder / "1.json", (1, 1))
+    assert Leases(folder, stale_sec=0.2).is_held()
+
+
+def test_a_live_process_that_let_go_without_a_word_holds_nothing(folder):
+    lease = Leases(folder).claim()
+    module._held.discard(lease.record.owner)  # as if the end could not be written on a full disk
+    assert Leases(folder).claim().record.attempt == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"attempt": 1}'])
+def test_a_damaged_record_is_judged_by_its_time_alone(folder, content):
+    Leases(folder).claim()
+    (folder / "1.json").write_text(content)
+    onlooker = Leases(folder, stale_sec=0.1)
+    assert onlooker.is_held()
+    time.sleep(0.15)
+    assert onlooker.claim().record.attempt == 2
+
+
+def test_without_hard_links_a_claim_is_still_exclusive(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(module.os, "link", refuse)
+    assert Leases(folder).claim() is not None
+    assert Leases(folder).claim() is None
+    assert [path.name for path in folder.iterdir()] == ["1.json"]
