@@ -133,6 +133,32 @@ def test_interrupted_and_resumed_ends_with_the_same_bits(finished, tmp_path):
     assert evaluations(tmp_path) == evaluations(finished[0])
 
 
+def test_killed_and_taken_up_by_two_at_once_it_ends_with_the_same_bits(finished, tmp_path):
+    text = STUDY.replace("  training:", "  resources: {checkpoint_every_sec: 0}\n  training:")
+    (tmp_path / "small.yaml").write_text(text)
+    command = [sys.executable, "-m", "ablate", "run", "small.yaml"]
+    environment = os.environ | {"ABLATE_STORAGE": "runs"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    give_up = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [each.communicate(timeout=200)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert any("its runs are shared" in output for output in outputs)
+    assert evaluations(tmp_path) == evaluations(finished[0])
+    ledgers = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")]
+    assert sum(record["outcome"] == "finished" for record in ledgers) == 4
+    assert any(record["resumed_from_step"] for record in ledgers)
+    ends = {path.read_text() for path in tmp_path.glob("runs/small/report/report.json")}
+    assert json.loads(ends.pop())["runs_missing"] == 0
+
+
 def test_a_part_of_a_study(finished, tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     part = ablate(tmp_path, "run", "small.yaml", "--only", "bf16", "--seeds", "1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,18 +15,23 @@ from ablate.cli.common import find_study, storage_option
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ablate.store import StudyStore
+
 
 @click.command("status", epilog="Example:  ablate status quickstart --json")
 @click.argument("study")
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-def command(study: str, storage: Path, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the showing alone.")
+def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
     from ablate.execute.display import progress_table, summary
     from ablate.execute.lock import is_running
     from ablate.execute.progress import ProgressReader, count_states
 
     store = find_study(storage, study)
+    if watch:
+        _watch(store)
     running = is_running(store.path)
     runs = ProgressReader(store, executor_alive=running).read()
     if as_json:
@@ -48,3 +55,22 @@ def command(study: str, storage: Path, as_json: bool) -> None:
             console.print(
                 f"{run.arm} seed {run.seed} {run.state}: {run.message}", markup=False, highlight=False
             )
+
+
+def _watch(store: StudyStore) -> None:
+    """Show the table anew, several times a second, while somebody runs the study."""
+    from rich.console import Console
+
+    from ablate.execute.display import LiveDisplay
+    from ablate.execute.lock import is_running
+    from ablate.execute.progress import ProgressReader
+
+    reader = ProgressReader(store)
+    ids = [run.run_id for run in reader.read()]
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        LiveDisplay(reader, ids, Console(highlight=False)) as display,
+    ):
+        while is_running(store.path):
+            display.update()
+            time.sleep(0.3)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
+from ablate.execute.cancel import Cancellation
 from ablate.execute.environment import git_commit
 from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run
 from ablate.store import END_STATES, RunDir, State, StudyStore
@@ -220,11 +221,13 @@ class _Queue:
 def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
     """Wait for all runs; return whether the wait was interrupted."""
     interrupted = False
+    cancellation = Cancellation(stop_path.parent)
     with _sigterm_as_interrupt():
         try:
             while queue.is_open:
                 queue.move()
                 on_poll()
+                cancellation.raise_if_requested()
         except KeyboardInterrupt:
             interrupted = True
             stop_path.touch()

@@ -10,17 +10,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.store import StudyStore
-from ablate.track.cursor import MirrorReport, mirror_dir, pending
+from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 STOP_SEC = 30.0
-"""How long the last pass may take."""
+"""How long the last pass may make no progress."""
+LAST_PASS_SEC = 600.0
+"""How long it may take in all: thousands of short runs are sent more slowly than they are executed."""
+_LOOK_SEC = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +35,39 @@ class MirrorProcess:
     tracking_uri: str
     process: subprocess.Popen[bytes]
 
-    def stop(self, timeout_s: float = STOP_SEC) -> MirrorReport:
-        """Let the mirror send the rest and end; return what is left unsent."""
+    def stop(self, idle_sec: float = STOP_SEC, whole_sec: float = LAST_PASS_SEC) -> MirrorReport:
+        """Let the mirror send the rest and end; return what is left unsent.
+
+        It is killed when it has sent nothing for ``idle_sec``, or has taken ``whole_sec``.
+        """
         self.process.terminate()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        progress = Progress(self.store, self.tracking_uri)
+        give_up = time.monotonic() + whole_sec
+        while self.process.poll() is None:
+            if progress.idle_sec() > idle_sec or time.monotonic() > give_up:
+                self.process.kill()
+                self.process.wait()
+            time.sleep(_LOOK_SEC)
         return pending(self.store, self.tracking_uri)
+
+
+class Progress:
+    """How long ago the mirror last noted that it had sent something, by this process's own clock."""
+
+    def __init__(self, store: StudyStore, tracking_uri: str) -> None:
+        self._cursor = cursor_path(store, tracking_uri)
+        self._seen: int | None = None
+        self._since = time.monotonic()
+
+    def idle_sec(self) -> float:
+        """Return the seconds since the cursor last changed while it was looked at."""
+        try:
+            now = self._cursor.stat().st_mtime_ns
+        except OSError:
+            now = None
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def start_mirror(study_dir: Path, tracking_uri: str) -> MirrorProcess:

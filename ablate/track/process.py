@@ -1,8 +1,8 @@
 """The mirror as a process: ``python -m ablate.track.process --study DIR``.
 
 The address is in MLFLOW_TRACKING_URI. A pass is made every two seconds, at low priority. SIGTERM, or the end
-of the process that started this one, asks for a last pass; that one may take half a minute, after which the
-process ends in any case.
+of the process that started this one, asks for a last pass; when that has sent nothing for half a minute, or
+has taken ten, the process ends in any case.
 
 How it fails: while MLflow is away passes come further and further apart, up to half a minute, and each
 problem is one line of ``<study>/mirror/mirror.log``. Whatever is printed here passes through ``redact``.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ablate.store import StudyStore
-from ablate.track.launch import STOP_SEC
+from ablate.track.launch import LAST_PASS_SEC, STOP_SEC, Progress
 from ablate.track.mirror import Mirror
 from ablate.track.uri import redact, resolve_tracking_uri
 
@@ -41,16 +41,17 @@ def main() -> None:
     parser.add_argument("--parent", type=int, help="end when this process is no longer the parent")
     arguments = parser.parse_args()
 
-    stopping = _watch(arguments.parent)
+    uri = resolve_tracking_uri(arguments.study.parent, arguments.tracking_uri)
+    store = StudyStore(arguments.study)
+    stopping = _watch(arguments.parent, Progress(store, uri))
     os.nice(_NICENESS)
     sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     _log.setLevel(logging.INFO)
-    uri = resolve_tracking_uri(arguments.study.parent, arguments.tracking_uri)
     _log.info("mirroring %s to %s", arguments.study, uri)
-    mirror_until(stopping, Mirror(StudyStore(arguments.study), uri))
+    mirror_until(stopping, Mirror(store, uri))
 
 
 def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
@@ -71,8 +72,8 @@ def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
         stopping.wait(delay_sec)
 
 
-def _watch(parent: int | None) -> threading.Event:
-    """Return an event that SIGTERM or the parent's end sets; half a minute later the process ends itself.
+def _watch(parent: int | None, progress: Progress) -> threading.Event:
+    """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
 
     A thread of its own takes the signal, because the main one may hang in a request, and because setting an
     event inside a signal handler can deadlock with the thread that waits for it.
@@ -85,7 +86,10 @@ def _watch(parent: int | None) -> threading.Event:
             if parent is not None and os.getppid() != parent:
                 break
         stopping.set()
-        time.sleep(STOP_SEC)
+        give_up = time.monotonic() + LAST_PASS_SEC
+        progress.idle_sec()
+        while progress.idle_sec() < STOP_SEC and time.monotonic() < give_up:
+            time.sleep(0.5)
         os._exit(1)  # the cursor is written atomically, so nothing is lost
 
     threading.Thread(target=watch, daemon=True).start()

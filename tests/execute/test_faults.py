@@ -16,6 +16,7 @@ import pytest
 
 from ablate.config import ResourcesConfig
 from ablate.execute import driver
+from ablate.execute.cancel import request as request_stop
 from ablate.execute.driver import execute_study, missing_runs
 from ablate.store.leases import Leases
 
@@ -88,13 +89,20 @@ DRIVER = """
     from ablate.store import StudyStore
     from pathlib import Path
 
+    begun = []
+
+    def say_so():
+        if not begun:
+            begun.append(print("begun", flush=True))
+
     store, requests = requests_of(Path({storage!r}))
-    print(sorted(execute_study(store, requests, trainer="fake_trainers:slow").states.values()), flush=True)
+    outcome = execute_study(store, requests, trainer="fake_trainers:{trainer}", on_poll=say_so)
+    print(sorted(outcome.states.values()), flush=True)
 """
 
 
-def start_driver(storage):
-    script = textwrap.dedent(DRIVER.format(here=str(HERE), storage=str(storage)))
+def start_driver(storage, trainer="slow"):
+    script = textwrap.dedent(DRIVER.format(here=str(HERE), storage=str(storage), trainer=trainer))
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     return subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
@@ -132,6 +140,23 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(st
     assert second.communicate(timeout=120)[0].strip().endswith(str(["finished"] * 4))
     for request in requests:
         assert [row["step"] for row in store.run(request.run_id).metrics()] == [1, 2, 3, 4, 5]
+
+
+def test_a_request_to_stop_is_heard_by_every_driver(study):
+    store, requests = study
+    request_stop(store.path)  # one of before they began, which is none of theirs
+    both = [start_driver(store.path, "waits_for_the_stop") for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "begun\n"
+    while sum(store.run(request.run_id).state() == "running" for request in requests) < 2:
+        time.sleep(0.05)
+    request_stop(store.path)
+    for process in both:
+        assert "finished" not in process.communicate(timeout=120)[0]
+    states = {store.run(request.run_id).state() for request in requests}
+    assert states <= {"interrupted", "pending"}
+    again = start_driver(store.path)
+    assert again.communicate(timeout=120)[0].strip().endswith(str(["finished"] * 4))
 
 
 FULL_DISK = """

@@ -1,0 +1,185 @@
+"""The verbs that look after a study: logs, cancel, clean, sync, status --watch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli
+from ablate.errors import UserError
+from ablate.execute.lock import running
+from ablate.store import Status, StudyStore
+from ablate.store.leases import Leases
+
+IDS = ["00aa000000000000", "00bb000000000000"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A study with a finished run and one that was never started."""
+    store = StudyStore(tmp_path / "s")
+    store.write_plan(
+        {
+            "format": 1, "study": "s", "description": None, "baseline": "bf16",
+            "target": {"kind": "val_loss", "value": 2.0, "crossing": "confirmed"}, "paired_seeds": False,
+            "training": {}, "dropped": [],
+            "arms": [
+                {
+                    "name": "bf16", "description": None, "recipe": "bf16", "tokens": 10, "factors": {},
+                    "differs": {}, "folded": [], "runs": [{"id": i, "seed": n} for n, i in enumerate(IDS)],
+                }
+            ],
+        }
+    )  # fmt: skip
+    run = store.run(IDS[0])
+    run.create({"model": {}, "training": {}, "seed": 0})
+    first = Leases(run.attempts).claim()
+    run.attempt_log(1).write_text("first\n")
+    first.end("interrupted", "preempted (SIGTERM)")
+    second = Leases(run.attempts).claim()
+    second.note_resumed(40)
+    run.attempt_log(2).write_text("second\x1b[31m\n")
+    run.append_metric({"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5})
+    run.write_status(Status(state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9))
+    second.end("finished")
+    return store
+
+
+def call(store, *arguments, **options):
+    command = [*arguments, "--storage", str(store.path.parent)]
+    return CliRunner().invoke(cli, command, catch_exceptions=False, **options)
+
+
+def test_logs_show_the_ledger_and_the_last_attempt(store):
+    output = call(store, "logs", "00aa").output
+    assert "attempt 1: interrupted" in output
+    assert "preempted (SIGTERM)" in output
+    assert "attempt 2: finished" in output
+    assert "from step 40" in output
+    assert output.endswith("second\\x1b[31m\n")  # a log must not steer the terminal
+    assert call(store, "logs", "00aa", "--attempt", "1").output.endswith("first\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["00"], r"no run '00'|has not been started|begins"),
+        (["00bb"], "no run '00bb'"),
+        (["ffff"], "no run 'ffff'"),
+        (["../x"], "is no run's id"),
+        (["*"], "is no run's id"),
+        (["00aa", "--attempt", "7"], "has 2 .expected 1 to 2"),
+        (["00aa", "--study", "other"], "no study 'other'"),
+    ],
+)
+def test_logs_of_what_is_not_there(store, arguments, line):
+    if arguments == ["00"]:
+        store.run(IDS[1]).create({})
+    with pytest.raises(UserError, match=line):
+        call(store, "logs", *arguments)
+
+
+def test_logs_follow_to_the_end(store):
+    run = store.run(IDS[1])
+    run.create({})
+    lease = Leases(run.attempts).claim()
+    log = run.attempt_log(1)
+    log.write_text("one\n")
+
+    def go_on():
+        time.sleep(0.5)
+        with log.open("a") as file:
+            file.write("two\n")
+        lease.end("finished")
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    output = call(store, "logs", "00bb", "--follow").output
+    thread.join()
+    assert output.endswith("one\ntwo\n")
+
+
+def test_cancel_asks_only_where_somebody_runs_it(store):
+    assert "is not being run" in call(store, "cancel", "s").output
+    assert not (store.path / "cancel").exists()
+    with running(store, store.plan()):
+        assert "Asked to stop" in call(store, "cancel", "s").output
+    assert (store.path / "cancel").exists()
+
+
+def leftovers(store):
+    gone = store.run("0123456789abcdef")
+    gone.create({})
+    (store.run(IDS[0]).checkpoints).mkdir()
+    (store.run(IDS[0]).checkpoints / "000000000001.json").write_text("{}")
+    (store.run(IDS[0]).path / ".status.json.x1").write_text("half")
+    (store.path / ".stop-1234").touch()
+    own = store.path / "runs" / "my notes"
+    own.mkdir()
+    (own / "a.txt").write_text("mine")
+    link = store.path / "runs" / "fedcba9876543210"
+    link.symlink_to(own)
+    return gone, own, link
+
+
+def test_clean_asks_and_takes_what_is_its_own_alone(store):
+    gone, own, link = leftovers(store)
+    assert "a run that the plan no longer has" in call(store, "clean", "s", "--dry-run").output
+    assert gone.path.exists()
+    call(store, "clean", "s", input="n\n")
+    assert gone.path.exists()
+    assert "Removed 4." in call(store, "clean", "s", input="y\n").output
+    assert not gone.path.exists()
+    assert not store.run(IDS[0]).checkpoints.exists()
+    assert (own / "a.txt").read_text() == "mine"
+    assert link.is_symlink()
+    assert [row["val_loss"] for row in store.run(IDS[0]).metrics()] == [1.5]
+    assert call(store, "clean", "s").output == "Nothing to remove.\n"
+
+
+def test_clean_of_the_whole_study(store, tmp_path):
+    (store.path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"holds what is not ablate's .thesis\.tex"):
+        call(store, "clean", "s", "--whole", "--yes")
+    (store.path / "thesis.tex").unlink()
+    with running(store, store.plan()), pytest.raises(UserError, match=r"is being run .stop it first"):
+        call(store, "clean", "s", "--whole", "--yes")
+    call(store, "clean", "s", "--whole", "--yes")
+    assert not store.path.exists()
+    assert tmp_path.exists()
+
+
+def test_sync_sends_what_mlflow_lacks_once(store):
+    first = call(store, "sync", "s")
+    assert first.exit_code == 0, first.output
+    assert "1 runs looked at, 2 metric points sent" in first.output  # the loss and its perplexity
+    assert "0 metric points sent" in call(store, "sync", "s").output
+    rebuilt = call(store, "sync", "s", "--rebuild")
+    assert rebuilt.exit_code == 0
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store.path.parent}/mlflow.db")
+    experiment = client.get_experiment_by_name("s")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert len(client.get_metric_history(run.info.run_id, "val_loss")) == 1
+
+
+def test_status_watches_until_nobody_runs_it(store):
+    with running(store, store.plan()):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ablate", "status", "s", "--watch", "--storage", str(store.path.parent)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert "finished" in process.stdout.readline()
+        assert process.poll() is None
+    rest = process.communicate(timeout=30)[0]
+    assert "1 of 2 done" in rest
+    assert process.returncode == 0
+    shown = json.loads(call(store, "status", "s", "--json").output)
+    assert shown["states"] == {"finished": 1, "pending": 1}
