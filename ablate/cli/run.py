@@ -58,6 +58,7 @@ def command(
     from rich.console import Console
 
     from ablate.execute.lock import running
+    from ablate.execute.token import use_token
     from ablate.plan import build_plan, to_lock
     from ablate.spec import load_study
     from ablate.store import StudyStore
@@ -65,6 +66,8 @@ def command(
 
     uri = resolve_tracking_uri(storage, tracking_uri)
     console = Console(highlight=False)
+    if address is not None and (warning := use_token()):
+        console.print(warning, markup=False, soft_wrap=True)
     plan = build_plan(load_study(study))
     chosen = _choose(plan, only, seeds)
     store = StudyStore(storage / plan.study)

@@ -16,18 +16,19 @@ import signal
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
 from ablate.execute.cancel import Cancellation
 from ablate.execute.environment import git_commit
+from ablate.execute.token import use_token
 from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run
 from ablate.store import END_STATES, RunDir, State, StudyStore
 from ablate.store.leases import STALE_SEC, Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from ablate.config import ResourcesConfig
 
@@ -86,10 +87,8 @@ def execute_study(
     """
     if not runs:
         return Outcome(states={}, interrupted=False)
-    if address is not None and (Path.home() / ".ray" / "auth_token").exists():
-        # A cluster with Ray's defaults asks for this token. With an explicit address Ray does not send it
-        # unless told so before it is imported; a cluster without authentication takes it all the same.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if address is not None:
+        use_token()
     for run in runs:
         store.run(run.run_id).create(run.config)
     stop_path = store.path / f".stop-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,102 @@
+"""Hand a study to a Ray cluster as a job: the driver then lives there, and this machine may go away.
+
+The study file and this very package travel in the job's runtime environment. The job's id is a hash of both
+and of the storage, so that submitting the same study twice follows the job that is there.
+
+How it fails: a cluster that cannot be reached or refuses is a ``UserError``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.errors import UserError
+from ablate.execute.environment import code_digest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_LIVE = ("PENDING", "RUNNING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job of a study: its id, and whether it was there before."""
+
+    job_id: str
+    was_there: bool
+
+
+def job_id(name: str, text: bytes, storage: str) -> str:
+    """Return the id of the job that runs this study file on this storage with this code."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (text, storage.encode(), code_digest().encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "study"
+    return f"ablate-{slug}-{digest.hexdigest()}"
+
+
+def submit(address: str, path: Path, name: str, storage: str, environment: dict[str, str]) -> Job:
+    """Submit a study to the cluster whose dashboard is at ``address``, unless its job runs there.
+
+    ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI.
+    """
+    client = _client(address)
+    text = path.read_bytes()
+    identity = job_id(name, text, storage)
+    try:
+        if identity in {job.submission_id for job in client.list_jobs()}:
+            if str(client.get_job_status(identity).value) in _LIVE:
+                return Job(job_id=identity, was_there=True)
+            client.delete_job(identity)  # it has ended; what is left to run is for `ablate run` to find
+        with tempfile.TemporaryDirectory() as folder:
+            work, package = Path(folder) / "work", Path(folder) / "ablate"
+            work.mkdir()
+            (work / "study.yaml").write_bytes(text)
+            # The package's links to backends, reports and studies become what they point to.
+            shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
+            client.submit_job(
+                entrypoint=shlex.join(
+                    ["python", "-m", "ablate", "run", "study.yaml", "--address", "auto", "--storage", storage]
+                ),
+                submission_id=identity,
+                runtime_env={
+                    "working_dir": str(work), "py_modules": [str(package)], "env_vars": dict(environment),
+                },
+                metadata={"ablate_study": name},
+            )  # fmt: skip
+    except RuntimeError as error:  # Ray's client has no other
+        raise UserError(f"{address}: the job was refused: {_first_line(error)}") from None
+    return Job(job_id=identity, was_there=False)
+
+
+async def follow(address: str, identity: str) -> AsyncIterator[str]:
+    """Yield what a job prints, until it ends."""
+    async for text in _client(address).tail_job_logs(identity):
+        yield text
+
+
+def end_of(address: str, identity: str) -> str:
+    """Return a job's state, such as SUCCEEDED."""
+    return str(_client(address).get_job_status(identity).value)
+
+
+def _client(address: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  Ray's, without types
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,140 @@
+"""A study as a job on a real Ray cluster, with its dashboard and token authentication as Ray has them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli
+from ablate.errors import UserError
+from ablate.execute import token
+from ablate.execute.submit import job_id
+
+STUDY = """\
+name: sent
+baseline: bf16
+target: {val_loss: 5.0}
+seeds: 1
+base:
+  model: {width: 32, layers: 1, heads: 2, ffn: 64}
+  data: {max_bytes: 300_000}
+  training: {tokens: 2_048, seq_len: 32, batch_size: 8, eval_every_tokens: 512, eval_tokens: 1_024}
+arms:
+  bf16:
+  fprop: {recipe: {gemms: [fprop]}}
+"""
+
+
+def free_port():
+    with contextlib.closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The address of a head node's dashboard; the token lies in a folder of the test."""
+    home = tmp_path_factory.mktemp("home")
+    secret = home / "token"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    environment = os.environ | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(secret), "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    port, dashboard = free_port(), free_port()
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+        "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        "--num-cpus=2", f"--temp-dir={tmp_path_factory.mktemp('r')}", "--node-ip-address=127.0.0.1",
+    ]  # fmt: skip
+    head = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        yield f"http://127.0.0.1:{dashboard}", environment
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+
+
+def submit(cluster, folder, *more):
+    address, environment = cluster
+    return subprocess.run(
+        [sys.executable, "-m", "ablate", "submit", "sent.yaml", "--address", address, "--storage",
+         str(folder / "shared"), *more],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_study_runs_as_a_job_and_a_second_submission_does_no_harm(cluster, tmp_path):
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    give_up = time.monotonic() + 90
+    while "cannot reach" in (first := submit(cluster, tmp_path, "--no-follow")).stderr:
+        assert time.monotonic() < give_up, first.stderr
+        time.sleep(1)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "submitted." in first.stdout
+    second = submit(cluster, tmp_path)
+    assert "is there already" in second.stdout or "submitted." in second.stdout
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "succeeded" in second.stdout
+    runs = list((tmp_path / "shared" / "sent" / "runs").iterdir())
+    assert len(runs) == 2
+    for run in runs:
+        assert json.loads((run / "status.json").read_text())["state"] == "finished"
+        assert [path.name for path in sorted((run / "attempts").glob("*.json"))] == ["1.json"]
+    again = submit(cluster, tmp_path)  # the job has ended: a new one, which finds nothing to do
+    assert again.returncode == 0
+    assert "0 to run, 2 of those asked for have ended before" in again.stdout
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli, ["submit", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_what_cannot_be_submitted_is_one_line(tmp_path):
+    path = tmp_path / "sent.yaml"
+    path.write_text(STUDY)
+    with pytest.raises(UserError, match="expected an absolute path that all nodes share"):
+        call(path, "--address", "http://127.0.0.1:1", "--storage", "shared")
+    with pytest.raises(UserError, match=r"cannot reach Ray's dashboard at http://127\.0\.0\.1:1"):
+        call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
+    path.write_text(STUDY.replace("fprop]", "fprob]"))
+    with pytest.raises(UserError, match="expected fprop, dgrad or wgrad"):
+        call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
+
+
+def test_the_id_is_that_of_what_is_run():
+    one = job_id("My study", b"x", "/s")
+    assert one.startswith("ablate-my-study-")
+    assert one == job_id("My study", b"x", "/s")
+    assert len({one, job_id("My study", b"y", "/s"), job_id("My study", b"x", "/t")}) == 3
+    assert job_id("…", b"", "").startswith("ablate-study-")
+
+
+def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert token.use_token() is None
+    assert "RAY_AUTH_MODE" not in os.environ
+    path.write_text("secret")
+    path.chmod(0o644)
+    assert token.use_token() == f"Others on this machine can read Ray's token: chmod 600 {path}"
+    path.chmod(0o600)
+    assert token.use_token() is None
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
