@@ -19,7 +19,7 @@ from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation 
 
 _CLOSED = ConfigDict(extra="forbid")
 
-Setting = Literal["data", "tokenizer", "evaluation", "code", "world_size"]
+Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "world_size"]
 """In what runs must agree to be compared, unless their study waives it by name."""
 
 # Strict scalars: a quoted number or a yes/no where a number belongs is a mistake, not a number.
@@ -153,6 +153,10 @@ class ResourcesConfig:
 
     cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per run")] = 1
     gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per run")] = 0
+    custom: Annotated[
+        dict[str, PositiveFloat],
+        Field(description="resources that the cluster names itself, such as {mi355x: 1}"),
+    ] = Field(default_factory=dict)
     checkpoint_every_sec: Annotated[
         NonNegativeFloat,
         Field(

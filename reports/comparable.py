@@ -6,6 +6,7 @@ code that trained it, and an arm may override what the baseline is measured with
 
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
 - ``code``: from the sources that most runs of the study were trained by;
+- ``device``: from the kind of GPU (or none) that most runs were trained on;
 - ``world_size``: from the number of devices that most runs had.
 
 A study that means such a difference waives it by name. What a record does not tell is no difference.
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 
+_OF_MOST: tuple[Setting, ...] = ("code", "device", "world_size")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SetApart:
     """A run that is not pooled: in what it differs, its own value, and that of the others."""
@@ -50,7 +54,7 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
     reference: dict[Setting, str | None] = dict(
         _fingerprint(frames.configs.get(frames.plan["baseline"]) or {}, {})
     )
-    for setting in ("code", "world_size"):
+    for setting in _OF_MOST:
         counts = Counter(value for _, marks in own.values() if (value := marks[setting]) is not None)
         reference[setting] = counts.most_common(1)[0][0] if counts else None
     found = []
@@ -76,8 +80,16 @@ def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
         "tokenizer": _text(tokenizer),
         "evaluation": _text(evaluation),
         "code": code,
+        "device": _device(environment),
         "world_size": None if world_size is None else str(world_size),
     }
+
+
+def _device(environment: Mapping[str, Any]) -> str | None:
+    """Return the GPU's name or CPU; what others' logs ran on differs by design, and is theirs to say."""
+    if environment.get("backend_mode") in (None, "imported"):
+        return None
+    return environment.get("gpu") or "CPU"
 
 
 def _text(parts: list[Any]) -> str | None:

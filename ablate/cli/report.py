@@ -35,7 +35,7 @@ _ENDED = ("finished", "diverged", "failed")
     "--waive",
     multiple=True,
     metavar="SETTING",
-    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, world_size.",
+    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, world_size.",
 )
 @click.option(
     "--price",

@@ -150,7 +150,12 @@ class _Queue:
             trainer=self._trainer,
             stale_sec=self._stale_sec,
         )
-        options = self._remote.options(num_cpus=run.resources.cpus, num_gpus=run.resources.gpus, name=run_id)
+        options = self._remote.options(
+            num_cpus=run.resources.cpus,
+            num_gpus=run.resources.gpus,
+            resources=run.resources.custom or None,
+            name=run_id,
+        )
         self.handed[options.remote(task)] = run_id
 
     def move(self) -> None:
@@ -293,14 +298,23 @@ def _check_resources(runs: Sequence[RunRequest]) -> None:
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for resources in {run.resources for run in runs}:
-        wanted = {"CPU": resources.cpus, "GPU": resources.gpus}
-        if not any(all(node.get(key, 0) >= n for key, n in wanted.items()) for node in nodes):
-            biggest = ", ".join(f"{node.get('CPU', 0):g} CPUs {node.get('GPU', 0):g} GPUs" for node in nodes)
-            raise UserError(
-                f"a run asks for {resources.cpus} CPUs and {resources.gpus} GPUs, which no node has "
-                f"(nodes: {biggest}; change base.resources)"
+    for wanted in {tuple(_wanted(run.resources).items()): None for run in runs}:
+        if not any(all(node.get(key, 0) >= n for key, n in wanted) for node in nodes):
+            asked = " and ".join(f"{n:g} {_named(key)}" for key, n in wanted)
+            there = ", ".join(
+                " ".join(f"{node.get(key, 0):g} {_named(key)}" for key, _ in wanted) for node in nodes
             )
+            raise UserError(
+                f"a run asks for {asked}, which no node has (nodes: {there}; change base.resources)"
+            )
+
+
+def _wanted(resources: ResourcesConfig) -> dict[str, float]:
+    return {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+
+
+def _named(key: str) -> str:
+    return {"CPU": "CPUs", "GPU": "GPUs"}.get(key, key)
 
 
 @contextlib.contextmanager

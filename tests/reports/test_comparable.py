@@ -86,5 +86,14 @@ def test_what_a_record_does_not_tell_is_no_difference(make_study):
     assert [run.setting for run in find_set_apart(load_frames(store))] == ["world_size"]
 
 
+def test_runs_of_another_kind_of_device_are_not_mixed_in(make_study):
+    store = make_study(CURVES)
+    odd = change(store, 1, 0, gpu="NVIDIA B200")
+    (found,) = find_set_apart(load_frames(store))
+    assert (found.run_id, found.setting, found.own, found.others) == (odd, "device", "NVIDIA B200", "CPU")
+    change(store, 1, 0, gpu="NVIDIA B200", backend_mode="imported")
+    assert find_set_apart(load_frames(store)) == ()
+
+
 def test_every_setting_is_looked_at():
-    assert set(SETTINGS) == {"data", "tokenizer", "evaluation", "code", "world_size"}
+    assert set(SETTINGS) == {"data", "tokenizer", "evaluation", "code", "device", "world_size"}

@@ -78,8 +78,8 @@ arms: {a: }
 """,
         [
             (
-                "5:15: base.resources.cores: unknown key (expected cpus, gpus, require_native or "
-                "allow_failed_self_test)"
+                "5:15: base.resources.cores: unknown key (expected cpus, gpus, custom, checkpoint_every_sec, "
+                "hang_after_sec, require_native or allow_failed_self_test)"
             ),
         ],
     ),
@@ -339,8 +339,8 @@ arms: {bf16: , fp8: {recipe: fp8}}
 """,
         [
             (
-                "3:9: waive[0]: expected data, tokenizer, evaluation, code or world_size, got 'codes' (did "
-                "you mean 'code'?)"
+                "3:9: waive[0]: expected data, tokenizer, evaluation, code, device or world_size, got "
+                "'codes' (did you mean 'code'?)"
             ),
         ],
     ),

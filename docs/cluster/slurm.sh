@@ -1,0 +1,33 @@
+#!/bin/bash
+# A Ray cluster inside a Slurm allocation, and a study on it:  sbatch slurm.sh my-study.yaml
+# Fill in: partition, GPUs a node, the environment to activate, the shared storage.
+#SBATCH --job-name=ablate
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=64
+#SBATCH --gpus-per-node=8
+#SBATCH --time=24:00:00
+# Slurm sends this before it ends or preempts the job: runs end with a checkpoint, and the job is put back.
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+set -euo pipefail
+STUDY=${1:?usage: sbatch slurm.sh STUDY.yaml}
+STORAGE=${ABLATE_STORAGE:-/shared/ablate}
+PORT=6379
+# source /path/to/venv/bin/activate
+
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+HEAD=${NODES[0]}
+
+srun --nodes=1 --ntasks=1 -w "$HEAD" \
+  ray start --head --node-ip-address="$HEAD" --port=$PORT --block &
+sleep 20
+for NODE in "${NODES[@]:1}"; do
+  srun --nodes=1 --ntasks=1 -w "$NODE" ray start --address="$HEAD:$PORT" --block &
+done
+sleep 20
+
+ablate run "$STUDY" --address "$HEAD:$PORT" --storage "$STORAGE" &
+DRIVER=$!
+trap 'kill -TERM $DRIVER; wait $DRIVER; scontrol requeue "$SLURM_JOB_ID"' TERM
+wait $DRIVER
