@@ -31,3 +31,8 @@ class UserError(Exception):
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
         super().__init__("\n".join(str(p) for p in self.problems))
+
+
+def safe_text(text: str, keep: str = "") -> str:
+    """Return text that cannot steer the terminal: characters that do not print become visible escapes."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

@@ -8,14 +8,15 @@ A missing plan is an error of the caller (``FileNotFoundError``).
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from ablate.errors import UserError
+from ablate.reports.shapes import fault_of
 from ablate.store import RunDir, Status, StudyStore
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PLAN_FORMAT = 1
 _THROUGHPUT_SAMPLES = 200
+_MOST_TOKENS = 1 << 62
+_LARGEST = 1e300
 
 RUN_COLUMNS = (
     "run_id",
@@ -69,25 +72,22 @@ def load_frames(store: StudyStore) -> StudyFrames:
     plan = _read_plan(store)
     faults: list[str] = []
     run_rows: list[dict[str, Any]] = []
-    eval_frames: list[pd.DataFrame] = []
+    curves: list[_Evaluations] = []
     configs: dict[str, dict[str, Any]] = {}
     environments: dict[str, dict[str, Any]] = {}
     for arm in plan["arms"]:
         for entry in arm["runs"]:
             run = store.run(entry["id"])
-            config = _read_object(run.path / "config.json", faults)
-            environment = _read_object(run.environment_path, faults)
+            config = _read_object("config", run.path / "config.json", faults)
+            environment = _read_object("environment", run.environment_path, faults)
             status = _read_status(run, faults)
             if config:
                 configs.setdefault(arm["name"], config)
             if environment:
                 environments[run.run_id] = environment
-            evals, tokens_per_sec = read_metrics(run.metrics_path, faults)
+            evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
             who = {"run_id": run.run_id, "arm": arm["name"], "seed": entry["seed"]}
-            evals.insert(0, "run_id", who["run_id"])
-            evals.insert(1, "arm", who["arm"])
-            evals.insert(2, "seed", who["seed"])
-            eval_frames.append(evals)
+            curves.append(evals)
             run_rows.append(
                 who
                 | {
@@ -103,16 +103,30 @@ def load_frames(store: StudyStore) -> StudyFrames:
                     "timing_valid": bool(environment.get("timing_valid", False)),
                 }
             )
-    filled = [frame for frame in eval_frames if len(frame)]
-    empty = pd.DataFrame(columns=list(EVAL_COLUMNS))
     return StudyFrames(
         plan=plan,
         runs=pd.DataFrame(run_rows, columns=list(RUN_COLUMNS)),
-        evals=pd.concat(filled, ignore_index=True) if filled else empty,
+        evals=_one_frame(run_rows, curves),
         configs=configs,
         environments=environments,
         faults=tuple(faults),
     )
+
+
+def _one_frame(runs: list[dict[str, Any]], curves: list[_Evaluations]) -> pd.DataFrame:
+    """Put all runs' evaluations into one frame at once: a frame for each of a thousand takes seconds."""
+    if not any(len(curve.tokens) for curve in curves):
+        return pd.DataFrame(columns=list(EVAL_COLUMNS))
+    sizes = [len(curve.tokens) for curve in curves]
+    whose = {
+        name: np.repeat(np.array([run[name] for run in runs], dtype=kind), sizes)
+        for name, kind in (("run_id", object), ("arm", object), ("seed", np.int64))
+    }
+    measured = {
+        name: np.concatenate([getattr(curve, name) for curve in curves])
+        for name in ("tokens", "step", "val_loss")
+    }
+    return pd.DataFrame(whose | measured)
 
 
 def _read_plan(store: StudyStore) -> dict[str, Any]:
@@ -123,12 +137,20 @@ def _read_plan(store: StudyStore) -> dict[str, Any]:
         raise UserError(f"{store.plan_path}: not a plan: {error}") from error
     if form != PLAN_FORMAT:
         raise UserError(f"{store.plan_path}: plan of format {form} (expected format {PLAN_FORMAT})")
+    if fault := fault_of("plan", plan):
+        raise UserError(f"{store.plan_path}: not a plan: {fault}")
+    try:
+        for arm in plan["arms"]:
+            for entry in arm["runs"]:
+                store.run(entry["id"])
+    except ValueError as error:
+        raise UserError(f"{store.plan_path}: not a plan: {error}") from None
     if plan["baseline"] not in [arm["name"] for arm in plan["arms"]]:
         raise UserError(f"{store.plan_path}: the baseline '{plan['baseline']}' is none of the plan's arms")
     return plan
 
 
-def _read_object(path: Path, faults: list[str]) -> dict[str, Any]:
+def _read_object(kind: Literal["config", "environment"], path: Path, faults: list[str]) -> dict[str, Any]:
     """Return a JSON object; empty where the file is absent or damaged (which is then a fault)."""
     try:
         value = json.loads(path.read_bytes())
@@ -137,7 +159,10 @@ def _read_object(path: Path, faults: list[str]) -> dict[str, Any]:
     except ValueError as error:
         faults.append(f"{path}: not JSON: {error}")
         return {}
-    return value if isinstance(value, dict) else {}
+    if fault := fault_of(kind, value):
+        faults.append(f"{path}: {fault}")
+        return {}
+    return dict(value)
 
 
 def _read_status(run: RunDir, faults: list[str]) -> Status:
@@ -148,8 +173,17 @@ def _read_status(run: RunDir, faults: list[str]) -> Status:
         return Status(state="failed", message="its status file cannot be read")
 
 
-def read_metrics(path: Path, faults: list[str]) -> tuple[pd.DataFrame, float | None]:
-    """Return the evaluations (tokens, step, val_loss) and the median training throughput in tokens/s.
+@dataclass(frozen=True, kw_only=True)
+class _Evaluations:
+    """One run's evaluations, ordered by tokens."""
+
+    tokens: np.ndarray
+    step: np.ndarray
+    val_loss: np.ndarray
+
+
+def _read_metrics(path: Path, faults: list[str]) -> tuple[_Evaluations, float | None]:
+    """Return the evaluations and the median training throughput in tokens/s.
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
@@ -161,22 +195,22 @@ def read_metrics(path: Path, faults: list[str]) -> tuple[pd.DataFrame, float | N
     evals: dict[int, tuple[int, float]] = {}
     dropped = 0
     for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
-        if math.isfinite(row["val_loss"]):
+        if _is_finite(row["val_loss"]):
             # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
-            evals[row["tokens"]] = (row.get("step", 0), float(row["val_loss"]))
+            step = row.get("step")
+            step = step if type(step) is int and 0 <= step < _MOST_TOKENS else 0
+            evals[row["tokens"]] = (step, float(row["val_loss"]))
         else:
             dropped += 1
     if dropped:
         faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
     tokens = sorted(evals)
-    frame = pd.DataFrame(
-        {
-            "tokens": pd.Series(tokens, dtype="int64"),
-            "step": pd.Series([evals[t][0] for t in tokens], dtype="int64"),
-            "val_loss": pd.Series([evals[t][1] for t in tokens], dtype="float64"),
-        }
+    found = _Evaluations(
+        tokens=np.array(tokens, dtype=np.int64),
+        step=np.array([evals[t][0] for t in tokens], dtype=np.int64),
+        val_loss=np.array([evals[t][1] for t in tokens], dtype=np.float64),
     )
-    return frame, _throughput([line for line in lines if b'"tokens_per_sec"' in line])
+    return found, _throughput([line for line in lines if b'"tokens_per_sec"' in line])
 
 
 def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
@@ -206,6 +240,7 @@ def _is_evaluation(row: object) -> bool:
         isinstance(row, dict)
         and row.get("kind") == "eval"
         and type(row.get("tokens")) is int
+        and 0 <= row["tokens"] < _MOST_TOKENS
         and type(row.get("val_loss")) in (int, float)
     )
 
@@ -221,9 +256,14 @@ def _throughput(lines: list[bytes]) -> float | None:
         for row in rows
         if isinstance(row, dict)
         and isinstance(value := row.get("tokens_per_sec"), int | float)
-        and math.isfinite(value)
+        and _is_finite(value)
     ]
     return float(statistics.median(values)) if values else None
+
+
+def _is_finite(value: float) -> bool:
+    """Tell whether a number is one to reckon with; an integer of JSON may be larger than any float."""
+    return -_LARGEST < value < _LARGEST
 
 
 def _object(line: bytes) -> list[Any]:

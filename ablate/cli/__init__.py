@@ -11,7 +11,7 @@ import sys
 import click
 
 from ablate._version import __version__
-from ablate.errors import UserError
+from ablate.errors import UserError, safe_text
 
 # verb -> (group in --help, one line of help, module that defines ``command``)
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -87,7 +87,7 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except UserError as error:
         for problem in error.problems:
-            click.echo(str(problem), err=True)
+            click.echo(safe_text(str(problem)), err=True)
         sys.exit(2)
     except click.ClickException as error:
         message = error.format_message()

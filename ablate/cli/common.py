@@ -32,11 +32,6 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
     )(function)
 
 
-def safe_text(text: str, keep: str = "") -> str:
-    """Return text that cannot steer the terminal: characters that do not print become visible escapes."""
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
-
-
 def find_study(storage: Path, study: str) -> StudyStore:
     """Return the store of a study that ran, given its name or its YAML file.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import safe_text, storage_option
-from ablate.errors import UserError
+from ablate.cli.common import storage_option
+from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from pathlib import Path

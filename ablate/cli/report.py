@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from ablate.cli.common import find_study, storage_option
-from ablate.errors import UserError
+from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def command(
 
 def _show(written: ReportPaths) -> None:
     for line in (*written.notices, *written.verdict.sentences):
-        click.echo(line)
+        click.echo(safe_text(line))
     click.echo()
     for path in written.paths():
         click.echo(str(path))

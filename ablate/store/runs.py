@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted"]
 STATES: tuple[State, ...] = get_args(State)
+_LARGEST = 1 << 62
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States that are results: such a run is never run again."""
 
@@ -41,6 +42,17 @@ class Status:
     ended_unix: float | None = None
     metrics_bytes: int | None = None
     metrics_hash: str | None = None
+
+
+def _fits(key: str, value: object) -> bool:
+    """Tell whether a status file's value is of the kind that its key has."""
+    if key == "state":
+        return value in STATES
+    if key in ("attempt", "tokens", "step"):
+        return type(value) is int and 0 <= value < _LARGEST
+    if value is None or key in ("message", "metrics_hash"):
+        return value is None or isinstance(value, str)
+    return type(value) in (int, float) and abs(value) < _LARGEST  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,11 @@ class RunDir:
         if not path.exists():
             return Status()
         known = {field.name for field in fields(Status)}
-        return Status(**{key: value for key, value in read_json(path).items() if key in known})
+        content = {key: value for key, value in read_json(path).items() if key in known}
+        for key, value in content.items():
+            if not _fits(key, value):
+                raise ValueError(f"{key} is {value!r:.40}")
+        return Status(**content)
 
     def state(self) -> State:
         """Return the state for those who decide what is to be run: whatever is damaged is not done.
@@ -176,5 +192,13 @@ class StudyStore:
         return plan
 
     def run(self, run_id: str) -> RunDir:
-        """Return the folder of a run, which need not exist."""
+        """Return the folder of a run, which need not exist.
+
+        Raises:
+            ValueError: an id that is no plain name, as a plan from elsewhere may have; it must not lead out.
+        """
+        # From a plan it may be anything, whatever the annotation says.
+        text = str(run_id)
+        if text is not run_id or not text or set(text) & set("/\\\0") or text[0] == ".":
+            raise ValueError(f"{run_id!r} is no run's id")
         return RunDir(self.path / "runs" / run_id)

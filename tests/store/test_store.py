@@ -52,6 +52,12 @@ def test_a_configuration_is_written_once_and_anew_where_it_is_damaged(tmp_path):
         assert run.config() == {"seed": 1}
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc", "a/b", "a\\b", "a\0b", ".hidden", None, 7])
+def test_an_id_that_is_no_plain_name_leads_nowhere(tmp_path, name):
+    with pytest.raises(ValueError, match="is no run's id"):
+        StudyStore(tmp_path).run(name)
+
+
 def test_a_line_that_was_cut_is_left_out(tmp_path):
     run = RunDir(tmp_path / "abc")
     run.create({})

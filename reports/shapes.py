@@ -1,0 +1,113 @@
+"""What a run store's files must look like to be read: the part of them that the analysis relies on.
+
+A store may come from elsewhere, or be damaged; past this point nothing has to ask again what type a value
+has. Keys that are not named here are let through.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.types import StrictBool, StrictInt, StrictStr
+
+_Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+_Seed = Annotated[StrictInt, Field(ge=0, lt=1 << 62)]
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Run(_Open):
+    id: StrictStr
+    seed: _Seed
+
+
+class _Arm(_Open):
+    name: StrictStr
+    runs: list[_Run]
+    description: StrictStr | None = None
+    again: StrictBool = False
+    recipe: StrictStr | None = None
+    factors: dict[str, Any] = {}
+    differs: dict[str, Any] = {}
+    folded: list[StrictStr] = []
+
+
+class _Target(_Open):
+    kind: Literal["val_loss", "perplexity"]
+    value: Annotated[_Number, Field(gt=0)]
+    crossing: Literal["confirmed", "first_eval"] = "confirmed"
+
+
+class _Cell(_Open):
+    name: StrictStr
+    reason: StrictStr
+
+
+class _Training(_Open):
+    tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)] | None = None
+    schedule: StrictStr | None = None
+
+
+class _Plan(_Open):
+    study: StrictStr
+    description: StrictStr | None = None
+    baseline: StrictStr
+    target: _Target
+    paired_seeds: StrictBool = False
+    waive: list[StrictStr] = []
+    training: _Training | None = None
+    arms: Annotated[list[_Arm], Field(min_length=1)]
+    dropped: list[_Cell] = []
+
+
+class _Gemm(_Open):
+    left: dict[str, Any] = {}
+    right: dict[str, Any] = {}
+
+
+class _Recipe(_Open):
+    fprop: _Gemm = _Gemm()
+    dgrad: _Gemm = _Gemm()
+    wgrad: _Gemm = _Gemm()
+
+
+class _Config(_Open):
+    model: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    training: _Training | None = None
+    recipe: _Recipe | None = None
+
+
+class _Choice(_Open):
+    operands: StrictStr
+    backend: StrictStr
+    mode: StrictStr
+    detail: StrictStr
+
+
+class _Environment(_Open):
+    backend_mode: StrictStr | None = None
+    timing_valid: StrictBool = False
+    gpu: StrictStr | None = None
+    code: StrictStr | None = None
+    backend_choices: list[_Choice] | None = None
+    self_tests: list[dict[str, Any]] | None = None
+
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    "plan": TypeAdapter(_Plan), "config": TypeAdapter(_Config), "environment": TypeAdapter(_Environment),
+}  # fmt: skip
+
+
+def fault_of(kind: Literal["plan", "config", "environment"], content: object) -> str | None:
+    """Return in one line what is wrong with a file's content, None where nothing is."""
+    try:
+        _ADAPTERS[kind].validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        return f"{where}: {first['msg']}"
+    return None
