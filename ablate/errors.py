@@ -35,4 +35,5 @@ class UserError(Exception):
 
 def safe_text(text: str, keep: str = "") -> str:
     """Return text that cannot steer the terminal: characters that do not print become visible escapes."""
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+    harmless = keep + "\u00a0\u202f"  # spaces that do not break, which Python does not count as printable
+    return "".join(c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text)

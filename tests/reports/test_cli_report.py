@@ -25,6 +25,17 @@ def test_prints_the_verdict_and_the_paths(ladder):
     assert str(ladder.path / "report" / "report.html") in result.output.splitlines()
 
 
+def test_what_a_name_holds_cannot_steer_the_terminal_and_spaces_stay_spaces(make_study):
+    store = make_study(
+        {"a": [line(3, 2, 1)] * 2, "b\x1b[2J": [line(3, 2.5, 1), line(3, 2.4, 1)]}, study="odd"
+    )
+    output = call("odd", "--storage", store.path.parent).output
+    assert "\x1b" not in output
+    assert "b\\x1b[2J" in output
+    assert "\\xa0" not in output
+    assert "\u00a0%" in output
+
+
 def test_a_partial_study_says_so_first(wide):
     result = call("amd-ladder", "--storage", wide.path.parent)
     assert result.output.startswith("Partial: 1 of 60 runs")
