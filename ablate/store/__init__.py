@@ -7,7 +7,9 @@
                                 status.json     the run's state
                                 metrics.jsonl   one JSON object a line, appended
                                 environment.json  versions, hardware, back end of the last attempt
-                                attempts/<n>.log  what attempt n printed
+                                checkpoints/    the last two of a run that has not ended
+                                attempts/<n>.json  the ledger: who executed attempt n, and how it ended
+                                attempts/<n>.log   what it printed
 """
 
 from ablate.store.files import append_line, read_json, write_json_atomic
