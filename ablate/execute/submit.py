@@ -13,10 +13,11 @@ import re
 import shlex
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
 from ablate.execute.environment import code_digest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 _LIVE = ("PENDING", "RUNNING")
+_AGENT_SEC = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,8 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
             (work / "study.yaml").write_bytes(text)
             # The package's links to backends, reports and studies become what they point to.
             shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
-            client.submit_job(
+            _submit_once_there_is_an_agent(
+                client,
                 entrypoint=shlex.join(
                     ["python", "-m", "ablate", "run", "study.yaml", "--address", "auto", "--storage", storage]
                 ),
@@ -76,6 +79,20 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
     except RuntimeError as error:  # Ray's client has no other
         raise UserError(f"{address}: the job was refused: {_first_line(error)}") from None
     return Job(job_id=identity, was_there=False)
+
+
+def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
+    """Submit a job; a cluster that has just started refuses until the agent of its head node is up."""
+    give_up = time.monotonic() + _AGENT_SEC
+    while True:
+        try:
+            client.submit_job(**job)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 async def follow(address: str, identity: str) -> AsyncIterator[str]:

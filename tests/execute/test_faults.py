@@ -45,7 +45,8 @@ def ledger(run):
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
     store, requests = study
-    resources = ResourcesConfig(hang_after_sec=1.0)
+    # Not so short that a busy machine's start of a run is taken for a hang.
+    resources = ResourcesConfig(hang_after_sec=5.0 if trainer == "hangs_once" else 600.0)
     todo = [dataclasses.replace(request, resources=resources) for request in requests[:2]]
     result = execute_study(store, todo, trainer=f"fake_trainers:{trainer}")
     assert set(result.states.values()) == {"finished"}

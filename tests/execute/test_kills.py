@@ -82,7 +82,7 @@ def test_killed_again_and_again_at_random_moments(storage, undisturbed):
 
 
 def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(storage, undisturbed):
-    run = fresh(storage, "zombie", 1)
+    run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)
     first = in_child(lambda: execute_run(task))
     while not (run.metrics_path.exists() and run.metrics_path.stat().st_size):
@@ -104,7 +104,7 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
     os.kill(first, signal.SIGCONT)
     wait_for(first)
     assert (run.metrics_path.read_bytes(), (run.path / "status.json").read_bytes()) == after
-    assert outcome_of(run) == undisturbed[1]
+    assert outcome_of(run) == undisturbed[2]
     assert run.status().attempt == 2
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 
 from ablate.cli import cli
 from ablate.errors import UserError
+from ablate.execute import submit as submitting
 from ablate.execute import token
 from ablate.execute.submit import job_id
 
@@ -51,10 +54,11 @@ def cluster(tmp_path_factory):
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(secret), "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
     port, dashboard = free_port(), free_port()
+    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has room for 107 letters
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
-        "--num-cpus=2", f"--temp-dir={tmp_path_factory.mktemp('r')}", "--node-ip-address=127.0.0.1",
+        "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
     head = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -67,6 +71,7 @@ def cluster(tmp_path_factory):
             head.wait(20)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(head.pid, signal.SIGKILL)
+        shutil.rmtree(short, ignore_errors=True)
 
 
 def submit(cluster, folder, *more):
@@ -138,3 +143,24 @@ def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
     assert token.use_token() is None
     assert os.environ["RAY_AUTH_MODE"] == "token"
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+
+def test_a_cluster_whose_agent_is_not_up_yet_is_asked_again(monkeypatch):
+    asked = []
+
+    class Client:
+        def submit_job(self, **job):
+            asked.append(job)
+            if len(asked) < 3:
+                raise RuntimeError("Request failed with status code 500: No available agent to submit job")
+
+    monkeypatch.setattr(submitting.time, "sleep", lambda _seconds: None)
+    submitting._submit_once_there_is_an_agent(Client(), entrypoint="x")
+    assert asked == [{"entrypoint": "x"}] * 3
+
+    class Refusing:
+        def submit_job(self, **_job):
+            raise RuntimeError("no such thing")
+
+    with pytest.raises(RuntimeError, match="no such thing"):
+        submitting._submit_once_there_is_an_agent(Refusing())
