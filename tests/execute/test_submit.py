@@ -58,6 +58,8 @@ def cluster(tmp_path_factory):
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        # Another Ray on this machine has the agent's usual port.
+        f"--dashboard-agent-listen-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}",
         "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
     head = subprocess.Popen(
