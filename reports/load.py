@@ -17,7 +17,7 @@ import pandas as pd
 
 from ablate.errors import UserError
 from ablate.reports.shapes import fault_of
-from ablate.store import RunDir, Status, StudyStore
+from ablate.store import DAMAGED, StudyStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,9 @@ def load_frames(store: StudyStore) -> StudyFrames:
             run = store.run(entry["id"])
             config = _read_object("config", run.path / "config.json", faults)
             environment = _read_object("environment", run.environment_path, faults)
-            status = _read_status(run, faults)
+            status = run.status()
+            if status.message == DAMAGED:
+                faults.append(f"{run.path / 'status.json'}: not a status")
             if config:
                 configs.setdefault(arm["name"], config)
             if environment:
@@ -163,14 +165,6 @@ def _read_object(kind: Literal["config", "environment"], path: Path, faults: lis
         faults.append(f"{path}: {fault}")
         return {}
     return dict(value)
-
-
-def _read_status(run: RunDir, faults: list[str]) -> Status:
-    try:
-        return run.status()
-    except (ValueError, AttributeError) as error:
-        faults.append(f"{run.path / 'status.json'}: not a status: {error}")
-        return Status(state="failed", message="its status file cannot be read")
 
 
 @dataclass(frozen=True, kw_only=True)

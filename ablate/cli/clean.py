@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
 
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
+_OF_A_STUDY = {"plan.lock.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id"}
+_OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
+_DRAFTS = tuple(f".{name}." for name in ("config.json", "status.json", "environment.json", "metrics.jsonl"))
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,39 @@ def command(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path)
 
 
 def _whole(store: StudyStore) -> list[_Leftover]:
-    """Return the study's folder, unless it holds what ablate has not made."""
-    own = {"plan.lock.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id"}
+    """Return the study's folder, unless it holds what ablate has not made, hidden files among it."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
-    if odd := sorted(
-        path.name for path in store.path.iterdir() if path.name not in own and path.name[0] != "."
-    ):
-        raise UserError(f"{store.path} holds what is not ablate's ({odd[0]}): move it away first")
+    odd = [path for path in _entries(store.path) if path.name not in _OF_A_STUDY and not _is_stop(path)]
+    odd += [path for path in _entries(store.path / "runs") if not _is_run(path)]
+    odd += [path for path in _entries(store.path / "report") if path.name not in _OF_A_REPORT]
+    if odd:
+        raise UserError(f"{odd[0]} is not ablate's: move it away first")
     return [_Leftover(store.path, "the study with all its results")]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_run(path: Path) -> bool:
+    """Tell whether a folder is one that ablate made for a run."""
+    return (
+        not path.is_symlink()
+        and _RUN_ID.fullmatch(path.name) is not None
+        and (path / "config.json").is_file()
+    )
+
+
+def _is_stop(path: Path) -> bool:
+    return path.name.startswith(".stop-") and path.is_file() and not path.is_symlink()
 
 
 def _leftovers(store: StudyStore) -> list[_Leftover]:
     planned = {run["id"] for arm in store.plan()["arms"] for run in arm["runs"]}
     found = []
-    folder = store.path / "runs"
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink() or not path.is_dir() or not _RUN_ID.fullmatch(path.name):
+    for path in _entries(store.path / "runs"):
+        if not _is_run(path):
             continue
         if path.name not in planned:
             found.append(_Leftover(path, "a run that the plan no longer has"))
@@ -87,13 +106,13 @@ def _leftovers(store: StudyStore) -> list[_Leftover]:
             found.append(_Leftover(run.checkpoints, "checkpoints of a run that has ended"))
         found += [
             _Leftover(left, "left by a write that was cut off")
-            for left in sorted(path.glob(".*"))
-            if left.is_file() and not left.is_symlink()
+            for left in _entries(path)
+            if left.name.startswith(_DRAFTS) and left.is_file() and not left.is_symlink()
         ]
     found += [
         _Leftover(left, "left by an executor that was killed")
-        for left in sorted(store.path.glob(".stop-*"))
-        if left.is_file() and not left.is_symlink()
+        for left in _entries(store.path)
+        if _is_stop(left)
     ]
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.cli.common import find_study, storage_option
-from ablate.errors import UserError
+from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from ablate.store import StudyStore
@@ -59,13 +59,13 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
 
     width = shutil.get_terminal_size((100, 24)).columns
     table = compare_table(found)
-    click.echo(format_table(table.columns, table.rows, width=width))
+    click.echo(safe_text(format_table(table.columns, table.rows, width=width), keep="\n"))
     click.echo()
-    click.echo(" ".join(table.caption.split()))
+    click.echo(safe_text(" ".join(table.caption.split())))
     if found.differs:
         click.echo("\nThe studies differ in")
         rows = [(key, *map(_short, pair)) for key, pair in found.differs.items()]
-        click.echo(format_table(("", *names), rows, width=width))
+        click.echo(safe_text(format_table(("", *names), rows, width=width), keep="\n"))
 
 
 def _short(text: str) -> str:

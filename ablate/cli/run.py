@@ -246,6 +246,8 @@ def _conclude(
     console: Console, store: StudyStore, plan: Plan, chosen: set[str], outcome: Outcome, *, study: str
 ) -> int:
     """Show what failed with its last lines, say how to go on, and return the exit code."""
+    from ablate.store import END_STATES
+
     failed = [run_id for run_id, state in outcome.states.items() if state == "failed"]
     names = {run.id: f"{arm.name} seed {run.seed}" for arm, run in plan.runs()}
     for run_id in failed:
@@ -261,13 +263,19 @@ def _conclude(
     if outcome.interrupted:
         console.print(f"\nStopped. Finished runs are kept; go on with: ablate run {study}", markup=False)
         return 130
-    states = {run_id: store.run(run_id).status().state for run_id in chosen}
-    failures = sum(state == "failed" for state in states.values())
+    states = [store.run(run_id).state() for run_id in chosen]
+    failures = states.count("failed")
     if failures:
         console.print(
             f"\n{failures} {'run' if failures == 1 else 'runs'} failed; "
             f"try again with: ablate run {study} --retry-failed",
             markup=False,
         )
-        return 1
-    return 0
+    missing = sum(state not in END_STATES and state != "failed" for state in states)
+    if missing:
+        console.print(
+            f"\n{missing} {'run has' if missing == 1 else 'runs have'} no result yet; "
+            f"go on with: ablate run {study}",
+            markup=False,
+        )
+    return 1 if failures or missing else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.cli.common import find_study, storage_option
+from ablate.errors import safe_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +53,8 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     )
     for run in runs:
         if run.message and run.state in ("failed", "diverged", "interrupted"):
-            console.print(
-                f"{run.arm} seed {run.seed} {run.state}: {run.message}", markup=False, highlight=False
-            )
+            line = safe_text(f"{run.arm} seed {run.seed} {run.state}: {run.message}")
+            console.print(line, markup=False, highlight=False)
 
 
 def _watch(store: StudyStore) -> None:

@@ -9,6 +9,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
+from ablate.errors import safe_text
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
 
@@ -62,7 +63,7 @@ def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Tab
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
-            escape(run.arm),
+            escape(safe_text(run.arm)),
             str(run.seed),
             f"[{_STYLES[run.state]}]{run.state}[/]",
             f"{format_count(run.tokens)}/{format_count(run.budget)}",
@@ -137,7 +138,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
             detail += f" at {format_count(run.tokens)} tokens" if run.tokens else ""
             detail += f": {run.message}" if run.message else ""
-            self._line(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}")
+            self._line(safe_text(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}"))
         if changed or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
             self._line(f"[{elapsed}] {summary(runs)}")
 

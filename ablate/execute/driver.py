@@ -137,7 +137,7 @@ class _Queue:
         """Whether any run has not come to an end."""
         return bool(self.handed or self._waiting or self._elsewhere)
 
-    def _hand_over(self, run_id: str) -> None:
+    def _hand_over(self, run_id: str, given_up: int = 0) -> None:
         run = self._requests[run_id]
         task = RunTask(
             run_dir=str(self._store.run(run_id).path.resolve()),
@@ -149,6 +149,7 @@ class _Queue:
             resources=asdict(run.resources),
             trainer=self._trainer,
             stale_sec=self._stale_sec,
+            given_up=given_up,
         )
         options = self._remote.options(
             num_cpus=run.resources.cpus,
@@ -205,9 +206,12 @@ class _Queue:
         if state in END_STATES or state == "failed":
             self._elsewhere.discard(run_id)
             self.states[run_id] = state
-        elif not self._leases[run_id].is_held():
-            self._elsewhere.discard(run_id)
-            self._hand_over(run_id)
+        else:
+            leases = self._leases[run_id]
+            latest = leases.latest()
+            if not leases.is_held(latest):
+                self._elsewhere.discard(run_id)
+                self._hand_over(run_id, given_up=latest)
 
     def stop(self) -> None:
         """Hand nothing over any more, and cancel the tasks that have not begun; the others see the stop."""

@@ -15,6 +15,7 @@ from ablate.train import Snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ablate.store.leases import Lease
     from ablate.store.metrics import MetricsWriter
 
 _LARGEST_SHARE = 0.02
@@ -24,11 +25,18 @@ class Keeper:
     """``Checkpoints`` for the trainer, over a run's folder."""
 
     def __init__(
-        self, folder: Path, metrics: MetricsWriter, start: Checkpoint | None, *, every_sec: float
+        self,
+        folder: Path,
+        metrics: MetricsWriter,
+        start: Checkpoint | None,
+        lease: Lease | None = None,
+        *,
+        every_sec: float,
     ) -> None:
         self._folder = folder
         self._metrics = metrics
         self._start = start
+        self._lease = lease
         self._every_sec = every_sec
         self._last = time.monotonic()
         self._cost_sec = 0.0
@@ -46,7 +54,9 @@ class Keeper:
         return time.monotonic() - self._last >= pause
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint with the metrics that came before it."""
+        """Write a checkpoint with the metrics that came before it, unless the run was taken over."""
+        if self._lease is not None and not self._lease.is_mine():
+            return  # the checkpoints there are another attempt's
         started = time.monotonic()
         try:
             count, digest = self._metrics.sync()

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.store import Status
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -78,10 +76,7 @@ class ProgressReader:
 
     def _read(self, run_id: str, arm: str, seed: int, budget: int) -> RunProgress:
         run = self._store.run(run_id)
-        try:
-            status = run.status()
-        except (ValueError, TypeError, AttributeError):
-            status = Status(state="interrupted", message="its status file is damaged")
+        status = run.status()
         state, message = status.state, status.message
         if state == "running" and not self._executor_alive:
             state, message = "interrupted", "its executor is gone"

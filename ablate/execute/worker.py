@@ -41,7 +41,10 @@ EXIT_GPU = 74
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask:
-    """What a worker needs to know; paths are on the shared storage."""
+    """What a worker needs to know; paths are on the shared storage.
+
+    ``given_up``: the attempt whose holder the driver has watched and taken for dead.
+    """
 
     run_dir: str
     tokens_dir: str
@@ -52,6 +55,7 @@ class RunTask:
     resources: dict[str, Any] = field(default_factory=dict)
     trainer: str = DEFAULT_TRAINER
     stale_sec: float = STALE_SEC
+    given_up: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,7 @@ def execute_run(task: RunTask) -> TaskEnd:
         drop_checkpoints(run.checkpoints)
         return TaskEnd(state=state)
     leases = Leases(run.attempts, task.stale_sec)
-    lease = leases.claim()
+    lease = leases.claim(task.given_up)
     if lease is None:
         return TaskEnd(state="elsewhere")
     # Between the look and the claim somebody may have ended the run.
@@ -98,7 +102,7 @@ def execute_run(task: RunTask) -> TaskEnd:
 def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
     started = time.time()
     status = Status(
-        state="running", attempt=lease.record.attempt, started_unix=run.first_started() or started
+        state="running", attempt=lease.record.attempt, started_unix=run.status().started_unix or started
     )
     run.write_status(status)
     log = run.attempt_log(lease.record.attempt)
@@ -150,6 +154,8 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
 
     def give_up(message: str) -> None:
         print(message, flush=True)
+        if not lease.is_mine():
+            return
         with contextlib.suppress(OSError):
             run.write_status(replace(status, state="interrupted", message=message, ended_unix=time.time()))
             lease.end("interrupted", message)
@@ -170,7 +176,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
             MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
             _terminations() as terminated,
         ):
-            keeper = Keeper(run.checkpoints, metrics, start, every_sec=resources.checkpoint_every_sec)
+            keeper = Keeper(run.checkpoints, metrics, start, lease, every_sec=resources.checkpoint_every_sec)
             result = _trainer(task.trainer)(
                 config,
                 _row_sink(metrics, watch),

@@ -42,7 +42,7 @@ def read_progress(plan: Plan, store: StudyStore) -> Progress:
         run_dir = store.run(run.id)
         try:
             state = run_dir.status().state
-        except (OSError, ValueError, TypeError, AttributeError):  # not JSON, or not an object
+        except OSError:
             continue
         if state != "pending":
             states[run.id] = state

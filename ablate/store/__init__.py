@@ -13,9 +13,10 @@
 """
 
 from ablate.store.files import append_line, read_json, write_json_atomic
-from ablate.store.runs import END_STATES, STATES, RunDir, State, Status, StudyStore
+from ablate.store.runs import DAMAGED, END_STATES, STATES, RunDir, State, Status, StudyStore
 
 __all__ = [
+    "DAMAGED",
     "END_STATES",
     "STATES",
     "RunDir",

@@ -25,6 +25,7 @@ from typing import Any
 from ablate.store.files import read_json, write_json_atomic
 
 STALE_SEC = 60.0
+_LATEST_UNIX = 1e11  # the year 5138; later ones have no date
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,14 @@ class Leases:
         try:
             content: dict[str, Any] = read_json(self.folder / f"{attempt}.json")
             known = {entry.name for entry in fields(Attempt)}
-            return Attempt(**{key: value for key, value in content.items() if key in known})
+            record = Attempt(**{key: value for key, value in content.items() if key in known})
+            return record if _is_sound(record) else None
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
-    def is_held(self) -> bool:
-        """Return whether somebody executes the run now, as far as this process can tell yet."""
-        latest = self.latest()
+    def is_held(self, attempt: int | None = None) -> bool:
+        """Return whether somebody holds an attempt (by default the latest), as far as can be told yet."""
+        latest = self.latest() if attempt is None else attempt
         if not latest:
             return False
         record = self.read(latest)
@@ -91,11 +93,16 @@ class Leases:
                     return record.owner in _held
         return not self._stands_still(latest)
 
-    def claim(self) -> Lease | None:
-        """Claim the next attempt; None where the run is held, or somebody else was faster."""
-        if self.is_held():
+    def claim(self, given_up: int = 0) -> Lease | None:
+        """Claim the next attempt; None where the run is held, or somebody else was faster.
+
+        ``given_up``: an attempt of another machine that an onlooker has watched stand still. Who comes new
+        to a run cannot know that, and its first look alone would never take it over.
+        """
+        latest = self.latest()  # looked up once: what is judged here is what is followed
+        if latest != given_up and self.is_held(latest):
             return None
-        number = self.latest() + 1
+        number = latest + 1
         record = Attempt(
             attempt=number,
             owner=uuid.uuid4().hex,
@@ -157,6 +164,20 @@ class Lease:
         _held.discard(self.record.owner)
         self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
         write_json_atomic(self._path, asdict(self.record))
+
+
+def _is_sound(record: Attempt) -> bool:
+    """Tell whether a record's values are of the kinds that they should be."""
+    texts = (record.owner, record.host, record.machine, record.process_started)
+    words = (record.outcome, record.message)
+    counts = (record.attempt, record.pid, record.resumed_from_step)
+    times = (record.started_unix, 0.0 if record.ended_unix is None else record.ended_unix)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(word is None or isinstance(word, str) for word in words)
+        and all(type(count) is int for count in counts)
+        and all(type(time) in (int, float) and 0 <= time < _LATEST_UNIX for time in times)
+    )
 
 
 _held: set[str] = set()

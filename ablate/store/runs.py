@@ -1,7 +1,7 @@
 """Folders of a study and of its runs. See the package's docstring for the layout.
 
 How it fails: a truncated last line of ``metrics.jsonl`` (a crash inside an append) is dropped on reading; a
-missing ``status.json`` means that the run has not started.
+missing ``status.json`` means that the run has not started, a damaged one that it is to be run again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted"]
 STATES: tuple[State, ...] = get_args(State)
+DAMAGED = "its status file is damaged"
 _LARGEST = 1 << 62
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States that are results: such a run is never run again."""
@@ -113,26 +114,27 @@ class RunDir:
         return environment
 
     def status(self) -> Status:
-        """Return the state; a run without a status file is pending."""
+        """Return the state; a run without a status file is pending, one with a damaged file interrupted."""
         path = self.path / "status.json"
         if not path.exists():
             return Status()
+        try:
+            content = read_json(path)
+        except ValueError:
+            content = None
         known = {field.name for field in fields(Status)}
-        content = {key: value for key, value in read_json(path).items() if key in known}
-        for key, value in content.items():
-            if not _fits(key, value):
-                raise ValueError(f"{key} is {value!r:.40}")
-        return Status(**content)
+        if not isinstance(content, dict) or not all(
+            _fits(key, value) for key, value in content.items() if key in known
+        ):
+            return Status(state="interrupted", message=DAMAGED)
+        return Status(**{key: value for key, value in content.items() if key in known})
 
     def state(self) -> State:
         """Return the state for those who decide what is to be run: whatever is damaged is not done.
 
         A result whose rows are not those that were written is none any more, and is made again, to the bit.
         """
-        try:
-            status = self.status()
-        except (ValueError, TypeError, AttributeError):
-            return "interrupted"
+        status = self.status()
         if status.state not in END_STATES or status.metrics_bytes is None:
             return status.state
         try:
@@ -143,13 +145,6 @@ class RunDir:
         except (OSError, ValueError):
             whole = False
         return status.state if whole else "interrupted"
-
-    def first_started(self) -> float | None:
-        """Return when the run was first started, if its status can be read."""
-        try:
-            return self.status().started_unix
-        except (ValueError, TypeError, AttributeError):
-            return None
 
     def write_status(self, status: Status) -> None:
         """Replace the status, stamping the time."""

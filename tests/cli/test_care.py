@@ -123,6 +123,7 @@ def leftovers(store):
     own = store.path / "runs" / "my notes"
     own.mkdir()
     (own / "a.txt").write_text("mine")
+    (store.run(IDS[0]).path / ".nfs123").write_text("not ours")
     link = store.path / "runs" / "fedcba9876543210"
     link.symlink_to(own)
     return gone, own, link
@@ -139,15 +140,20 @@ def test_clean_asks_and_takes_what_is_its_own_alone(store):
     assert not store.run(IDS[0]).checkpoints.exists()
     assert (own / "a.txt").read_text() == "mine"
     assert link.is_symlink()
+    assert (store.run(IDS[0]).path / ".nfs123").exists()
     assert [row["val_loss"] for row in store.run(IDS[0]).metrics()] == [1.5]
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
 
 
 def test_clean_of_the_whole_study(store, tmp_path):
-    (store.path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"holds what is not ablate's .thesis\.tex"):
-        call(store, "clean", "s", "--whole", "--yes")
-    (store.path / "thesis.tex").unlink()
+    for name in ("thesis.tex", ".git", "runs/notes", "runs/.hidden", "report/mine.csv"):
+        mine = store.path / name
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        with pytest.raises(UserError, match=f"{mine.name} is not ablate's: move it away first"):
+            call(store, "clean", "s", "--whole", "--yes")
+        assert mine.read_text() == "mine"
+        mine.unlink()
     with running(store, store.plan()), pytest.raises(UserError, match=r"is being run .stop it first"):
         call(store, "clean", "s", "--whole", "--yes")
     call(store, "clean", "s", "--whole", "--yes")

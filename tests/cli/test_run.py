@@ -32,11 +32,13 @@ def conclude(tmp_path):
         store.run(run_id).create({})
         store.run(run_id).write_status(Status(state="finished", attempt=1))
 
-    def call(states, *, failed=(), interrupted=False, chosen=("bf16", "fp8")):
+    def call(states, *, failed=(), unfinished=(), interrupted=False, chosen=("bf16", "fp8")):
         for arm in failed:
             run = store.run(ids[arm])
             run.write_status(Status(state="failed", attempt=1, message="ValueError: no such thing"))
             run.attempt_log(1).write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\n")
+        for arm in unfinished:
+            store.run(ids[arm]).write_status(Status(state="interrupted", attempt=1))
         output = io.StringIO()
         code = _conclude(
             Console(file=output, width=200),
@@ -70,6 +72,12 @@ def test_an_old_failure_counts_only_where_it_was_asked_for(conclude):
     assert code == 1
     assert "Failed:" not in output
     assert conclude({}, failed=["fp8"], chosen=["bf16"]) == (0, "")
+
+
+def test_a_run_without_a_result_is_no_success(conclude):
+    code, output = conclude({"bf16": "finished", "fp8": "interrupted"}, unfinished=["fp8"])
+    assert code == 1
+    assert "1 run has no result yet; go on with: ablate run small.yaml" in output
 
 
 def test_an_interruption_says_how_to_go_on(conclude):

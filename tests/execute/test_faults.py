@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from ablate.config import ResourcesConfig
 from ablate.execute import driver
 from ablate.execute.cancel import request as request_stop
 from ablate.execute.driver import execute_study, missing_runs
+from ablate.store import Status
 from ablate.store.leases import Leases
 
 HERE = Path(__file__).parent
@@ -57,6 +59,20 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
         assert (message is None) == (first.message is None)
         assert message is None or message in first.message
         assert [row["tokens"] for row in run.metrics() if row["kind"] == "train"] == [10, 20, 30]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_run_of_a_machine_that_is_gone_is_taken_over(study):
+    store, requests = study
+    run = store.run(requests[0].run_id)
+    run.create(requests[0].config)
+    run.write_status(Status(state="running", attempt=1))
+    Leases(run.attempts).claim()
+    record = run.attempts / "1.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"machine": "one that is gone"}))
+    result = execute_study(store, requests[:1], trainer="fake_trainers:quick", stale_sec=1.0)
+    assert result.states == {requests[0].run_id: "finished"}
+    assert [one.outcome for one in ledger(run)] == [None, "finished"]
 
 
 @pytest.mark.usefixtures("local_ray", "no_pauses")

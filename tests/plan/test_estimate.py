@@ -73,11 +73,12 @@ def test_nothing_left_takes_no_time(planned, store):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"state": "fini'])
-def test_a_damaged_run_counts_as_pending(planned, store, damage):
+def test_a_damaged_run_is_one_to_be_run_again(planned, store, damage):
     run = planned.arms[0].runs[0]
     finish(store, run, [1000.0])
     (store.run(run.id).path / "status.json").write_text(damage)
-    assert read_progress(planned, store) == NOTHING
+    progress = read_progress(planned, store)
+    assert (progress.states, progress.tokens_per_sec) == ({run.id: "interrupted"}, {})
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_runs_that_never_started_and_a_damaged_status(make_study):
     store = make_study({"a": [line(3, 2), line(3, 2)]}, states={("a", 1): "pending"})
     (first_run(store).path / "status.json").write_text("{")
     frames = load_frames(store)
-    assert frames.runs["state"].tolist() == ["failed", "pending"]
+    assert frames.runs["state"].tolist() == ["interrupted", "pending"]
     assert "status.json: not a status" in frames.faults[0]
 
 

@@ -44,6 +44,28 @@ def test_of_many_that_claim_at_once_one_has_it(folder):
     assert not Leases(folder).is_held()  # its process is gone: no need to wait
 
 
+def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(folder, monkeypatch):
+    slow = Leases(folder)
+    look = Leases.latest
+
+    def look_and_be_overtaken(self):
+        latest = look(self)
+        if self is slow and not latest:
+            assert Leases(folder).claim() is not None
+        return latest
+
+    monkeypatch.setattr(Leases, "latest", look_and_be_overtaken)
+    assert slow.claim() is None
+    assert Leases(folder).latest() == 1
+
+
+def test_a_newcomer_takes_over_what_an_onlooker_has_watched_stand_still(folder):
+    elsewhere(folder)
+    assert Leases(folder).claim() is None  # its first look cannot tell
+    assert Leases(folder).claim(given_up=1).record.attempt == 2
+    assert Leases(folder).claim(given_up=1) is None  # that one is no longer the latest
+
+
 def test_attempts_follow_one_another(folder):
     first = Leases(folder).claim()
     assert first.record.attempt == 1
@@ -117,10 +139,17 @@ def test_a_live_process_that_let_go_without_a_word_holds_nothing(folder):
     assert Leases(folder).claim().record.attempt == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"attempt": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", "null", '{"attempt": 1}', {"pid": "../x"}, {"started_unix": 1e300}, {"outcome": 3}],
+)
 def test_a_damaged_record_is_judged_by_its_time_alone(folder, content):
     Leases(folder).claim()
-    (folder / "1.json").write_text(content)
+    path = folder / "1.json"
+    path.write_text(
+        content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content)
+    )
+    assert Leases(folder).read(1) is None
     onlooker = Leases(folder, stale_sec=0.1)
     assert onlooker.is_held()
     time.sleep(0.15)

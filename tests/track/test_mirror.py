@@ -311,11 +311,24 @@ def test_two_folders_of_one_study_stay_apart(study, uri, make_study, tmp_path):
 
 def test_a_broken_run_holds_up_no_other(study, uri, held):
     study.whole(2)
-    (study.run("bf16", 0).path / "status.json").write_text("{")
+    environment = study.run("bf16", 0).environment_path
+    whole = environment.read_bytes()
+    environment.write_text("{")
     report = Mirror(study.store, uri).sync_once()
     assert study.runs["bf16", 0] in report.problem
     assert report.unsent == (study.runs["bf16", 0],)
     assert len(held(study, uri)) == 3
+    environment.write_bytes(whole)
+    sync(study, uri)
+    assert_same(study, held(study, uri))
+
+
+def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri, held):
+    study.whole(2)
+    (study.run("bf16", 0).path / "status.json").write_text("{")
+    assert Mirror(study.store, uri).sync_once().problem is None
+    run = held(study, uri)[study.runs["bf16", 0]]
+    assert (run.info.status, run.data.tags["ablate.state"]) == ("KILLED", "interrupted")
     study.end()
     sync(study, uri)
     assert_same(study, held(study, uri))
