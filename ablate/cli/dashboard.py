@@ -77,8 +77,10 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
 
 def page(base: str, experiment_id: str) -> str:
     """Return the address of an experiment's charts."""
-    # Charts instead of the table of runs, and the sidebar for training instead of the one for agents.
-    view = "workflowType=machine_learning&compareRunsMode=CHART"
+    from ablate.track.sink import VIEW
+
+    # Charts instead of the table of runs, the sidebar for training instead of that for agents, our columns.
+    view = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={VIEW}"
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
 
 

@@ -260,6 +260,8 @@ def _conclude(
         if log.exists():
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
                 console.print(f"    {line}", markup=False, soft_wrap=True)
+    if outcome.problem:
+        console.print(f"\n{outcome.problem}; what it ran goes on from its checkpoints.", markup=False)
     if outcome.interrupted:
         console.print(f"\nStopped. Finished runs are kept; go on with: ablate run {study}", markup=False)
         return 130

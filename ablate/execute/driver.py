@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.errors import UserError
 from ablate.execute.cancel import Cancellation
 from ablate.execute.environment import git_commit
+from ablate.execute.head import Head
 from ablate.execute.token import use_token
 from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run
 from ablate.store import END_STATES, RunDir, State, StudyStore
@@ -54,10 +55,14 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an execution ended: the states of the runs it was given, and whether it was interrupted."""
+    """How an execution ended: the states of the runs it was given, and whether it was interrupted.
+
+    ``problem``: what ended it before its time, in a line.
+    """
 
     states: dict[str, State]
     interrupted: bool
+    problem: str | None = None
 
 
 def missing_runs(
@@ -98,9 +103,12 @@ def execute_study(
         queue = _Queue(store, runs, trainer, stop_path, commit, stale_sec)
         try:
             interrupted = _wait(queue, on_poll, stop_path)
+            problem = None
+        except _HeadGoneError as error:
+            interrupted, problem = False, str(error)
         finally:
             stop_path.unlink(missing_ok=True)
-    return Outcome(states=queue.states, interrupted=interrupted)
+    return Outcome(states=queue.states, interrupted=interrupted, problem=problem)
 
 
 class _Queue:
@@ -226,9 +234,17 @@ class _Queue:
                 ray.cancel(reference)
 
 
+class _HeadGoneError(Exception):
+    """Ray's head does not answer any more."""
+
+
 def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
     """Wait for all runs; return whether the wait was interrupted."""
+    import ray
+
     interrupted = False
+    address = ray.get_runtime_context().gcs_address
+    head = Head(address)
     cancellation = Cancellation(stop_path.parent)
     with _sigterm_as_interrupt():
         try:
@@ -236,6 +252,8 @@ def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
                 queue.move()
                 on_poll()
                 cancellation.raise_if_requested()
+                if head.is_gone():
+                    raise _HeadGoneError(f"Ray's head node at {address} does not answer any more")
         except KeyboardInterrupt:
             interrupted = True
             stop_path.touch()

@@ -34,10 +34,13 @@ class Watch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ablate-watch", daemon=True)
         self.lost = False
+        self.tokens = 0
 
-    def progress(self) -> None:
-        """Note that the run has moved on."""
+    def progress(self, tokens: int | None = None) -> None:
+        """Note that the run has moved on, and how far."""
         self._progress_sec = time.monotonic()
+        if tokens is not None:
+            self.tokens = tokens
 
     def _run(self) -> None:
         pause = min(BEAT_SEC, self._hang_after_sec / 4)

@@ -146,6 +146,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
     from ablate.execute.environment import describe_environment
     from ablate.execute.keeper import Keeper
     from ablate.execute.preflight import fit_choices, run_self_tests
+    from ablate.execute.usage import Usage
     from ablate.execute.watch import Watch
 
     torch.set_num_threads(task.threads)
@@ -160,7 +161,10 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
             run.write_status(replace(status, state="interrupted", message=message, ended_unix=time.time()))
             lease.end("interrupted", message)
 
-    with Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch:
+    with (
+        Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch,
+        Usage(run.system_path, lambda: watch.tokens),
+    ):
         choices = fit_choices(config, resources, task.device)
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
         write_json_atomic(
@@ -198,7 +202,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
 
 def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]], None]:
     def write(row: dict[str, Any]) -> None:
-        watch.progress()
+        watch.progress(row.get("tokens", 0))
         metrics.append({**row, "time_unix": time.time()})
 
     return write

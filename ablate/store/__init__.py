@@ -8,6 +8,7 @@
                                 metrics.jsonl   one JSON object a line, appended
                                 environment.json  versions, hardware, back end of the last attempt
                                 checkpoints/    the last two of a run that has not ended
+                                system.jsonl      what the run used of its machine
                                 attempts/<n>.json  the ledger: who executed attempt n, and how it ended
                                 attempts/<n>.log   what it printed
 """

@@ -73,6 +73,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def system_path(self) -> Path:
+        """The samples of what the run used of its machine."""
+        return self.path / "system.jsonl"
+
+    @property
     def environment_path(self) -> Path:
         """Versions, hardware and back end of the last attempt."""
         return self.path / "environment.json"

@@ -60,6 +60,7 @@ class RunCursor:
     name: str = ""
     offset: int = 0
     tail: str = ""
+    system_offset: int = 0
     tags: str = ""
     state: str = ""
     mlflow_status: str = ""

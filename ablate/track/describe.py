@@ -1,4 +1,4 @@
-"""What MLflow shows of a study besides curves: names, tags, parameters, and the description in Markdown.
+"""What MLflow shows of a study besides curves: names, tags, parameters, columns, descriptions in Markdown.
 
 Pure functions of the plan, the resolved configuration, the status and the environment. Tags may change (an
 arm is renamed, a state moves on); MLflow's parameters may not, so they hold only what belongs to a run's
@@ -24,6 +24,8 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
+_MOST_CURVES = 40
+"""From here on a chart shows a mean curve an arm, not a curve a run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
 
 
@@ -44,9 +46,18 @@ def text(value: Any) -> str:
 
 
 def run_tags(
-    plan: dict[str, Any], place: int, run: dict[str, Any], status: Status, environment: dict[str, Any]
+    plan: dict[str, Any],
+    place: int,
+    run: dict[str, Any],
+    status: Status,
+    environment: dict[str, Any],
+    *,
+    report: str,
 ) -> dict[str, str]:
-    """Return the tags by which a run of the arm at ``place`` is found, filtered and coloured."""
+    """Return the tags by which a run of the arm at ``place`` is found, filtered and coloured.
+
+    ``report`` is the address of the study's report, for the run's description.
+    """
     arm = plan["arms"][place]
     is_baseline = arm["name"] == plan["baseline"]
     tags = {
@@ -58,7 +69,7 @@ def run_tags(
         "ablate.state": status.state,
         "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
         "mlflow.source.name": "ablate",
-        "mlflow.note.content": _run_note(arm, status),
+        "mlflow.note.content": _run_note(arm, status, report),
     }
     for key, tag in {
         "backend": "ablate.backend",
@@ -79,8 +90,8 @@ def run_params(config: dict[str, Any], arm: dict[str, Any]) -> dict[str, str]:
     return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}
 
 
-def study_note(plan: dict[str, Any]) -> str:
-    """Return the study's description, design and arms in Markdown."""
+def study_note(plan: dict[str, Any], *, report: str) -> str:
+    """Return the study's description, design and arms in Markdown, with a link to its report."""
     target, arms = plan["target"], plan["arms"]
     runs = sum(len(arm["runs"]) for arm in arms)
     facts = {
@@ -89,6 +100,7 @@ def study_note(plan: dict[str, Any]) -> str:
         "Design": f"{len(arms)} arms, {runs} runs",
         "Schedule": text(plan.get("training", {}).get("schedule")),
         "Axis": "the step of every metric is the number of training tokens",
+        "Report": f"[token cost, curves and verdict]({report})",
     }
     lines = [
         plan.get("description") or "",
@@ -111,12 +123,41 @@ def study_note(plan: dict[str, Any]) -> str:
     return "\n".join(lines + closing).strip()
 
 
-def summary_note() -> str:
+def report_link(experiment_id: str, summary: str) -> str:
+    """Return where MLflow's pages show the report, an artifact of the run ``summary``."""
+    return f"#/experiments/{experiment_id}/runs/{summary}/artifacts/report/report.html"
+
+
+def summary_note(study: str, report: str) -> str:
     """Return the description of the run that holds the report."""
-    return "The study's report: open **Artifacts**, then `report/report.html`."
+    return (
+        f"[The study's report]({report}). It comes when the study ends; `ablate report {study}` makes it now."
+    )
 
 
-def _run_note(arm: dict[str, Any], status: Status) -> str:
+def view(plan: dict[str, Any]) -> str:
+    """Return the columns and charts of the study's page, as MLflow keeps a view that people share (JSON)."""
+    factors = list(dict.fromkeys(key for arm in plan["arms"] for key in arm.get("factors", {})))
+    columns = [
+        "tags.`ablate.state`",
+        *(f"params.`{_name(f'factor.{key}')}`" for key in factors),
+        *(f"metrics.`{key}`" for key in ("val_loss", "train_loss", "tokens_per_sec")),
+        "tags.`ablate.backend_mode`",
+    ]
+    many = sum(len(arm["runs"]) for arm in plan["arms"]) > _MOST_CURVES
+    group = {"groupByKeys": [{"mode": "tag", "groupByData": "ablate.arm"}], "aggregateFunction": "average"}
+    state = {
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": True,
+        "selectedColumns": columns,
+        "runsHiddenMode": "SHOW_ALL",
+        "groupBy": group if many else None,
+        "useGroupedValuesInCharts": True,
+    }
+    return json.dumps(state, separators=(",", ":"))
+
+
+def _run_note(arm: dict[str, Any], status: Status, report: str) -> str:
     lines = [
         arm.get("description") or "",
         f"**{arm['recipe']}**",
@@ -124,6 +165,7 @@ def _run_note(arm: dict[str, Any], status: Status) -> str:
     ]
     if status.state in ("diverged", "failed", "interrupted"):
         lines.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
+    lines.append(f"[The study's report]({report})")
     return "\n\n".join(line for line in lines if line).strip()
 
 

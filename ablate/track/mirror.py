@@ -103,6 +103,7 @@ class Mirror:
         """Start anew with the next pass: what MLflow held may have changed while it was away."""
         self._sink = Sink(self._uri, self._store.path.parent)
         self._experiment_id: str | None = None
+        self._report = ""
         self._known: dict[str, str] = {}
         self._stamps: dict[str, _Stamp] = {}
         self._report_stamp: _Stamp | None = None
@@ -112,17 +113,19 @@ class Mirror:
     def _sync(self, cursor: Cursor) -> None:
         plan_stamp = _stamp(self._store.plan_path)  # before it is read, so that a change in between is seen
         plan = self._store.plan()
-        note = describe.study_note(plan)
         if self._experiment_id is None:
-            self._open(cursor, plan["study"], note)
+            self._open(cursor, plan["study"])
         assert self._experiment_id is not None
-        if cursor.note != digest(note):
-            self._sink.describe(self._experiment_id, note)
-            cursor.note = digest(note)
+        note, view = describe.study_note(plan, report=self._report), describe.view(plan)
+        if cursor.note != digest(note + view):
+            self._sink.describe(self._experiment_id, note, view)
+            cursor.note = digest(note + view)
         for place, arm in enumerate(plan["arms"]):
             for planned in arm["runs"]:
                 run = self._store.run(planned["id"])
-                files = _stamp(run.path / "status.json", run.metrics_path, run.environment_path)
+                files = _stamp(
+                    run.path / "status.json", run.metrics_path, run.environment_path, run.system_path
+                )
                 stamp = files + plan_stamp
                 if not any(files) or self._stamps.get(run.run_id) == stamp:
                     continue
@@ -138,12 +141,12 @@ class Mirror:
                     self._problems.append(f"run {run.run_id}: {_one_line(error)}")
                 if time.monotonic() - self._saved_sec > _SAVE_EVERY_SEC:
                     self._save(cursor)
-        self._sync_report(cursor, plan["study"])
+        self._sync_report(cursor)
 
-    def _open(self, cursor: Cursor, study: str, note: str) -> None:
+    def _open(self, cursor: Cursor, study: str) -> None:
         """Find the experiment and its runs, and drop from the cursor what MLflow no longer has."""
         owner = store_id(self._store)
-        experiment_id = self._sink.experiment(study, note, owner)
+        experiment_id = self._sink.experiment(study, owner)
         self._known = self._sink.known_runs(experiment_id, owner)
         there = set(self._known.values())
         cursor.runs = {key: entry for key, entry in cursor.runs.items() if entry.mlflow_id in there}
@@ -151,14 +154,20 @@ class Mirror:
             cursor.report_run, cursor.report = None, ""
         if cursor.experiment_id != experiment_id:
             cursor.note = ""
-        cursor.experiment_id = self._experiment_id = experiment_id
+        cursor.experiment_id = experiment_id
+        # Made first, so that every run can link to it.
+        cursor.report_run = cursor.report_run or self._known.get("summary")
+        if cursor.report_run is None:
+            cursor.report_run = self._new_report_run(experiment_id, study)
+        self._report = describe.report_link(experiment_id, cursor.report_run)
+        self._experiment_id = experiment_id
 
     def _sync_run(self, cursor: Cursor, plan: dict[str, Any], place: int, planned: dict[str, Any]) -> None:
         arm = plan["arms"][place]
         run = self._store.run(planned["id"])
         status, environment = run.status(), run.environment()
         name = describe.run_name(arm["name"], planned["seed"])
-        tags = describe.run_tags(plan, place, planned, status, environment)
+        tags = describe.run_tags(plan, place, planned, status, environment, report=self._report)
         tags_key = digest(sorted(tags.items()))
 
         entry = cursor.runs.get(run.run_id)
@@ -190,6 +199,7 @@ class Mirror:
             if offset == entry.offset:
                 break
             entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
+        self._send_system(run, entry)
         entry.tags = tags_key
         self._send_artifacts(run, entry)
         if entry.name != name:
@@ -220,6 +230,17 @@ class Mirror:
                 return None
         return RunCursor(mlflow_id=mlflow_id)
 
+    def _send_system(self, run: RunDir, entry: RunCursor) -> None:
+        """Send what the run used of its machine; such samples are only ever added to."""
+        while True:
+            found, offset = read_points(run.system_path, entry.system_offset, _CHUNK_BYTES)
+            if found:
+                self._sink.log(entry.mlflow_id, found)
+                self._metrics_sent += len(found)
+            if offset == entry.system_offset:
+                return
+            entry.system_offset = offset
+
     def _send_artifacts(self, run: RunDir, entry: RunCursor) -> None:
         for file in _ARTIFACTS:
             path = run.path / file
@@ -230,35 +251,33 @@ class Mirror:
                 self._sink.log_file(entry.mlflow_id, path)
                 entry.artifacts[file] = content
 
-    def _sync_report(self, cursor: Cursor, study: str) -> None:
+    def _sync_report(self, cursor: Cursor) -> None:
         folder = report_dir(self._store)
-        if not (folder / "report.html").exists():
+        if cursor.report_run is None or not (folder / "report.html").exists():
             return
         stamp = _stamp(*(path for path in sorted(folder.rglob("*")) if path.is_file()))
         if stamp == self._report_stamp:
             return
         content = folder_digest(folder)
         try:
-            if cursor.report_run is None:
-                cursor.report_run = self._known.get("summary") or self._new_report_run(study)
             if cursor.report != content:
                 self._sink.log_folder(cursor.report_run, folder, "report")
+                self._sink.set_state(cursor.report_run, "FINISHED", None)
                 cursor.report = content
             self._report_stamp = stamp
         except Refused as error:
             cursor.report_run, cursor.report = None, ""
             self._problems.append(f"report: {error}")
 
-    def _new_report_run(self, study: str) -> str:
-        assert self._experiment_id is not None
+    def _new_report_run(self, experiment_id: str, study: str) -> str:
         tags = {
             STORE_TAG: store_id(self._store),
             SUMMARY_TAG: "true",
             "mlflow.source.name": "ablate",
-            "mlflow.note.content": describe.summary_note(),
         }
-        mlflow_id = self._sink.create_run(self._experiment_id, f"report: {study}", None, tags)
-        self._sink.set_state(mlflow_id, "FINISHED", None)
+        mlflow_id = self._sink.create_run(experiment_id, f"report: {study}", None, tags)
+        note = describe.summary_note(study, describe.report_link(experiment_id, mlflow_id))
+        self._sink.log(mlflow_id, tags={"mlflow.note.content": note})
         self._known["summary"] = mlflow_id
         return mlflow_id
 

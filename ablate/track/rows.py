@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "eval": {"val_loss": "val_loss"},
 }
+_SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
 _MAX_PERPLEXITY = 1e300
 _TAIL_BYTES = 512
 
@@ -45,15 +47,18 @@ def points(row: Any) -> list[Point]:
     """Return the points of one row; none if it is no row of ours."""
     if not isinstance(row, dict) or not _finite(row.get("tokens")) or not _finite(row.get("time_unix")):
         return []
-    values = {
-        name: float(row[key])
-        for key, name in _NAMES.get(row.get("kind", ""), {}).items()
-        if _finite(row.get(key))
-    }
+    values = {name: float(row[key]) for key, name in _names(row).items() if _finite(row.get(key))}
     if "val_loss" in values and values["val_loss"] < math.log(_MAX_PERPLEXITY):
         values["val_perplexity"] = math.exp(values["val_loss"])
     timestamp_ms, step = round(row["time_unix"] * 1000), int(row["tokens"])
     return [Point(name, value, timestamp_ms, step) for name, value in values.items()]
+
+
+def _names(row: dict[str, Any]) -> dict[str, str]:
+    kind = row.get("kind")
+    if kind == "system":  # MLflow's pages have a tab of their own for what begins so
+        return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
+    return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:

@@ -35,6 +35,8 @@ MLFLOW_ENVIRONMENT = {
 STORE_TAG = "ablate.store"
 RUN_TAG = "ablate.run_id"
 SUMMARY_TAG = "ablate.summary"
+VIEW = "ablate"
+"""The name under which the study's page keeps its columns."""
 
 _ENTITIES_PER_BATCH = 1000
 _PARAMS_OR_TAGS_PER_BATCH = 100
@@ -63,7 +65,7 @@ class Sink:
         self._opened: Any = None
         self._artifact_uris: dict[str, str] = {}
 
-    def experiment(self, name: str, note: str, store_id: str) -> str:
+    def experiment(self, name: str, store_id: str) -> str:
         """Return the id of the study's experiment.
 
         One that was deleted in MLflow is brought back, for its name stays taken. MLflow then brings back
@@ -75,7 +77,7 @@ class Sink:
             if found is None:
                 # A server chooses where artifacts lie; for our own database they lie beside it.
                 place = (self._artifacts / name).as_uri() if sqlite_path(self._uri) else None
-                tags = {"mlflow.note.content": note, "mlflow.experimentKind": "custom_model_development"}
+                tags = {"mlflow.experimentKind": "custom_model_development"}
                 created: str = client.create_experiment(name, artifact_location=place, tags=tags)
                 return created
             experiment_id: str = found.experiment_id
@@ -85,10 +87,11 @@ class Sink:
                     client.delete_run(run.info.run_id)
             return experiment_id
 
-    def describe(self, experiment_id: str, note: str) -> None:
-        """Replace the experiment's description."""
+    def describe(self, experiment_id: str, note: str, view: str) -> None:
+        """Replace the experiment's description and the view that the dashboard's address names."""
         with _translated():
             self._client().set_experiment_tag(experiment_id, "mlflow.note.content", note)
+            self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
 
     def known_runs(self, experiment_id: str, store_id: str) -> dict[str, str]:
         """Return MLflow's ids of the study's runs, by run id (``summary`` for the report)."""
@@ -221,6 +224,8 @@ def _translated() -> Iterator[None]:
         line = redact(f"{type(error).__name__}: {words}")[:500]
         if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(error, FileNotFoundError):
             raise Refused(line) from None
+        if isinstance(error, ModuleNotFoundError):
+            line = f"the database's driver is missing: pip install {error.name}"
         raise Away(line) from None
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from heads import environment_with_token, free_port, ray_head
 
 from ablate.cli import cli
 from ablate.errors import UserError
@@ -38,45 +33,12 @@ arms:
 """
 
 
-def free_port():
-    with contextlib.closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """The address of a head node's dashboard; the token lies in a folder of the test."""
-    home = tmp_path_factory.mktemp("home")
-    secret = home / "token"
-    secret.write_text("0123456789abcdef0123456789abcdef")
-    secret.chmod(0o600)
-    environment = os.environ | {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(secret), "RAY_USAGE_STATS_ENABLED": "0",
-        # A job's `python` is the one that the head node's PATH leads to.
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
-    port, dashboard = free_port(), free_port()
-    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has room for 107 letters
-    command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
-        "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
-        # Another Ray on this machine has the agent's usual port.
-        f"--dashboard-agent-listen-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}",
-        "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
-    ]  # fmt: skip
-    head = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
+    environment, dashboard = environment_with_token(tmp_path_factory.mktemp("home")), free_port()
+    with ray_head(environment, free_port(), dashboard):
         yield f"http://127.0.0.1:{dashboard}", environment
-    finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            head.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(head.pid, signal.SIGKILL)
-        shutil.rmtree(short, ignore_errors=True)
 
 
 def submit(cluster, folder, *more):

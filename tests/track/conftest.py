@@ -1,12 +1,14 @@
 """A synthetic study with real files, and real MLflow parts that are made once."""
 
+import json
 import math
 import shutil
 import socket
 
 import pytest
 
-from ablate.store import Status, StudyStore
+from ablate.store import Status, StudyStore, append_line
+from ablate.track.rows import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink
 
@@ -72,6 +74,12 @@ class Study:
             if step % 4 == 0:
                 run.append_metric({"kind": "eval", **common, "val_loss": loss + 0.05})
 
+    def sample(self, steps, arm="bf16", seed=0):
+        """Append what the machine was asked for."""
+        for step in steps:
+            row = {"kind": "system", "tokens": 4096 * step, "time_unix": START_UNIX + step}
+            append_line(self.run(arm, seed).system_path, row | {"cpu_utilization_percentage": 1.5 * step})
+
     def end(self, arm="bf16", seed=0, state="finished", message=None):
         times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
         self.run(arm, seed).write_status(
@@ -91,7 +99,7 @@ class Study:
 def empty_database(tmp_path_factory):
     """An MLflow database without runs: making one takes seconds, copying it none."""
     folder = tmp_path_factory.mktemp("empty")
-    Sink(f"sqlite:///{folder / 'mlflow.db'}", folder).experiment("nothing", "", "nobody")
+    Sink(f"sqlite:///{folder / 'mlflow.db'}", folder).experiment("nothing", "nobody")
     return folder / "mlflow.db"
 
 
@@ -137,29 +145,77 @@ def _free_port():
 
 @pytest.fixture
 def held():
-    """What MLflow holds of a study: run id (``summary`` for the report) -> its run with all points."""
+    """What MLflow holds of a study: run id -> its run with all points."""
 
     def read(study, uri):
-        from mlflow import MlflowClient
-
-        client = MlflowClient(uri)
-        experiment = client.get_experiment_by_name(study.plan["study"])
         found = {}
-        for run in client.search_runs([experiment.experiment_id], max_results=1000):
-            key = run.data.tags.get("ablate.run_id", "summary")
+        for run in _in_mlflow(study, uri):
+            if "ablate.summary" in run.data.tags:
+                continue
+            key = run.data.tags["ablate.run_id"]
             assert key not in found, f"{key} is there twice"
-            history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-            run.points = {
-                name: sorted((point.step, point.value, point.timestamp) for point in points)
-                for name, points in history.items()
-            }
-            run.artifacts = sorted(
-                item.path
-                for folder in (None, "report")
-                for item in client.list_artifacts(run.info.run_id, folder)
-                if not item.is_dir
-            )
             found[key] = run
         return found
 
     return read
+
+
+@pytest.fixture
+def summary():
+    """The one run of MLflow's that holds a study's report."""
+
+    def read(study, uri):
+        [run] = [run for run in _in_mlflow(study, uri) if "ablate.summary" in run.data.tags]
+        return run
+
+    return read
+
+
+def _in_mlflow(study, uri):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(study.plan["study"])
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    for run in runs:
+        history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+        run.points = {
+            name: sorted((point.step, point.value, point.timestamp) for point in points)
+            for name, points in history.items()
+        }
+        run.artifacts = sorted(
+            item.path
+            for folder in (None, "report")
+            for item in client.list_artifacts(run.info.run_id, folder)
+            if not item.is_dir
+        )
+    return runs
+
+
+@pytest.fixture
+def assert_same():
+    """Whether MLflow holds every point of every file once, and no other."""
+
+    def check(study, held):
+        assert {key: run.points for key, run in held.items()} == {
+            run_id: _in_file(study.store.run(run_id))
+            for run_id in study.runs.values()
+            if study.store.run(run_id).path.exists()
+        }
+
+    return check
+
+
+def _in_file(run):
+    """Return what MLflow must hold of a run: metric -> sorted (step, value, time stamp)."""
+    expected = {}
+    for row in (*run.metrics(), *_samples(run)):
+        for point in points(row):
+            expected.setdefault(point.key, []).append((point.step, point.value, point.timestamp_ms))
+    return {key: sorted(values) for key, values in expected.items()}
+
+
+def _samples(run):
+    if not run.system_path.exists():
+        return []
+    return [json.loads(line) for line in run.system_path.read_text().splitlines()]

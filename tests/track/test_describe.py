@@ -3,6 +3,8 @@ import pytest
 from ablate.store import Status
 from ablate.track import describe
 
+REPORT = describe.report_link("1", "abc")
+
 
 @pytest.mark.parametrize(
     ("value", "shown"),
@@ -39,7 +41,7 @@ def test_tags_of_a_failed_run(study):
         "timing_valid": False,
         "git_commit": "f00",
     }
-    tags = describe.run_tags(study.plan, arm, run, status, environment)
+    tags = describe.run_tags(study.plan, arm, run, status, environment, report=REPORT)
     assert tags["ablate.state"] == "failed"
     assert tags["ablate.baseline"] == "false"
     assert tags["ablate.timing_valid"] == "false"
@@ -50,7 +52,10 @@ def test_tags_of_a_failed_run(study):
 def test_an_arm_has_one_colour_and_another_than_its_neighbours(make_study):
     plan = make_study(arms=("bf16", "fprop", "all three"), seeds=(0, 1)).plan
     colours = [
-        {describe.run_tags(plan, place, run, Status(), {})["mlflow.runColor"] for run in arm["runs"]}
+        {
+            describe.run_tags(plan, place, run, Status(), {}, report=REPORT)["mlflow.runColor"]
+            for run in arm["runs"]
+        }
         for place, arm in enumerate(plan["arms"])
     ]
     assert [len(of_arm) for of_arm in colours] == [1, 1, 1]
@@ -58,14 +63,14 @@ def test_an_arm_has_one_colour_and_another_than_its_neighbours(make_study):
 
 
 def test_note_shows_design_and_stays_within_mlflows_limit(study):
-    note = describe.study_note(study.plan)
+    note = describe.study_note(study.plan, report=REPORT)
     assert note.startswith("Which GEMM *suffers*?")
     assert "- **Target**: validation loss 2.1 nats per token" in note
     assert "| fprop | Fprop mxfp4; Dgrad+Wgrad bf16 | recipe.gemms: none → fprop | 0, 1 |" in note
     assert "Senseless cells of the design, dropped: 1." in note
     study.plan["arms"] *= 2000
     study.plan["arms"][0]["name"] = "a|b"
-    note = describe.study_note(study.plan)
+    note = describe.study_note(study.plan, report=REPORT)
     assert len(note) < 20_000
     assert r"a\|b" in note
     assert "more arms" in note

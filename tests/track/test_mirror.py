@@ -11,7 +11,6 @@ import pytest
 from ablate.store import Status
 from ablate.track import Mirror, default_tracking_uri, pending
 from ablate.track.cursor import cursor_path
-from ablate.track.rows import points
 from ablate.track.sink import Sink
 
 MS = 1_700_000_000_250
@@ -30,24 +29,7 @@ def sync(study, uri):
     return report
 
 
-def in_file(run):
-    """Return what MLflow must hold of a run: metric -> sorted (step, value, time stamp)."""
-    expected = {}
-    for row in run.metrics():
-        for point in points(row):
-            expected.setdefault(point.key, []).append((point.step, point.value, point.timestamp_ms))
-    return {key: sorted(values) for key, values in expected.items()}
-
-
-def assert_same(study, held):
-    assert {key: run.points for key, run in held.items() if key != "summary"} == {
-        run_id: in_file(study.store.run(run_id))
-        for run_id in study.runs.values()
-        if study.store.run(run_id).path.exists()
-    }
-
-
-def test_whole_study(study, uri, held, storage):
+def test_whole_study(study, uri, held, storage, assert_same):
     study.whole(steps=8)
     assert Mirror(study.store, uri).sync_once().metrics_sent == 4 * (8 * 4 + 2 * 2)
     runs = held(study, uri)
@@ -123,7 +105,7 @@ def test_pending_runs_are_not_shown(study, uri, held):
     assert list(held(study, uri)) == [study.runs["bf16", 0]]
 
 
-def test_a_run_while_it_grows(study, uri, held):
+def test_a_run_while_it_grows(study, uri, held, assert_same):
     mirror = Mirror(study.store, uri)
     run = study.start()
     sent = []
@@ -151,7 +133,7 @@ def test_nothing_new_sends_nothing(study, uri):
     assert sync(study, uri).metrics_sent == 0
 
 
-def test_a_failed_run_is_reopened(study, uri, held):
+def test_a_failed_run_is_reopened(study, uri, held, assert_same):
     study.start()
     study.train(range(1, 5))
     study.end(state="failed", message="boom")
@@ -166,7 +148,7 @@ def test_a_failed_run_is_reopened(study, uri, held):
 
 
 @pytest.mark.parametrize("same_process", [True, False])
-def test_lost_cursor_doubles_nothing(study, uri, held, same_process):
+def test_lost_cursor_doubles_nothing(study, uri, held, same_process, assert_same):
     study.whole(8)
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
@@ -181,7 +163,7 @@ def test_lost_cursor_doubles_nothing(study, uri, held, same_process):
     assert after[study.runs["bf16", 0]].info.status == "RUNNING"
 
 
-def test_broken_cursor_counts_as_lost(study, uri, held):
+def test_broken_cursor_counts_as_lost(study, uri, held, assert_same):
     study.whole(4)
     sync(study, uri)
     cursor_path(study.store, uri).write_text('{"format": 1, "runs": {"x": {}}')
@@ -189,7 +171,7 @@ def test_broken_cursor_counts_as_lost(study, uri, held):
     assert_same(study, held(study, uri))
 
 
-def test_rewound_before_it_was_mirrored(study, uri, held):
+def test_rewound_before_it_was_mirrored(study, uri, held, assert_same):
     study.start()
     study.train(range(1, 9))
     study.run().metrics_path.unlink()
@@ -200,7 +182,7 @@ def test_rewound_before_it_was_mirrored(study, uri, held):
 
 @pytest.mark.parametrize("steps_again", [1, 12])
 @pytest.mark.parametrize("with_cursor", [True, False])
-def test_rewound_after_it_was_mirrored(study, uri, held, steps_again, with_cursor):
+def test_rewound_after_it_was_mirrored(study, uri, held, steps_again, with_cursor, assert_same):
     """MLflow never forgets a point, so the rewound run is shown by a new MLflow run, alone."""
     study.start()
     study.train(range(1, 9))
@@ -214,7 +196,7 @@ def test_rewound_after_it_was_mirrored(study, uri, held, steps_again, with_curso
     assert_same(study, held(study, uri))
 
 
-def test_what_was_deleted_in_mlflow_comes_back(study, uri, held):
+def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, assert_same):
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
@@ -233,7 +215,7 @@ def test_what_was_deleted_in_mlflow_comes_back(study, uri, held):
     assert_same(study, held(study, uri))
 
 
-def test_a_new_database_gets_everything(study, uri, held, storage, tmp_path):
+def test_a_new_database_gets_everything(study, uri, held, storage, tmp_path, assert_same):
     study.whole(4)
     sync(study, uri)
     for path in storage.glob("mlflow.db*"):
@@ -248,21 +230,24 @@ def test_a_new_database_gets_everything(study, uri, held, storage, tmp_path):
     assert not list(moved.glob(".mlflow-*"))
 
 
-def test_report_is_logged_when_it_changes(study, uri, held, storage):
+def test_report_is_logged_when_it_changes(study, uri, held, summary, storage):
     study.whole(2)
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
-    assert "summary" not in held(study, uri)
+    run = summary(study, uri)
+    assert (run.artifacts, run.info.status) == ([], "RUNNING")
+    note = held(study, uri)[study.runs["bf16", 0]].data.tags["mlflow.note.content"]
+    assert f"{run.info.run_id}/artifacts/report/report.html" in note
     folder = study.store.path / "report"
     folder.mkdir()
     (folder / "report.html").write_text("<h1>first</h1>")
     (folder / "report.json").write_text("{}")
     assert not pending(study.store, uri).complete
     mirror.sync_once()
-    summary = held(study, uri)["summary"]
-    assert summary.info.run_name == "report: synthetic"
-    assert summary.data.tags["ablate.summary"] == "true"
-    assert summary.artifacts == ["report/report.html", "report/report.json"]
+    run = summary(study, uri)
+    assert run.info.run_name == "report: synthetic"
+    assert run.info.status == "FINISHED"
+    assert run.artifacts == ["report/report.html", "report/report.json"]
     [copy] = (storage / "mlartifacts").rglob("report.html")
     written = copy.stat().st_mtime_ns
     (folder / "report.html").write_text("<h1>first</h1>")  # the same again
@@ -274,7 +259,8 @@ def test_report_is_logged_when_it_changes(study, uri, held, storage):
     assert copy.read_text() == "<h1>second</h1>"
     cursor_path(study.store, uri).unlink()
     sync(study, uri)
-    assert len(held(study, uri)) == 5
+    assert len(held(study, uri)) == 4
+    assert summary(study, uri).info.run_id == run.info.run_id
 
 
 def test_a_renamed_arm_is_renamed(study, uri, held):
@@ -306,10 +292,10 @@ def test_two_folders_of_one_study_stay_apart(study, uri, make_study, tmp_path):
     client = MlflowClient(uri)
     runs = client.search_runs([client.get_experiment_by_name("synthetic").experiment_id])
     counts = sorted(len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs)
-    assert counts == [2, 2, 2, 2, 4, 4, 4, 4]
+    assert counts == [0, 0, 2, 2, 2, 2, 4, 4, 4, 4]  # and two reports to come
 
 
-def test_a_broken_run_holds_up_no_other(study, uri, held):
+def test_a_broken_run_holds_up_no_other(study, uri, held, assert_same):
     study.whole(2)
     environment = study.run("bf16", 0).environment_path
     whole = environment.read_bytes()
@@ -323,7 +309,7 @@ def test_a_broken_run_holds_up_no_other(study, uri, held):
     assert_same(study, held(study, uri))
 
 
-def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri, held):
+def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri, held, assert_same):
     study.whole(2)
     (study.run("bf16", 0).path / "status.json").write_text("{")
     assert Mirror(study.store, uri).sync_once().problem is None
@@ -334,7 +320,7 @@ def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri,
     assert_same(study, held(study, uri))
 
 
-def test_large_configuration_and_many_rows(study, uri, held):
+def test_large_configuration_and_many_rows(study, uri, held, assert_same):
     run = study.start()
     config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
     (run.path / "config.json").write_text(json.dumps(config))
@@ -354,7 +340,9 @@ def test_not_finite_rows_are_left_out(study, uri, held):
             '{"kind": "train", "tokens": 8192, "step": 2, "time_unix": 1, "loss": NaN, "lr": Infinity}\n'
         )
     sync(study, uri)
-    assert held(study, uri)[run.run_id].points["train_loss"] == in_file(run)["train_loss"]
+    row = next(iter(run.metrics()))
+    [point] = held(study, uri)[run.run_id].points["train_loss"]
+    assert point == (row["tokens"], row["loss"], round(row["time_unix"] * 1000))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +372,7 @@ def test_a_study_that_has_not_begun(study, uri):
     assert pending(study.store, uri).unsent == ()
 
 
-def test_mirrors_take_turns(study, uri, held):
+def test_mirrors_take_turns(study, uri, held, assert_same):
     study.whole(8)
     mirrors = [Mirror(study.store, uri) for _ in range(4)]
     threads = [threading.Thread(target=mirror.sync_once) for mirror in mirrors]
@@ -395,13 +383,13 @@ def test_mirrors_take_turns(study, uri, held):
     assert_same(study, held(study, uri))
 
 
-def test_a_crash_between_sending_and_saving(study, uri, held, monkeypatch):
+def test_a_crash_between_sending_and_saving(study, uri, held, monkeypatch, assert_same):
     study.whole(8)
     logged = []
     log = Sink.log
 
-    def crash(self, *args):
-        log(self, *args)
+    def crash(self, *args, **kwargs):
+        log(self, *args, **kwargs)
         logged.append(args)
         if len(logged) == 3:
             raise KeyboardInterrupt
@@ -431,3 +419,17 @@ def test_status_counters_alone_send_nothing(study, uri):
     )
     assert mirror.sync_once().metrics_sent == 0
     assert pending(study.store, uri).complete
+
+
+def test_samples_of_the_machine_come_along_once(study, uri, held, assert_same):
+    study.whole(4)
+    study.sample([1, 2])
+    mirror = Mirror(study.store, uri)
+    mirror.sync_once()
+    study.sample([3])  # nothing else has changed
+    assert mirror.sync_once().metrics_sent == 1
+    run = held(study, uri)[study.runs["bf16", 0]]
+    assert [step for step, _, _ in run.points["system/cpu_utilization_percentage"]] == [4096, 8192, 12288]
+    cursor_path(study.store, uri).unlink()
+    sync(study, uri)
+    assert_same(study, held(study, uri))

@@ -1,6 +1,12 @@
-"""What a person sees: MLflow's own pages of a finished study in a real browser."""
+"""What a person sees: MLflow's own pages of a finished study in a real browser.
 
+With ABLATE_PICTURES=docs/images it renews the documentation's picture.
+"""
+
+import os
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +16,7 @@ from ablate.track import Mirror
 
 selenium = pytest.importorskip("selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+PICTURES = Path(os.environ["ABLATE_PICTURES"]) if "ABLATE_PICTURES" in os.environ else None
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 
 
@@ -28,7 +35,7 @@ def browser(tmp_path):
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
-        "--window-size=1600,1400",
+        "--window-size=1440,1200",
         f"--user-data-dir={tmp_path / 'profile'}",
     ):
         options.add_argument(argument)
@@ -37,7 +44,7 @@ def browser(tmp_path):
     driver.quit()
 
 
-def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
+def test_pages_of_a_finished_study(make_study, server, browser, held, summary, tmp_path):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -49,6 +56,7 @@ def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
         return WebDriverWait(browser, 60).until(is_there)
 
     study = make_study(name="pages", arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
+    study.sample(range(1, 60), "all three", 1)
     write_report(study.store)
     report = Mirror(study.store, server).sync_once()
     assert report.problem is None
@@ -56,10 +64,30 @@ def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
     browser.get(page(server, report.experiment_id))
     names = [f"{arm} seed {seed}" for arm, seed in study.runs]
     text = wait_for_text("Which GEMM suffers?", "report: pages", "val_loss", "200k", *names)
-    browser.save_screenshot(str(tmp_path / "experiment.png"))
+    browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
+    WebDriverWait(browser, 60).until(lambda _: not browser.find_elements(By.CSS_SELECTOR, "[class*=spinner]"))
+    time.sleep(2)  # the charts take the panel's place
+    browser.save_screenshot(str(PICTURES / "mlflow.png" if PICTURES else tmp_path / "experiment.png"))
     assert all(f"{name} (val_loss)" in text for name in names)
 
+    # The same page as a table, with the columns that the study asks for.
+    browser.get(page(server, report.experiment_id).replace("=CHART", "=TABLE"))
+    wait_for_text("factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")
+    browser.save_screenshot(str(tmp_path / "table.png"))
+
+    # From a run's description to the report, by its link.
     run = held(study, server)[study.runs["all three", 1]]
+    browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}")
+    links = WebDriverWait(browser, 60).until(
+        lambda _: browser.find_elements(By.PARTIAL_LINK_TEXT, "The study's report")
+    )
+    browser.save_screenshot(str(tmp_path / "overview.png"))
+    report_page = links[0].get_attribute("href")
+
+    browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}/system-metrics")
+    wait_for_text("cpu_utilization_percentage")
+    browser.save_screenshot(str(tmp_path / "system.png"))
+
     browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}/model-metrics")
     text = wait_for_text("all three seed 1 (val_loss)", "Step", "200k")
     browser.save_screenshot(str(tmp_path / "run.png"))
@@ -68,10 +96,8 @@ def test_pages_of_a_finished_study(make_study, server, browser, held, tmp_path):
     assert "NaN" not in text
 
     # The report itself, in the artifact viewer of the summary run: a frame that runs and loads nothing.
-    summary = held(study, server)["summary"]
-    browser.get(
-        f"{server}/#/experiments/{report.experiment_id}/runs/{summary.info.run_id}/artifacts/report/report.html"
-    )
+    assert summary(study, server).info.run_id in report_page
+    browser.get(report_page)
     frame = WebDriverWait(browser, 60).until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))[0]
     browser.switch_to.frame(frame)
     wait_for_text("Verdict", "Arms against the baseline", "How to repeat it")

@@ -28,7 +28,16 @@ def test_perplexity_that_is_no_number_is_left_out():
 
 
 @pytest.mark.parametrize(
-    "row", [3, [], {}, {"kind": "train"}, {"kind": "other", "tokens": 1, "time_unix": 1}]
+    "row",
+    [
+        3,
+        [],
+        {},
+        {"kind": "train"},
+        {"kind": "other", "tokens": 1, "time_unix": 1},
+        {"kind": ["system"], "tokens": 1, "time_unix": 1},
+        {"kind": "system", "tokens": 1, "time_unix": 1, "x/../y": 1, "cpu_<b>": 1, "step": 3},
+    ],
 )
 def test_what_is_no_row_gives_nothing(row):
     assert points(row) == []

@@ -1,0 +1,39 @@
+"""Whether Ray's head node still answers.
+
+Ray itself waits for a minute and then ends the driver's process from within, without a word that says what to
+do. So the driver looks first.
+
+How it fails: it does not; a head that cannot be reached is what it is for.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+GONE_AFTER_SEC = 20.0
+_LOOK_EVERY_SEC = 2.0
+_PATIENCE_SEC = 2.0
+
+
+class Head:
+    """The head at ``address`` (``host:port``), looked at now and then."""
+
+    def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
+        host, _, port = address.rpartition(":")
+        self._where = (host.strip("[]"), int(port))
+        self._gone_after_sec = gone_after_sec
+        self._looked = self._answered = time.monotonic()
+
+    def is_gone(self) -> bool:
+        """Return whether it has not answered for so long that it will not come back by itself."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_SEC:
+            return False
+        self._looked = now
+        try:
+            socket.create_connection(self._where, timeout=_PATIENCE_SEC).close()
+        except OSError:
+            return now - self._answered > self._gone_after_sec
+        self._answered = now
+        return False

@@ -1,0 +1,61 @@
+"""Ray head nodes as a user starts them, with token authentication, which may be killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def free_port():
+    with contextlib.closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment_with_token(folder):
+    """Return the environment of a user whose token lies in ``folder``."""
+    secret = folder / "token"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    return os.environ | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(secret), "RAY_USAGE_STATS_ENABLED": "0",
+        # A job's `python` is the one that the head node's PATH leads to.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def ray_head(environment, port, dashboard=None):
+    """Start a head node; give a function that kills all its processes with kill -9."""
+    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has room for 107 letters
+    pages = [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"] if dashboard else []
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+        f"--include-dashboard={str(bool(dashboard)).lower()}", *pages,
+        # Another Ray on this machine has the agent's usual port.
+        f"--dashboard-agent-listen-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}",
+        "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
+    ]  # fmt: skip
+    head = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def kill():
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if int(process.name) != os.getpid() and short.encode() in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+
+    try:
+        yield kill
+    finally:
+        kill()
+        head.wait()
+        shutil.rmtree(short, ignore_errors=True)
