@@ -7,7 +7,6 @@ A missing plan is an error of the caller (``FileNotFoundError``).
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ablate.errors import UserError
+from ablate.json_text import parse_json
 from ablate.reports.shapes import fault_of
 from ablate.store import DAMAGED, StudyStore
 
@@ -155,7 +155,7 @@ def _read_plan(store: StudyStore) -> dict[str, Any]:
 def _read_object(kind: Literal["config", "environment"], path: Path, faults: list[str]) -> dict[str, Any]:
     """Return a JSON object; empty where the file is absent or damaged (which is then a fault)."""
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -210,7 +210,7 @@ def _read_metrics(path: Path, faults: list[str]) -> tuple[_Evaluations, float | 
 def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
     """Parse evaluation rows: all at once, and one by one only where that fails."""
     try:
-        rows = json.loads(b"[" + b",".join(line for _, line in lines) + b"]")
+        rows = parse_json(b"[" + b",".join(line for _, line in lines) + b"]")
         if len(rows) == len(lines) and all(_is_evaluation(row) for row in rows):
             return list(rows)
     except ValueError:
@@ -218,7 +218,7 @@ def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> lis
     good = []
     for number, line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             faults.append(f"{path}:{number}: not JSON: {error}")
             continue
@@ -242,7 +242,7 @@ def _is_evaluation(row: object) -> bool:
 def _throughput(lines: list[bytes]) -> float | None:
     sample = lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)]
     try:
-        rows = json.loads(b"[" + b",".join(sample) + b"]")
+        rows = parse_json(b"[" + b",".join(sample) + b"]")
     except ValueError:  # a damaged line among them: each for itself
         rows = [row for line in sample for row in _object(line)]
     values = [
@@ -262,6 +262,6 @@ def _is_finite(value: float) -> bool:
 
 def _object(line: bytes) -> list[Any]:
     try:
-        return [json.loads(line)]
+        return [parse_json(line)]
     except ValueError:
         return []

@@ -12,6 +12,7 @@ import click
 
 from ablate._version import __version__
 from ablate.errors import UserError, safe_text
+from ablate.permissions import keep_others_out
 
 # verb -> (group in --help, one line of help, module that defines ``command``)
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -83,6 +84,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; turn a user's mistakes into one line each and exit code 2."""
+    keep_others_out()
     try:
         code = cli.main(standalone_mode=False)
     except UserError as error:

@@ -27,6 +27,7 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
     """
     from ablate.execute.token import use_token
     from ablate.spec import load_study
+    from ablate.track.uri import redact
 
     if not storage.is_absolute():
         raise UserError(f"--storage: {storage} (expected an absolute path that all nodes share)")
@@ -35,6 +36,11 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
         click.echo(warning, err=True)
     from ablate.execute.submit import submit
 
+    if tracking_uri is not None and redact(tracking_uri) != tracking_uri:
+        raise UserError(
+            "--tracking-uri: Ray shows a job's settings to all who open its dashboard (leave the login out, "
+            "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
+        )
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
     job = submit(address, loaded.path, loaded.name, str(storage), environment)
     click.echo(f"Job {job.job_id} {'is there already' if job.was_there else 'submitted'}.")

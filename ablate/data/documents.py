@@ -14,7 +14,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
-import json
 import re
 import zlib
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ablate.data.sources import unreadable
 from ablate.errors import Problem, UserError
+from ablate.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def json_documents(file: SourceFile, text_field: str, report: Callable[[int], No
 
 def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> str:
     try:
-        value = json.loads(line.decode("utf-8", "replace"))
+        value = parse_json(line.decode("utf-8", "replace"))
     except ValueError:
         value = None
     if not isinstance(value, dict):

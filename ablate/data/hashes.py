@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ablate.cache import cache_folder
 from ablate.data.sources import unreadable
+from ablate.json_text import parse_json
 from ablate.store.files import write_bytes_atomic
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _read(cache: Path | None) -> dict[str, list[int | str]]:
     if cache is None:
         return {}
     try:
-        value = json.loads(cache.read_bytes())
+        value = parse_json(cache.read_bytes())
         if value["format"] != _FORMAT:
             return {}
         entries: dict[str, list[int | str]] = value["files"]

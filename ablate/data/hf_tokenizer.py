@@ -12,13 +12,13 @@ token can be found (documents could then not be told apart).
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ablate.data.sources import unreadable
 from ablate.errors import Problem, UserError
+from ablate.json_text import parse_json
 
 _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 
@@ -63,7 +63,7 @@ def locate(name: str) -> HfTokenizer:
     except OSError as error:
         raise unreadable(json_path, error) from error
     try:
-        value = json.loads(content)
+        value = parse_json(content)
         tokens = _vocabulary(value)
         vocab_size = max(tokens.values()) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -112,7 +112,7 @@ def _vocabulary(value: dict[str, Any]) -> dict[str, int]:
 
 def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> str:
     try:
-        named = json.loads(config_path.read_bytes()).get("eos_token")
+        named = parse_json(config_path.read_bytes()).get("eos_token")
     except (OSError, ValueError, AttributeError):
         named = None
     if isinstance(named, dict):

@@ -15,10 +15,9 @@ import fcntl
 import os
 import shutil
 import socket
-import tempfile
 import time
+import uuid
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.data.identity import Corpus, resolve
@@ -28,6 +27,7 @@ from ablate.store.files import write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ablate.config import DataConfig
 
@@ -76,9 +76,9 @@ def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
 
 
 def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: Progress) -> TokenFiles:
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_partial_prefix(folder)))
+    partial = folder.with_name(f"{_partial_prefix(folder)}{uuid.uuid4().hex[:8]}")
+    partial.mkdir()
     try:
-        partial.chmod(0o755)  # workers of other users of the storage may read it
         meta = _write_tokens(data, corpus, partial, progress)
         if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")

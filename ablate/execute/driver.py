@@ -291,7 +291,11 @@ def _give_up(run: RunDir, end: TaskEnd) -> State:
 
 @contextlib.contextmanager
 def _ray(address: str | None) -> Iterator[None]:
-    """Connect to a cluster, or start a local Ray for the time of the block."""
+    """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
+    if address is None:
+        # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
+        # when it is imported; without this it listens on all interfaces.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

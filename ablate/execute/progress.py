@@ -6,10 +6,11 @@ Each run's metrics are read on from where the last look ended, so that a look co
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ablate.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +112,7 @@ class ProgressReader:
                     break
                 tail.offset += len(line)
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line shows nothing
-                    row = json.loads(line)
+                    row = parse_json(line)
                     tail.tokens = row["tokens"]
                     if row["kind"] == "eval":
                         tail.val_loss = row["val_loss"]

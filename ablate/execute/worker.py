@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.permissions import keep_others_out
 from ablate.store import END_STATES, RunDir, State, Status, write_json_atomic
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
@@ -76,6 +77,7 @@ class _TakenOverError(Exception):
 
 def execute_run(task: RunTask) -> TaskEnd:
     """Execute one run. Never raises for a fault of the run itself."""
+    keep_others_out()
     run = RunDir(Path(task.run_dir))
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         drop_checkpoints(run.checkpoints)

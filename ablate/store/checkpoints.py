@@ -23,6 +23,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ablate.json_text import parse_json
 from ablate.store.files import write_json_atomic
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _load(path: Path, metrics_path: Path) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    manifest = json.loads(path.read_bytes())
+    manifest = parse_json(path.read_bytes())
     if manifest.pop("manifest_hash") != _hash_of(manifest):
         raise ValueError("its manifest is damaged")
     if manifest["format"] != FORMAT:

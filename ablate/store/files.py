@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from pathlib import Path
-from typing import Any
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ablate.json_text import parse_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one in the same folder, fsync and rename."""
+    """Write a file through a temporary one in the same folder, fsync and rename; the umask gives its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -33,7 +36,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; raises ``FileNotFoundError`` or ``json.JSONDecodeError``."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def append_line(path: Path, value: Any) -> None:

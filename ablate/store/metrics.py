@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from pathlib import Path
-from typing import Any, Self
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class MetricsWriter:
@@ -26,15 +28,15 @@ class MetricsWriter:
         if keep_bytes:
             with path.open("rb") as file:
                 kept = file.read(keep_bytes)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.write(handle, kept)
-            os.fchmod(handle, 0o644)
             os.fsync(handle)
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
             os.close(handle)
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         self._handle = handle
         self._hash = hashlib.blake2b(kept, digest_size=16)

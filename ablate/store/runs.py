@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ablate.json_text import parse_json
 from ablate.store.checkpoints import hash_of_prefix
 from ablate.store.files import append_line, read_json, write_json_atomic
 
@@ -168,7 +169,7 @@ class RunDir:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                yield json.loads(line)
+                yield parse_json(line)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ finite (a NaN breaks an MLflow page), are left out.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ablate.json_text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
     found: list[Point] = []
     for line in content[:end].splitlines():
         try:
-            found.extend(points(json.loads(line)))
+            found.extend(points(parse_json(line)))
         except ValueError:
             continue
     return found, offset + end

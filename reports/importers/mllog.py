@@ -6,17 +6,19 @@ hyper-parameters and throughput. Several ranks that log the same evaluation coun
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ablate.json_text import parse_json
 from ablate.reports.importers.imported import ImportedRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _MARK = b":::MLLOG"
+_LARGEST = 1 << 62
+_LATEST_MS = 1e14  # the year 5138
 _SETTINGS = (
     "submission_benchmark", "global_batch_size", "max_sequence_length", "eval_samples", "train_samples",
     "init_checkpoint_step", "opt_name", "opt_base_learning_rate", "opt_end_learning_rate",
@@ -69,7 +71,7 @@ def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[Imp
             f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)",
         ]
     per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
-    if not isinstance(per_sample, int) or per_sample <= 0:
+    if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
         return None, [*faults, f"{path}: the length of a sample is not in it: give --tokens-per-sample"]
     if log.seed is None:
         faults.append(f"{path}: no seed in it: counted as seed 0")
@@ -116,7 +118,7 @@ def _records(path: Path, content: bytes, faults: list[str]) -> list[tuple[int, d
             line += content.count(b"\n", counted, at)
             counted = at
             try:
-                record = json.loads(text)
+                record = parse_json(text)
             except ValueError as error:
                 what = "cut off in the middle" if end == len(content) else f"not JSON: {error}"
                 faults.append(f"{path}:{line + 1}: {what}")
@@ -130,7 +132,8 @@ def _records(path: Path, content: bytes, faults: list[str]) -> list[tuple[int, d
 
 
 def _take(log: _Log, record: dict[str, Any], where: str, faults: list[str]) -> None:
-    key, value, meta = record.get("key"), record.get("value"), record.get("metadata") or {}
+    key, value, meta = record.get("key"), record.get("value"), record.get("metadata")
+    meta = meta if isinstance(meta, dict) else {}
     if key == "eval_accuracy":
         samples = meta.get("samples_count", meta.get("epoch_num"))
         if not _is_count(samples) or not _is_number(value):
@@ -142,14 +145,17 @@ def _take(log: _Log, record: dict[str, Any], where: str, faults: list[str]) -> N
             )
     elif key == "tracked_stats" and isinstance(value, dict):
         _take_rate(log, value, meta)
-    elif key == "seed" and isinstance(value, int):
+    elif key == "seed" and _is_number(value) and isinstance(value, int):
         log.seed = value if log.seed is None else log.seed
-    elif key == "run_start":
-        log.started_ms = record.get("time_ms", log.started_ms)
-    elif key == "run_stop":
-        log.status = meta.get("status", "success")
-        log.stopped_ms = record.get("time_ms", log.stopped_ms)
-    elif key in _SETTINGS:
+    elif key in ("run_start", "run_stop"):
+        time_ms = record.get("time_ms")
+        known_ms = time_ms if _is_count(time_ms) and time_ms < _LATEST_MS else None
+        if key == "run_start":
+            log.started_ms = log.started_ms if known_ms is None else known_ms
+        else:
+            log.status = str(meta.get("status", "success"))
+            log.stopped_ms = log.stopped_ms if known_ms is None else known_ms
+    elif isinstance(key, str) and key in _SETTINGS:
         log.settings.setdefault(key, value)
 
 
@@ -169,15 +175,18 @@ def _take_rate(log: _Log, value: dict[str, Any], meta: dict[str, Any]) -> None:
     samples = meta.get("samples_count", meta.get("step"))
     seconds, batch = value.get("train_step_time"), log.settings.get("global_batch_size")
     rate = value.get("throughput")
-    if rate is None and _is_number(seconds) and isinstance(batch, int) and seconds > 0:
+    if rate is None and _is_count(seconds) and _is_count(batch) and seconds > 0:
         rate = batch / seconds
-    if _is_count(samples) and _is_number(rate):
+    if _is_count(samples) and _is_count(rate):
         log.rates[int(samples)] = float(rate)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Tell whether a value is a number that a float can hold, NaN and infinity among them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < _LARGEST
+    return isinstance(value, float)
 
 
 def _is_count(value: object) -> TypeGuard[float]:
-    return _is_number(value) and value >= 0
+    return _is_number(value) and 0 <= value < _LARGEST

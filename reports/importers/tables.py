@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from ablate.json_text import parse_json
 from ablate.reports.importers.imported import ImportedRun
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 NEEDED = ("tokens", "val_loss")
 OPTIONAL = ("run", "seed", "arm")
 _EXTREMES = ("__MIN", "__MAX")
+_LARGEST = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ def read_jsonl(path: Path) -> tuple[list[Row], list[str]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             faults.append(f"{path}:{number}: not JSON: {error}")
             continue
@@ -124,7 +126,7 @@ def runs_of(
         tokens, loss = (_number(row[columns.of(name)]) for name in NEEDED)
         if loss is None and row[columns.of("val_loss")] in ("", None):
             continue  # a row of training between evaluations
-        if tokens is None or tokens < 0 or not math.isfinite(tokens) or loss is None:
+        if tokens is None or not 0 <= tokens * columns.tokens_per_unit < _LARGEST or loss is None:
             bad = columns.of("tokens" if loss is not None else "val_loss")
             faults.append(f"{where}: expected a number in '{bad}', got {row[bad]!r}")
             continue
@@ -170,10 +172,10 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
 def _seed(value: Any) -> int | None:
     number = _number(value)
-    return int(number) if number is not None and number.is_integer() else None
+    return int(number) if number is not None and abs(number) < _LARGEST and number.is_integer() else None

@@ -77,6 +77,17 @@ def call(*arguments):
     return CliRunner().invoke(cli, ["submit", *map(str, arguments)], catch_exceptions=False)
 
 
+def test_a_login_is_not_shown_to_all_who_open_rays_pages(tmp_path):
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    command = ["submit", str(tmp_path / "sent.yaml"), "--address", "http://127.0.0.1:1", "--storage", "/s"]
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD") as caught:
+        CliRunner().invoke(
+            cli, [*command, "--tracking-uri", "https://ann:s3cret@host"], catch_exceptions=False,
+            standalone_mode=False,
+        )  # fmt: skip
+    assert "s3cret" not in str(caught.value)
+
+
 def test_what_cannot_be_submitted_is_one_line(tmp_path):
     path = tmp_path / "sent.yaml"
     path.write_text(STUDY)

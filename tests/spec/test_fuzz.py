@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,20 @@ def test_values_of_a_valid_file_replaced(check, data):
 @given(order=st.permutations(range(len(LINES))), keep=st.sets(st.integers(0, len(LINES) - 1)))
 def test_lines_of_a_valid_file_reordered(check, order, keep):
     check("".join(LINES[i] for i in order if i in keep).encode())
+
+
+@pytest.mark.slow
+def test_many_mutations_of_a_valid_file(check):
+    draw = random.Random(0)
+    for _ in range(12_000):
+        text = VALID
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            if draw.random() < 0.5:
+                text = text.replace(draw.choice(WORDS), draw.choice(SPLINTERS), 1)
+            else:
+                at = draw.randrange(len(text))
+                text = text[:at] + draw.choice(SPLINTERS) + text[at + draw.choice([0, 1, 3, 10]) :]
+        check(text.encode("utf-8", "surrogatepass"))
 
 
 def test_the_valid_file_is_valid(tmp_path):
