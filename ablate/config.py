@@ -164,6 +164,10 @@ class ResourcesConfig:
             "time; 0: after every step"
         ),
     ] = 60.0
+    checkpoint_every_tokens: Annotated[
+        PositiveInt | None,
+        Field(description="checkpoints after so many training tokens instead, whatever they cost"),
+    ] = None
     hang_after_sec: Annotated[
         PositiveFloat,
         Field(description="a run without progress for so long is given up and tried again"),

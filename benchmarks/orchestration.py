@@ -1,4 +1,4 @@
-"""What the tool itself costs a run: 200 empty runs through Ray, run store and MLflow mirror.
+"""What the tool itself costs a run: 200 empty runs through Ray, run store, MLflow mirror and report.
 
     python benchmarks/orchestration.py --runs 200
 
@@ -18,6 +18,7 @@ from typing import Any
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.execute.driver import RunRequest, execute_study
 from ablate.recipes import Recipe
+from ablate.reports import write_report
 from ablate.store import StudyStore
 from ablate.track import Mirror, resolve_tracking_uri, start_mirror
 from ablate.train.loop import TrainResult
@@ -84,12 +85,16 @@ def main() -> None:
         executed = time.perf_counter()
         left = mirror.stop()
         end = time.perf_counter()
+        memory_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        write_report(store)
+        reported = time.perf_counter()
     assert left.complete, f"{len(left.unsent)} runs not sent: {left.problem}"
     per_run = (end - first_poll[0]) / args.runs
     print(f"{args.runs} empty runs: Ray's start and the first workers {first_poll[0] - start:.1f} s")
     print(f"after that {end - first_poll[0]:.1f} s, of which the mirror's last pass {end - executed:.1f} s")
     print(f"amortised {per_run * 1e3:.1f} ms a run")
-    print(f"driver's peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    print(f"driver's peak memory {memory_gib:.2f} GiB")
+    print(f"report {reported - end:.1f} s")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,16 @@ class Keeper:
         lease: Lease | None = None,
         *,
         every_sec: float,
+        every_tokens: int | None = None,
     ) -> None:
+        """``every_tokens``, where it is given, takes the place of ``every_sec``."""
         self._folder = folder
         self._metrics = metrics
         self._start = start
         self._lease = lease
         self._every_sec = every_sec
+        self._every_tokens = every_tokens
+        self._passed = 0
         self._last = time.monotonic()
         self._cost_sec = 0.0
 
@@ -48,8 +52,10 @@ class Keeper:
         return Snapshot(step=self._start.step, tensors=self._start.tensors, numbers=self._start.numbers)
 
     def due(self, tokens: int) -> bool:
-        """Return whether the interval has passed, which is never so short that it costs over 2 %."""
-        del tokens
+        """Return whether the interval has passed; one in time is never so short that it costs over 2 %."""
+        if self._every_tokens is not None:
+            before, self._passed = self._passed, tokens // self._every_tokens
+            return self._passed > before
         pause = max(self._every_sec, self._cost_sec / _LARGEST_SHARE) if self._every_sec else 0.0
         return time.monotonic() - self._last >= pause
 

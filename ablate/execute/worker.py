@@ -182,7 +182,10 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
             MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
             _terminations() as terminated,
         ):
-            keeper = Keeper(run.checkpoints, metrics, start, lease, every_sec=resources.checkpoint_every_sec)
+            keeper = Keeper(
+                run.checkpoints, metrics, start, lease,
+                every_sec=resources.checkpoint_every_sec, every_tokens=resources.checkpoint_every_tokens,
+            )  # fmt: skip
             result = _trainer(task.trainer)(
                 config,
                 _row_sink(metrics, watch),

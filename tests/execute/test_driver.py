@@ -2,6 +2,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -81,6 +82,27 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, number):
     assert sorted(states(study)) == ["interrupted", "interrupted", "pending", "pending"]
     assert len(missing_runs(store, requests)) == 4
     assert not list(store.path.glob(".stop-*"))
+
+
+def test_a_second_interrupt_does_not_wait(study):
+    store, requests = study
+    reader, sent = ProgressReader(store), []
+
+    def interrupt_twice():
+        if len(sent) == 1 or (not sent and count_states(reader.read()).get("running", 0) == 2):
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = execute(study, "is_deaf", on_poll=interrupt_twice)
+    assert outcome.interrupted
+    assert len(sent) == 2
+    assert "running" in states(study)  # nobody waited for those that do not hear
+    assert len(missing_runs(store, requests)) == 4
+    give_up = time.monotonic() + 60
+    while "running" in states(study) and time.monotonic() < give_up:
+        time.sleep(0.2)
+    execute_study(store, missing_runs(store, requests), trainer="fake_trainers:quick")
+    assert states(study) == ["finished"] * 4
 
 
 def test_resources_that_no_node_has_are_refused_before_anything_runs(study):

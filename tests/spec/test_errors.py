@@ -79,7 +79,7 @@ arms: {a: }
         [
             (
                 "5:15: base.resources.cores: unknown key (expected cpus, gpus, custom, checkpoint_every_sec, "
-                "hang_after_sec, require_native or allow_failed_self_test)"
+                "checkpoint_every_tokens, hang_after_sec, require_native or allow_failed_self_test)"
             ),
         ],
     ),
