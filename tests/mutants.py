@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -377,7 +378,11 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
     tests = tuple(dict.fromkeys((mutant.first, *TESTS)))
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     if mutant.interpreted:
         tests = (INTERPRETED, "-k", mutant.first)
         environment |= {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
@@ -389,20 +394,25 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
     return done.returncode == 0, failed[0].removeprefix("FAILED ") if failed else done.stdout[-300:]
 
 
+def judge(mutant: Mutant) -> tuple[bool, str, float]:
+    """Return what ``survives`` does, and the seconds that it took."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        lives, by = survives(mutant, Path(folder))
+    return lives, by, time.monotonic() - started
+
+
 def main() -> None:
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant.name]
     alive = []
-    for number, mutant in enumerate(mutants, 1):
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            lives, by = survives(mutant, Path(folder))
-        alive += [mutant.name] if lives else []
-        verdict = "SURVIVED" if lives else f"killed by {by.split(' - ')[0].split('[')[0]}"
-        print(
-            f"{number:3}/{len(mutants)} {mutant.name}: {verdict} ({time.monotonic() - started:.0f} s)",
-            flush=True,
-        )
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for number, (mutant, (lives, by, sec)) in enumerate(
+            zip(mutants, pool.map(judge, mutants), strict=True), 1
+        ):
+            alive += [mutant.name] if lives else []
+            verdict = "SURVIVED" if lives else f"killed by {by.split(' - ')[0].split('[')[0]}"
+            print(f"{number:3}/{len(mutants)} {mutant.name}: {verdict} ({sec:.0f} s)", flush=True)
     print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants killed")
     sys.exit(f"survivors: {', '.join(alive)}" if alive else 0)
 

@@ -192,14 +192,15 @@ class Mirror:
         new_tags = tags if entry.tags != tags_key else {}
         while True:
             found, offset = read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)
-            if found or params or new_tags:
-                self._sink.log(entry.mlflow_id, found, params, new_tags)
-                self._metrics_sent += len(found)
+            samples, system_offset = read_points(run.system_path, entry.system_offset, _CHUNK_BYTES)
+            if found or samples or params or new_tags:
+                self._sink.log(entry.mlflow_id, found + samples, params, new_tags)
+                self._metrics_sent += len(found) + len(samples)
                 params, new_tags = {}, {}
-            if offset == entry.offset:
+            if (offset, system_offset) == (entry.offset, entry.system_offset):
                 break
             entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
-        self._send_system(run, entry)
+            entry.system_offset = system_offset  # such samples are only ever added to
         entry.tags = tags_key
         self._send_artifacts(run, entry)
         if entry.name != name:
@@ -229,17 +230,6 @@ class Mirror:
                 self._sink.delete_run(mlflow_id)
                 return None
         return RunCursor(mlflow_id=mlflow_id)
-
-    def _send_system(self, run: RunDir, entry: RunCursor) -> None:
-        """Send what the run used of its machine; such samples are only ever added to."""
-        while True:
-            found, offset = read_points(run.system_path, entry.system_offset, _CHUNK_BYTES)
-            if found:
-                self._sink.log(entry.mlflow_id, found)
-                self._metrics_sent += len(found)
-            if offset == entry.system_offset:
-                return
-            entry.system_offset = offset
 
     def _send_artifacts(self, run: RunDir, entry: RunCursor) -> None:
         for file in _ARTIFACTS:
