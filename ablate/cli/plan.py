@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.plan import Estimate, Plan, PlannedArm, Progress
+    from ablate.plan.layers import LayerGroup
 
 _MAX_GROUPS = 4
 
@@ -24,9 +25,13 @@ _MAX_GROUPS = 4
 @click.command("plan")
 @click.argument("study")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
+@click.option(
+    "--dry-run", is_flag=True, help="Also build every arm's model without memory and check all shapes."
+)
+@click.option("--layers", is_flag=True, help="List what each linear layer of each arm carries.")
 @click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
 @storage_option
-def command(study: str, as_json: bool, all_runs: bool, storage: Path) -> None:
+def command(study: str, *, as_json: bool, dry_run: bool, layers: bool, all_runs: bool, storage: Path) -> None:
     """Show the runs of STUDY without starting any.
 
     STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
@@ -44,10 +49,21 @@ def command(study: str, as_json: bool, all_runs: bool, storage: Path) -> None:
     plan = build_plan(load_study(study))
     progress = read_progress(plan, StudyStore(storage / plan.study))
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
+    tried = _dry_runs(plan) if dry_run else None
     if as_json:
-        click.echo(json.dumps(to_json(plan, progress, costs), indent=1, ensure_ascii=False))
+        content = to_json(plan, progress, costs)
+        for entry, found in zip(content["arms"], tried or (), strict=False):
+            entry["dry_run"] = found
+        click.echo(json.dumps(content, indent=1, ensure_ascii=False))
     else:
         show(plan, progress, costs, all_runs=all_runs)
+        if layers:
+            click.echo("\n" + _layers_table(plan))
+        for arm, found in zip(plan.arms, tried or (), strict=False):
+            click.echo(
+                f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
+                f"layers, forward and backward of {found['tokens']:,} tokens fit"
+            )
 
 
 def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
@@ -69,6 +85,7 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
             "batches": asdict(arm.batches),
             "schedule": schedule_text(arm.training),
             "parameters": arm.size.parameters,
+            "layers": [asdict(group) for group in _layer_groups(arm)],
             "flops_per_token": arm.size.flops_per_token,
             "seconds_per_run": costs.run_seconds[arm.name],
             "seconds_are": costs.ground[arm.name],
@@ -103,6 +120,39 @@ def show(plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool) -> 
         for cell in cells:
             click.echo(f"  {cell.name}: {cell.reason}")
     click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+
+
+def _dry_runs(plan: Plan) -> list[dict[str, int]]:
+    """Take every arm through its model by shapes."""
+    from dataclasses import asdict
+
+    from ablate.errors import UserError
+    from ablate.train.dry import dry_run
+
+    found = []
+    for arm in plan.arms:
+        try:
+            found.append(asdict(dry_run(arm.config(arm.runs[0].seed))))
+        except ValueError as error:
+            raise UserError(f"arm '{arm.name}': {error}") from None
+    return found
+
+
+def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
+    from ablate.plan.layers import layer_groups
+    from ablate.spec.shapes import model_places
+
+    return layer_groups(arm.recipe, model_places(arm.model).values(), arm.batches.tokens)
+
+
+def _layers_table(plan: Plan) -> str:
+    width = max(80, shutil.get_terminal_size((100, 24)).columns)
+    rows = [
+        ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
+        for arm in plan.arms
+        for place, group in enumerate(_layer_groups(arm))
+    ]
+    return format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
 
 
 def _arms_table(plan: Plan, progress: Progress, width: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+from ablate.presets import PRESETS
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
 from ablate.spec.tree import Mapping, Node, Path, Scalar, Sequence, get, merge, nest, plain
 
@@ -57,12 +58,22 @@ class Draft:
 
 
 def lay_over(section: str, under: Node | None, over: Node) -> Node:
-    """Lay an override on an inherited section; in recipes, a word stands for what it abbreviates."""
+    """Lay an override on an inherited section; a recipe's word or a preset stands for all of it."""
+    if section == "model":
+        return merge(under, _expand_preset(over))
     if section == "recipe":
         is_word = isinstance(over, Scalar)
         over = _expand_recipe(over)
         return over if is_word or under is None else merge(_expand_recipe(under), over)
     return merge(under, over)
+
+
+def _expand_preset(node: Node) -> Node:
+    preset = get(node, "preset")
+    if not (isinstance(node, Mapping) and isinstance(preset, Scalar) and preset.value in PRESETS):
+        return node
+    own = {key: value for key, value in node.entries.items() if key != "preset"}
+    return merge(_at(preset, PRESETS[preset.value]), replace(node, entries=own))
 
 
 def _expand_recipe(node: Node) -> Node:

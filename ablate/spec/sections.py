@@ -23,6 +23,7 @@ from ablate.config import (
     Setting,
     TrainingConfig,
 )
+from ablate.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
 
 MAX_SEEDS = 10_000
@@ -53,10 +54,19 @@ Crossing = Literal["confirmed", "first_eval"]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ModelSection(ModelConfig):
+    """A model: a published one by name, or field by field; fields beside a preset change it."""
+
+    preset: Annotated[Preset | None, Field(description="a published model; fields beside it change it")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: ModelSection = Field(default_factory=ModelSection)
     data: DataConfig = Field(default_factory=DataConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     recipe: RecipeEntry = Field(default_factory=RecipeSpec)

@@ -1,0 +1,32 @@
+"""Models by name: the published shapes of the Llama family, for ``model: {preset: …}``.
+
+The vocabulary is the tokenizer's and no part of a preset. Llama 3.1's stretching of the rotary frequencies
+beyond 8,192 positions is left out: no study trains that far.
+
+Sources: Touvron et al. 2302.13971 and 2307.09288 (Llama, Llama 2), Dubey et al. 2407.21783 (Llama 3), and the
+configurations published with the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+Preset = Literal["llama-tiny", "llama2-7b", "llama3.1-8b", "llama3.1-70b", "llama3.2-1b", "llama3.2-3b"]
+
+
+def _llama(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **more: Any) -> dict[str, Any]:
+    shape = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+    return shape | {"tied_head": False, "rope_base": 500_000.0, "norm_eps": 1e-5} | more
+
+
+PRESETS: dict[Preset, dict[str, Any]] = {
+    "llama-tiny": _llama(256, 4, 4, 4, 704, tied_head=True, rope_base=10_000.0),
+    "llama2-7b": _llama(4096, 32, 32, 32, 11_008, rope_base=10_000.0),
+    "llama3.1-8b": _llama(4096, 32, 32, 8, 14_336),
+    "llama3.1-70b": _llama(8192, 80, 64, 8, 28_672),
+    "llama3.2-1b": _llama(2048, 16, 32, 8, 8192, tied_head=True),
+    "llama3.2-3b": _llama(3072, 28, 24, 8, 8192, tied_head=True),
+}
+"""Fields of ``ModelConfig`` by the name of the preset."""
+
+assert set(PRESETS) == set(get_args(Preset))

@@ -1,0 +1,88 @@
+"""A run without memory or arithmetic: the model on torch's meta device, one forward and backward by shapes.
+
+It takes seconds and some hundred megabytes for a model of any size, and goes through the very layers, custom
+operators and recipe that training would.
+
+How it fails: a ``ValueError`` of the layer whose operand does not fit its recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from ablate.backends.select import Selection
+from ablate.numerics.linear import QuantLinear
+from ablate.numerics.philox import Key
+from ablate.numerics.quantize import check_operand
+from ablate.numerics.state import RecipeState
+from ablate.train.model import Llama
+
+if TYPE_CHECKING:
+    from ablate.config import RunConfig
+    from ablate.recipes import Gemm
+
+
+_OPERANDS: dict[tuple[Gemm, str], tuple[str, int]] = {
+    ("fprop", "x"): ("MK", 1), ("fprop", "w"): ("NK", 1),
+    ("dgrad", "dy"): ("MN", 1), ("dgrad", "w"): ("NK", 0),
+    ("wgrad", "dy"): ("MN", 0), ("wgrad", "x"): ("MK", 0),
+}  # fmt: skip
+"""Each operand's shape in M tokens, N out-features and K in-features, and the axis that is contracted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What was gone through: parameters, linear layers, and tokens of one forward pass."""
+
+    parameters: int
+    linear_layers: int
+    tokens: int
+
+
+def dry_run(config: RunConfig) -> DryRun:
+    """Build a run's model, and take one micro-batch forward and backward through it, by shapes alone.
+
+    Raises:
+        ValueError: an operand that its policy cannot take.
+    """
+    settings = config.training
+    sequences = settings.micro_batch_size or settings.batch_size
+    state = RecipeState(
+        recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
+    )
+    with torch.device("meta"):
+        model = Llama(config.model, config.vocab_size, state)
+        for module in model.modules():
+            if isinstance(module, QuantLinear):
+                module.register_forward_pre_hook(_check_operands)
+        tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
+        logits = model(tokens)
+        F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()  # type: ignore[no-untyped-call]
+    wrong = [name for name, p in model.named_parameters() if p.grad is None or p.grad.shape != p.shape]
+    if wrong:
+        raise ValueError(f"no gradient of its shape for {wrong[0]}")
+    return DryRun(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        linear_layers=sum(isinstance(module, QuantLinear) for module in model.modules()),
+        tokens=tokens.numel(),
+    )
+
+
+def _check_operands(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Hold the six operands of a layer against their policies in every phase: meta runs no quantiser."""
+    assert isinstance(layer, QuantLinear)
+    (x,) = inputs
+    sizes = {"M": x.numel() // layer.in_features, "N": layer.out_features, "K": layer.in_features}
+    for _, recipe in layer.state.stages(layer.place):
+        for gemm, operand, policy in recipe.operands():
+            shape, axis = _OPERANDS[gemm, operand]
+            values = torch.empty([sizes[letter] for letter in shape], dtype=torch.bfloat16, device="meta")
+            key = Key(seed=0, layer=layer.name, gemm=gemm, operand=operand, step=0)
+            try:
+                check_operand(values, policy, axis, key)
+            except ValueError as error:
+                raise ValueError(f"{gemm.capitalize()}'s {operand} of {layer.name}: {error}") from None

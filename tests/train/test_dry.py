@@ -1,0 +1,57 @@
+"""Models of any size by shapes alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.recipes import RecipeSpec, expand_word, resolve
+from ablate.train.dry import dry_run
+
+
+def config(model, recipe, *, vocab_size=256, **training):
+    spec = TypeAdapter(RecipeSpec).validate_python(expand_word(recipe))
+    return RunConfig(
+        model=model, data=DataConfig(), data_digest="x", vocab_size=vocab_size,
+        training=TrainingConfig(**training), recipe=resolve(spec), backend="emulated", seed=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "bf16", "fp8",
+        {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"},
+        {"gemms": ["wgrad"], "stabiliser": "sr+rht"},
+        {"preset": "tseng"}, {"preset": "quartet2"}, {"preset": "deepseek-v3-fp8"},
+    ],
+)  # fmt: skip
+def test_every_kind_of_recipe_goes_through(recipe):
+    model = ModelConfig(width=128, layers=2, heads=4, kv_heads=2, ffn=256)
+    found = dry_run(config(model, recipe, seq_len=128, batch_size=4))
+    assert (found.linear_layers, found.tokens) == (9, 512)
+
+
+def test_what_does_not_fit_is_found():
+    model = ModelConfig(width=120, layers=1, heads=4, ffn=256)
+    with pytest.raises(ValueError, match=r"Fprop's x of blocks.0.attention.qkv: .* does not divide 120"):
+        dry_run(config(model, {"gemms": ["fprop"]}, seq_len=64, batch_size=2))
+
+
+def test_llama_8b_in_seconds_and_little_memory():
+    code = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from ablate.presets import PRESETS
+from test_dry import ModelConfig, config, dry_run
+model = ModelConfig(**PRESETS["llama3.1-8b"])
+recipe = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}
+found = dry_run(config(model, recipe, vocab_size=128_256, seq_len=8192, batch_size=32, micro_batch_size=1))
+assert (found.parameters, found.linear_layers, found.tokens) == (8_030_261_248, 129, 8192), found
+peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+assert peak_gib < 4, peak_gib
+"""
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True, timeout=200)
