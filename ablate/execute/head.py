@@ -23,10 +23,14 @@ class Head:
         host, _, port = address.rpartition(":")
         self._where = (host.strip("[]"), int(port))
         self._gone_after_sec = gone_after_sec
-        self._looked = self._answered = time.monotonic()
+        self._looked = time.monotonic()
+        self._answered: float | None = None
 
     def is_gone(self) -> bool:
-        """Return whether it has not answered for so long that it will not come back by itself."""
+        """Return whether it has answered before, and not for so long that it will not come back by itself.
+
+        One that never answers may be behind a proxy through which Ray itself reaches it.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_SEC:
             return False
@@ -34,6 +38,6 @@ class Head:
         try:
             socket.create_connection(self._where, timeout=_PATIENCE_SEC).close()
         except OSError:
-            return now - self._answered > self._gone_after_sec
+            return self._answered is not None and now - self._answered > self._gone_after_sec
         self._answered = now
         return False

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ablate.track.database import make_database
-from ablate.track.uri import redact, sqlite_path
+from ablate.track.uri import is_database, redact, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -75,8 +75,8 @@ class Sink:
             client = self._client()
             found = client.get_experiment_by_name(name)
             if found is None:
-                # A server chooses where artifacts lie; for our own database they lie beside it.
-                place = (self._artifacts / name).as_uri() if sqlite_path(self._uri) else None
+                # A server chooses where artifacts lie; without one they lie in the storage.
+                place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 created: str = client.create_experiment(name, artifact_location=place, tags=tags)
                 return created

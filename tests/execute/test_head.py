@@ -28,17 +28,19 @@ arms:
 """
 
 
-def test_a_head_that_answers_again_is_not_gone(monkeypatch):
+def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
     monkeypatch.setattr(watching, "_LOOK_EVERY_SEC", 0.0)
     port = free_port()
     head = Head(f"127.0.0.1:{port}", gone_after_sec=0.2)
-    assert not head.is_gone()  # not for long enough
+    time.sleep(0.3)
+    assert not head.is_gone()  # it never answered
     with socket.create_server(("127.0.0.1", port)):
-        time.sleep(0.3)
         assert not head.is_gone()
-    assert not head.is_gone()
+    assert not head.is_gone()  # not for long enough
     time.sleep(0.3)
     assert head.is_gone()
+    with socket.create_server(("127.0.0.1", port)):
+        assert not head.is_gone()
 
 
 def rows(folder):

@@ -178,5 +178,6 @@ def test_postgresql(study, postgres, held, assert_same, tmp_path, storage):
         assert_same(study, held(study, url))
     assert direct.sync_once().problem is None
     assert_same(study, held(study, postgres))
+    assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
     kept = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"s3cret" in path.read_bytes()]
