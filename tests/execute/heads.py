@@ -37,8 +37,9 @@ def ray_head(environment, port, dashboard=None):
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         f"--include-dashboard={str(bool(dashboard)).lower()}", *pages,
-        # Another Ray on this machine has the agent's usual port.
+        # Another Ray on this machine has the usual ports.
         f"--dashboard-agent-listen-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}",
+        f"--ray-client-server-port={free_port()}",
         "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
     head = subprocess.Popen(
