@@ -39,6 +39,7 @@ class Usage:
         self._thread = threading.Thread(target=self._run, name="ablate-usage", daemon=True)
 
     def _run(self) -> None:
+        psutil.cpu_percent()  # counts from the last call of the same thread on
         while not self._done.wait(self._every_sec):
             self._sample()
         self._sample()
@@ -59,8 +60,7 @@ class Usage:
         }
 
     def __enter__(self) -> Self:
-        psutil.cpu_percent()  # both count from their last call on
-        self._process.cpu_percent()
+        self._process.cpu_percent()  # counts from its last call on
         with contextlib.suppress(OSError):
             _end_last_line(self._path)
         self._thread.start()
