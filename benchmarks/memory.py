@@ -37,7 +37,7 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     from ablate.numerics import RecipeState
     from ablate.recipes import RecipeSpec, resolve
     from ablate.schedule import plan_steps
-    from ablate.train.loop import _accumulate, _optimizer
+    from ablate.train.loop import _accumulate, build_optimizer
     from ablate.train.model import Llama
 
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     ffn = width * 11 // 4 // 128 * 128
     model = Llama(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, state)
     model.initialise(torch.Generator().manual_seed(0))
-    optimizer = _optimizer(model, training)
+    optimizer = build_optimizer(model, training)
     for _ in range(3):
         _accumulate(model, state, window, plan_steps(training), "cpu")
         optimizer.step()

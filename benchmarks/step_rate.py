@@ -22,7 +22,7 @@ from ablate.numerics.state import RecipeState
 from ablate.plan.arithmetic import model_size
 from ablate.recipes import RecipeSpec, resolve
 from ablate.schedule import plan_steps
-from ablate.train.loop import _accumulate, _optimizer
+from ablate.train.loop import _accumulate, build_optimizer
 from ablate.train.model import Llama
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main() -> None:
     state = RecipeState(recipe=resolve(RecipeSpec()), backend=Selection("emulated"), seed=0)
     model = Llama(config, 256, state)
     model.initialise(torch.Generator().manual_seed(0))
-    optimizer = _optimizer(model, training)
+    optimizer = build_optimizer(model, training)
     window = np.random.default_rng(0).integers(0, 256, (args.batch_size, args.seq_len + 1))
     tokens = args.batch_size * args.seq_len
 

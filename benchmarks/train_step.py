@@ -19,7 +19,7 @@ from ablate.config import ModelConfig, TrainingConfig
 from ablate.numerics.state import RecipeState
 from ablate.recipes import RecipeSpec, resolve
 from ablate.schedule import plan_steps
-from ablate.train.loop import _accumulate, _optimizer
+from ablate.train.loop import _accumulate, build_optimizer
 from ablate.train.model import Llama
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -53,7 +53,7 @@ def main() -> None:
         state = RecipeState(recipe=resolve(recipe), backend=Selection("emulated"), seed=0)
         model = Llama(model_config, 256, state)
         model.initialise(torch.Generator().manual_seed(0))
-        steps[name] = (model, state, _optimizer(model, training))
+        steps[name] = (model, state, build_optimizer(model, training))
 
     seconds: dict[str, list[float]] = {name: [] for name in ARMS}
     for repeat in range(args.repeats + 1):

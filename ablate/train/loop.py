@@ -91,10 +91,8 @@ def train(
         seed=config.seed,
         total_tokens=plan.steps * plan.tokens_per_step,
     )
-    model = Llama(config.model, config.vocab_size, state)
-    model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
-    model.to(device)
-    optimizer = _optimizer(model, settings)
+    model = build_model(config, state, device)
+    optimizer = build_optimizer(model, settings)
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -116,10 +114,7 @@ def train(
             group["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
-        loss = _accumulate(model, state, window_tokens, plan, device)
-        norm = torch.nn.utils.clip_grad_norm_(
-            model.parameters(), settings.grad_clip if settings.grad_clip is not None else math.inf
-        ).item()
+        loss, norm = gradients(model, state, window_tokens, plan, settings, device)
         done = step + 1
         seen = done * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -149,6 +144,27 @@ def train(
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
+
+
+def build_model(config: RunConfig, state: RecipeState, device: str) -> Llama:
+    """Return a run's model on a device, with the initial weights of its seed."""
+    model = Llama(config.model, config.vocab_size, state)
+    model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
+    return model.to(device)
+
+
+def gradients(
+    model: Llama,
+    state: RecipeState,
+    window: np.ndarray[Any, Any],
+    plan: StepPlan,
+    settings: TrainingConfig,
+    device: str,
+) -> tuple[float, float]:
+    """Leave a step's clipped gradients in the model; return the loss (nats per token) and the norm before."""
+    loss = _accumulate(model, state, window, plan, device)
+    bound = settings.grad_clip if settings.grad_clip is not None else math.inf
+    return loss, torch.nn.utils.clip_grad_norm_(model.parameters(), bound).item()
 
 
 def evaluate(
@@ -219,7 +235,8 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
     return tensor[:, :-1], tensor[:, 1:]
 
 
-def _optimizer(model: Llama, settings: TrainingConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: Llama, settings: TrainingConfig) -> torch.optim.Optimizer:
+    """Return a run's AdamW; weight decay is for matrices."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW(

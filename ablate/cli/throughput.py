@@ -1,0 +1,112 @@
+"""``ablate throughput``: the speed of each arm's training steps, alone on the device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.cli.common import device_option
+from ablate.cli.table import format_table
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from ablate.plan import Plan, PlannedArm
+
+_EXAMPLES = """\b
+Examples:
+  ablate throughput my-study.yaml
+  ablate throughput my-study.yaml --arm bf16 --arm fprop --steps 50 --out speed.json
+"""
+
+
+@click.command("throughput", epilog=_EXAMPLES)
+@click.argument("study")
+@click.option("--arm", "names", multiple=True, help="Only this arm; may be given again.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of a repeat.")
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Steps before that do not count.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="In each of two turns."
+)
+@click.option("--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+def command(
+    study: str,
+    *,
+    names: tuple[str, ...],
+    steps: int,
+    warmup: int,
+    repeats: int,
+    device: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Time whole training steps of every arm of STUDY, one arm after the other.
+
+    Forward, backward, clipping and optimizer on made-up tokens, without data, evaluation and checkpoints; the
+    arms are gone through twice, there and back. Nothing else should use the device. Emulated times are
+    times of the emulation, not of FP4 hardware.
+    """
+    from ablate.plan import build_plan
+    from ablate.spec import load_study
+
+    plan = build_plan(load_study(study))
+    arms = _chosen(plan, names)
+    where, found = device_option(device)
+    from ablate.execute.throughput import measure, record
+
+    settings = {"steps": steps, "warmup": warmup, "repeats": repeats}
+    with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
+        speeds, others = measure(arms, plan.baseline, where, **settings, done=lambda _: bar.update(1))
+    content = record(plan.study, found, speeds, others, **settings)
+    if out is not None:
+        try:
+            out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
+    if as_json:
+        click.echo(json.dumps(content, indent=1))
+    else:
+        _show(content, plan.baseline)
+
+
+def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
+    known = [arm.name for arm in plan.arms]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
+    return [arm for arm in plan.arms if not names or arm.name in names]
+
+
+def _show(content: dict[str, Any], baseline: str) -> None:
+    width = shutil.get_terminal_size((110, 24)).columns
+    device = content["device"]
+    repeats = 2 * content["settings"]["repeats"]
+    click.echo(
+        f"{device['name']} ({device['arch']}), medians of {repeats} × {content['settings']['steps']} steps\n"
+    )
+    rows = [
+        (
+            one["arm"],
+            f"{one['median']:,.0f}",
+            f"{one['spread']:.1%}",
+            "–" if one["over_baseline"] is None else f"{one['over_baseline']:.2f}",
+            "–" if one["peak_memory_bytes"] is None else f"{one['peak_memory_bytes'] / 2**30:.2f} GiB",
+            one["why_not"] or "native",
+        )
+        for one in content["arms"]
+    ]
+    header = ("arm", "tokens/s", "spread", f"× {baseline}", "memory", "timing")
+    click.echo(format_table(header, rows, width=width))
+    if content["other_work"]:
+        click.echo(f"\nNot alone on the device: {content['other_work']}. Compare with care.")

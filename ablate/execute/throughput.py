@@ -1,0 +1,164 @@
+"""The throughput of each arm of a study, one after the other and alone on the device.
+
+The arms are gone through there and back (A B C C B A), so that a clock that drifts favours none of them.
+
+How it fails: an arm that may not run on the device is a ``UserError``. A device that others use, and
+arithmetic that is not native, are no failure: the record says that the timing says nothing of FP4 hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from ablate._version import __version__
+from ablate.backends.select import overall_mode
+from ablate.errors import UserError
+from ablate.execute.preflight import UnfitDeviceError, fit_choices
+from ablate.train.throughput import StepTimes, time_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ablate.backends.device import Device
+    from ablate.plan import PlannedArm
+
+FORMAT = 1
+_IDLE_PERCENT = 10.0
+"""A device with more load than this before the first step is not ours alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """An arm's speed: tokens/s of every repeat, their median, and their spread (largest − smallest, over it).
+
+    ``timing_valid``: native arithmetic on a device of its own; ``why_not`` says what it is otherwise.
+    """
+
+    arm: str
+    tokens_per_sec: tuple[float, ...]
+    median: float
+    spread: float
+    over_baseline: float | None
+    peak_memory_bytes: int | None
+    backend_mode: str
+    timing_valid: bool
+    why_not: str | None
+
+
+def measure(
+    arms: Sequence[PlannedArm],
+    baseline: str,
+    device: str,
+    *,
+    steps: int,
+    warmup: int,
+    repeats: int,
+    done: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Speed], str | None]:
+    """Time the arms; return their speeds, and what else was at work on the device before it began.
+
+    ``done`` is called with the arm's name after each of its two turns.
+
+    Raises:
+        UserError: an arm that cannot run on this device.
+    """
+    others = other_work(device)
+    modes = {arm.name: _mode(arm, device) for arm in arms}
+    times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
+    for arm in (*arms, *reversed(arms)):
+        try:
+            times[arm.name].append(
+                time_steps(
+                    arm.config(arm.runs[0].seed), device=device, steps=steps, warmup=warmup, repeats=repeats
+                )
+            )
+        except ValueError as error:
+            raise UserError(f"arm '{arm.name}': {error}") from None
+        except torch.cuda.OutOfMemoryError:
+            hint = "a smaller training.micro_batch_size needs less"
+            raise UserError(f"arm '{arm.name}': out of GPU memory ({hint})") from None
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+        done(arm.name)
+    medians = {name: statistics.median(_rates(found)) for name, found in times.items()}
+    speeds = [_speed(name, found, medians, baseline, modes[name], others) for name, found in times.items()]
+    return speeds, others
+
+
+def record(
+    study: str, device: Device, speeds: Sequence[Speed], others: str | None, **settings: int
+) -> dict[str, Any]:
+    """Return everything for a file: what was timed, on what, with what, how, and when."""
+    return {
+        "format": FORMAT,
+        "study": study,
+        "device": asdict(device),
+        "clock_mhz": _clock_mhz(device.kind),
+        "other_work": others,
+        "versions": {"ablate": __version__, "torch": torch.__version__, "cuda": torch.version.cuda,
+                     "rocm": torch.version.hip},
+        "threads": torch.get_num_threads(),
+        "settings": settings,
+        "measured_unix": time.time(),
+        "arms": [asdict(speed) for speed in speeds],
+    }  # fmt: skip
+
+
+def other_work(device: str) -> str | None:
+    """Say what else is at work on the device, None where it is idle or does not tell."""
+    if torch.device(device).type != "cuda":
+        load = psutil.cpu_percent(interval=0.5)
+        return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
+    with contextlib.suppress(Exception):  # NVML's and AMD SMI's packages may be missing, and raise their own
+        load = torch.cuda.utilization(device)
+        if load > _IDLE_PERCENT:
+            return f"the GPU is {load} % busy"
+    return None
+
+
+def _mode(arm: PlannedArm, device: str) -> str:
+    try:
+        return overall_mode(fit_choices(arm.config(arm.runs[0].seed), arm.resources, device))
+    except UnfitDeviceError as error:
+        raise UserError(f"arm '{arm.name}': {error}") from None
+
+
+def _rates(found: Sequence[StepTimes]) -> tuple[float, ...]:
+    return tuple(one.tokens_per_step / seconds for one in found for seconds in one.sec_per_step)
+
+
+def _speed(
+    name: str,
+    found: Sequence[StepTimes],
+    medians: dict[str, float],
+    baseline: str,
+    mode: str,
+    others: str | None,
+) -> Speed:
+    rates, median = _rates(found), medians[name]
+    peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
+    why_not = others if mode == "native" else f"{mode} arithmetic"
+    return Speed(
+        arm=name,
+        tokens_per_sec=rates,
+        median=median,
+        spread=(max(rates) - min(rates)) / median,
+        over_baseline=median / medians[baseline] if baseline in medians else None,
+        peak_memory_bytes=max(peaks, default=None),
+        backend_mode=mode,
+        timing_valid=why_not is None,
+        why_not=why_not,
+    )
+
+
+def _clock_mhz(kind: str) -> float | None:
+    with contextlib.suppress(Exception):  # as above
+        return float(psutil.cpu_freq().current if kind == "cpu" else torch.cuda.clock_rate())
+    return None

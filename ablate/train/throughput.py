@@ -1,0 +1,76 @@
+"""How fast a run's steps are, apart from any study: whole optimizer steps on made-up tokens, timed alone.
+
+Speed does not depend on what the tokens are. Loading, evaluation, checkpoints and logging are left out.
+
+How it fails: a ``ValueError`` of an operand that its policy cannot take, as in training.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ablate.backends.select import Selection
+from ablate.numerics.state import RecipeState
+from ablate.schedule import plan_steps
+from ablate.train.heap import keep_freed_memory
+from ablate.train.loop import build_model, build_optimizer, gradients, stream_seed
+
+if TYPE_CHECKING:
+    from ablate.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds a step, one figure a repeat; and the largest memory on the device in bytes, where it tells."""
+
+    sec_per_step: tuple[float, ...]
+    tokens_per_step: int
+    peak_memory_bytes: int | None
+
+
+def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repeats: int) -> StepTimes:
+    """Time ``repeats`` times ``steps`` optimizer steps of a run, after ``warmup`` steps that do not count.
+
+    Raises:
+        ValueError: an operand that its policy cannot take.
+    """
+    keep_freed_memory()
+    plan = plan_steps(config.training)
+    state = RecipeState(
+        recipe=config.recipe,
+        backend=Selection(config.backend),
+        seed=config.seed,
+        total_tokens=plan.steps * plan.tokens_per_step,
+    )
+    model = build_model(config, state, device)
+    optimizer = build_optimizer(model, config.training)
+    draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
+    shape = (config.training.batch_size, config.training.seq_len + 1)
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def take(count: int) -> float:
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            gradients(model, state, draw.integers(0, config.vocab_size, shape), plan, config.training, device)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            state.step += 1
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    take(warmup)
+    return StepTimes(
+        sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
+        tokens_per_step=plan.tokens_per_step,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    )
