@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,14 @@ def device_option(where: str | None) -> tuple[str, Device]:
     except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
         first = str(error).strip().splitlines()[0]
         raise UserError(f"--device: '{chosen}' cannot be used ({first}); try --device cpu") from None
+
+
+def write_out(out: Path, content: dict[str, Any]) -> None:
+    """Write what a verb measured to the file of its ``--out``."""
+    try:
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
 
 
 def known_backend(name: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.cli.common import device_option
+from ablate.cli.common import device_option, write_out
 from ablate.cli.table import format_table
 from ablate.errors import UserError
 
@@ -70,10 +70,7 @@ def command(
         speeds, others = measure(arms, plan.baseline, where, **settings, done=lambda _: bar.update(1))
     content = record(plan.study, found, speeds, others, **settings)
     if out is not None:
-        try:
-            out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
+        write_out(out, content)
     if as_json:
         click.echo(json.dumps(content, indent=1))
     else:
