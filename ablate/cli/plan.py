@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from ablate.config import ModelConfig
     from ablate.plan import Estimate, Plan, PlannedArm, Progress
     from ablate.plan.layers import LayerGroup
+    from ablate.recipes import Recipe
 
 _MAX_GROUPS = 4
 
@@ -139,10 +142,15 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
 
 
 def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
+    return _groups(arm.model, arm.recipe, arm.batches.tokens)
+
+
+@lru_cache(maxsize=256)  # the cells of a grid share most of theirs
+def _groups(model: ModelConfig, recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
     from ablate.plan.layers import layer_groups
     from ablate.spec.shapes import model_places
 
-    return layer_groups(arm.recipe, model_places(arm.model).values(), arm.batches.tokens)
+    return layer_groups(recipe, model_places(model).values(), total_tokens)
 
 
 def _layers_table(plan: Plan) -> str:
