@@ -106,4 +106,4 @@ def _show(content: dict[str, Any], baseline: str) -> None:
     header = ("arm", "tokens/s", "spread", f"× {baseline}", "memory", "timing")
     click.echo(format_table(header, rows, width=width))
     if content["other_work"]:
-        click.echo(f"\nNot alone on the device: {content['other_work']}. Compare with care.")
+        click.echo(f"\nPerhaps not alone on the device: {content['other_work']}. Compare with care.")

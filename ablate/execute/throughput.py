@@ -39,6 +39,7 @@ class Speed:
     """An arm's speed: tokens/s of every repeat, their median, and their spread (largest − smallest, over it).
 
     ``timing_valid``: native arithmetic on a device of its own; ``why_not`` says what it is otherwise.
+    ``threads``: of the processor, as many as a run of the arm has.
     """
 
     arm: str
@@ -47,6 +48,7 @@ class Speed:
     spread: float
     over_baseline: float | None
     peak_memory_bytes: int | None
+    threads: int
     backend_mode: str
     timing_valid: bool
     why_not: str | None
@@ -72,24 +74,30 @@ def measure(
     others = other_work(device)
     modes = {arm.name: _mode(arm, device) for arm in arms}
     times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
-    for arm in (*arms, *reversed(arms)):
-        try:
-            times[arm.name].append(
-                time_steps(
-                    arm.config(arm.runs[0].seed), device=device, steps=steps, warmup=warmup, repeats=repeats
-                )
-            )
-        except ValueError as error:
-            raise UserError(f"arm '{arm.name}': {error}") from None
-        except torch.cuda.OutOfMemoryError:
-            hint = "a smaller training.micro_batch_size needs less"
-            raise UserError(f"arm '{arm.name}': out of GPU memory ({hint})") from None
+    threads = torch.get_num_threads()
+    try:
+        for arm in (*arms, *reversed(arms)):
+            torch.set_num_threads(arm.resources.cpus)  # as a run of it would have
+            times[arm.name].append(_time(arm, device, steps=steps, warmup=warmup, repeats=repeats))
+            done(arm.name)
+    finally:
+        torch.set_num_threads(threads)
+    medians = {name: statistics.median(_rates(found)) for name, found in times.items()}
+    speeds = [_speed(arm, times[arm.name], medians, baseline, modes[arm.name], others) for arm in arms]
+    return speeds, others
+
+
+def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
+    try:
+        return time_steps(arm.config(arm.runs[0].seed), device=device, **settings)
+    except ValueError as error:
+        raise UserError(f"arm '{arm.name}': {error}") from None
+    except torch.cuda.OutOfMemoryError:
+        hint = "a smaller training.micro_batch_size needs less"
+        raise UserError(f"arm '{arm.name}': out of GPU memory ({hint})") from None
+    finally:
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
-        done(arm.name)
-    medians = {name: statistics.median(_rates(found)) for name, found in times.items()}
-    speeds = [_speed(name, found, medians, baseline, modes[name], others) for name, found in times.items()]
-    return speeds, others
 
 
 def record(
@@ -104,7 +112,6 @@ def record(
         "other_work": others,
         "versions": {"ablate": __version__, "torch": torch.__version__, "cuda": torch.version.cuda,
                      "rocm": torch.version.hip},
-        "threads": torch.get_num_threads(),
         "settings": settings,
         "measured_unix": time.time(),
         "arms": [asdict(speed) for speed in speeds],
@@ -112,15 +119,15 @@ def record(
 
 
 def other_work(device: str) -> str | None:
-    """Say what else is at work on the device, None where it is idle or does not tell."""
+    """Say what else may be at work on the device, None where it is known to be idle."""
     if torch.device(device).type != "cuda":
         load = psutil.cpu_percent(interval=0.5)
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
-    with contextlib.suppress(Exception):  # NVML's and AMD SMI's packages may be missing, and raise their own
+    try:
         load = torch.cuda.utilization(device)
-        if load > _IDLE_PERCENT:
-            return f"the GPU is {load} % busy"
-    return None
+    except Exception:  # NVML's and AMD SMI's packages may be missing, and raise their own
+        return "whether others use the GPU is not known (its driver's Python package is missing)"
+    return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 
 def _mode(arm: PlannedArm, device: str) -> str:
@@ -135,23 +142,24 @@ def _rates(found: Sequence[StepTimes]) -> tuple[float, ...]:
 
 
 def _speed(
-    name: str,
+    arm: PlannedArm,
     found: Sequence[StepTimes],
     medians: dict[str, float],
     baseline: str,
     mode: str,
     others: str | None,
 ) -> Speed:
-    rates, median = _rates(found), medians[name]
+    rates, median = _rates(found), medians[arm.name]
     peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
     why_not = others if mode == "native" else f"{mode} arithmetic"
     return Speed(
-        arm=name,
+        arm=arm.name,
         tokens_per_sec=rates,
         median=median,
         spread=(max(rates) - min(rates)) / median,
         over_baseline=median / medians[baseline] if baseline in medians else None,
         peak_memory_bytes=max(peaks, default=None),
+        threads=arm.resources.cpus,
         backend_mode=mode,
         timing_valid=why_not is None,
         why_not=why_not,

@@ -78,9 +78,8 @@ def gpus() -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     for index in range(torch.cuda.device_count()):
-        with contextlib.suppress(
-            Exception
-        ):  # torch raises what NVML's and AMD SMI's packages raise, or lacks them
+        # torch raises whatever NVML's and AMD SMI's packages raise, or that they are not there.
+        with contextlib.suppress(Exception):
             free, total = torch.cuda.mem_get_info(index)
             found[f"gpu_{index}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
             found[f"gpu_{index}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)

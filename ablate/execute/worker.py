@@ -207,7 +207,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
 
 def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]], None]:
     def write(row: dict[str, Any]) -> None:
-        watch.progress(row.get("tokens", 0))
+        watch.progress(row.get("tokens"))
         metrics.append({**row, "time_unix": time.time()})
 
     return write

@@ -84,15 +84,7 @@ def train(
     keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
     settings = config.training
-    plan = plan_steps(settings)
-    state = RecipeState(
-        recipe=config.recipe,
-        backend=Selection(config.backend),
-        seed=config.seed,
-        total_tokens=plan.steps * plan.tokens_per_step,
-    )
-    model = build_model(config, state, device)
-    optimizer = build_optimizer(model, settings)
+    plan, state, model, optimizer = assemble(config, device)
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -146,11 +138,19 @@ def train(
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
 
 
-def build_model(config: RunConfig, state: RecipeState, device: str) -> Llama:
-    """Return a run's model on a device, with the initial weights of its seed."""
+def assemble(config: RunConfig, device: str) -> tuple[StepPlan, RecipeState, Llama, torch.optim.Optimizer]:
+    """Return a run's step arithmetic, recipe state, model with initial weights, and optimizer."""
+    plan = plan_steps(config.training)
+    state = RecipeState(
+        recipe=config.recipe,
+        backend=Selection(config.backend),
+        seed=config.seed,
+        total_tokens=plan.steps * plan.tokens_per_step,
+    )
     model = Llama(config.model, config.vocab_size, state)
     model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
-    return model.to(device)
+    model.to(device)
+    return plan, state, model, build_optimizer(model, config.training)
 
 
 def gradients(

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ablate.backends.select import Selection
-from ablate.numerics.state import RecipeState
-from ablate.schedule import plan_steps
 from ablate.train.heap import keep_freed_memory
-from ablate.train.loop import build_model, build_optimizer, gradients, stream_seed
+from ablate.train.loop import assemble, gradients, stream_seed
 
 if TYPE_CHECKING:
     from ablate.config import RunConfig
@@ -40,15 +37,7 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
         ValueError: an operand that its policy cannot take.
     """
     keep_freed_memory()
-    plan = plan_steps(config.training)
-    state = RecipeState(
-        recipe=config.recipe,
-        backend=Selection(config.backend),
-        seed=config.seed,
-        total_tokens=plan.steps * plan.tokens_per_step,
-    )
-    model = build_model(config, state, device)
-    optimizer = build_optimizer(model, config.training)
+    plan, state, model, optimizer = assemble(config, device)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"

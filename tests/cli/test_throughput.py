@@ -49,6 +49,7 @@ def test_every_arm_is_timed_and_emulation_is_called_that(study, tmp_path):
     assert (fp4["timing_valid"], fp4["why_not"]) == (False, "emulated arithmetic")
     assert content["settings"] == {"steps": 2, "warmup": 3, "repeats": 2}
     assert content["versions"]["torch"]
+    assert plain["threads"] == 1  # as a run of the arm has
 
 
 def test_a_table_for_people(study):
@@ -78,7 +79,10 @@ def two_arms(monkeypatch):
     monkeypatch.setattr(throughput, "overall_mode", lambda _: "native")
     arms = [
         SimpleNamespace(
-            name=name, config=lambda _, name=name: name, runs=[SimpleNamespace(seed=0)], resources=None
+            name=name,
+            config=lambda _, name=name: name,
+            runs=[SimpleNamespace(seed=0)],
+            resources=SimpleNamespace(cpus=1),
         )
         for name in ("slow", "fast")
     ]
@@ -106,3 +110,14 @@ def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     monkeypatch.setattr(throughput, "other_work", lambda _: None)
     with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
         measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
+
+
+def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
+    def silent(_device):
+        raise ModuleNotFoundError("pynvml does not seem to be installed")
+
+    monkeypatch.setattr(throughput.torch.cuda, "utilization", silent)
+    assert "not known" in throughput.other_work("cuda:0")
+    for load, said in ((3, None), (80, "the GPU is 80 % busy")):
+        monkeypatch.setattr(throughput.torch.cuda, "utilization", lambda _device, load=load: load)
+        assert throughput.other_work("cuda:0") == said
