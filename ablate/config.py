@@ -33,45 +33,58 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class ModelConfig:
-    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+    """A built-in decoder, field by field; or a model of others by ``hf`` or ``function``, and then no field.
 
+    Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, with ``experts`` a mixture of them.
+    GPT: as GPT-2, LayerNorm, learned positions, biases, GELU; without dropout.
+    """
+
+    architecture: Annotated[
+        Literal["llama", "gpt"], Field(description="the built-in model: Llama-style, or as GPT-2")
+    ] = "llama"
     width: Annotated[PositiveInt, Field(description="residual width (hidden size)")] = 128
     layers: Annotated[PositiveInt, Field(description="number of blocks")] = 4
     heads: Annotated[PositiveInt, Field(description="query heads; must divide the width")] = 4
     kv_heads: Annotated[
         PositiveInt | None, Field(description="key and value heads; default: as many as query heads")
     ] = None
-    ffn: Annotated[PositiveInt, Field(description="inner width of the SwiGLU feed-forward")] = 352
+    ffn: Annotated[PositiveInt, Field(description="inner width of the feed-forward, of each expert")] = 352
+    experts: Annotated[
+        PositiveInt | None,
+        Field(description="experts of each block's feed-forward; default: none, it is dense"),
+    ] = None
+    experts_per_token: Annotated[PositiveInt, Field(description="experts that each token goes through")] = 2
+    balance_loss: Annotated[
+        NonNegativeFloat, Field(description="weight in training of the loss that spreads tokens over experts")
+    ] = 0.01
     tied_head: Annotated[
         bool, Field(strict=True, description="output head shares the embedding's weights")
     ] = True
     rope_base: Annotated[PositiveFloat, Field(description="base of the rotary frequencies")] = 10_000.0
-    norm_eps: Annotated[PositiveFloat, Field(description="epsilon of RMSNorm")] = 1e-5
+    norm_eps: Annotated[PositiveFloat, Field(description="epsilon of the norms")] = 1e-5
     init_std: Annotated[
         PositiveFloat, Field(description="std of initial weights; residual outputs / sqrt(2 layers)")
     ] = 0.02
+    hf: Annotated[
+        str | None,
+        Field(description="a Hugging Face causal model instead: a folder with config.json, or a hub name"),
+    ] = None
+    pretrained: Annotated[
+        bool, Field(strict=True, description="hf: start from the checkpoint's weights, not from random ones")
+    ] = False
+    function: Annotated[
+        str | None,
+        Field(description="your own model instead: package.module:function or path/to/file.py:function"),
+    ] = None
+    options: Annotated[
+        dict[str, Any],
+        Field(description="keyword arguments of the function; fields to change of hf's config"),
+    ] = Field(default_factory=dict)
 
-
-LINEAR_LAYERS = ("attention.qkv", "attention.out", "ffn.gate_up", "ffn.down")
-"""The linear layers of a block."""
-
-
-def layer_names(model: ModelConfig) -> list[str]:
-    """Return the names of the model's linear layers, as a recipe's rules match them; the head is last."""
-    return [*(f"blocks.{i}.{part}" for i in range(model.layers) for part in LINEAR_LAYERS), "head"]
-
-
-def linear_shapes(model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, int]]:
-    """Return (in-features, out-features) of a block's linear layers and of the head, by their last names."""
-    head_dim = model.width // model.heads
-    kv_heads = model.heads if model.kv_heads is None else model.kv_heads
-    shapes = (
-        (model.width, (model.heads + 2 * kv_heads) * head_dim),
-        (model.heads * head_dim, model.width),
-        (model.width, 2 * model.ffn),
-        (model.ffn, model.width),
-    )
-    return dict(zip(LINEAR_LAYERS, shapes, strict=True)) | {"head": (model.width, vocab_size)}
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the fields describe the model; otherwise its own code does."""
+        return self.hf is None and self.function is None
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -212,6 +225,10 @@ class RunConfig:
     training: TrainingConfig
     recipe: Recipe
     backend: BackendName
+    trainer: str | None = None
+    code_digest: Annotated[
+        str | None, Field(description="hash of the model's and trainer's own code, of hf's configuration")
+    ] = None
     seed: NonNegativeInt
 
 

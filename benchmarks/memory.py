@@ -38,7 +38,8 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     from ablate.recipes import RecipeSpec, resolve
     from ablate.schedule import plan_steps
     from ablate.train.loop import _accumulate, build_optimizer
-    from ablate.train.model import Llama
+    from ablate.train.model import Decoder
+    from ablate.train.network import decoder_network
 
     torch.set_num_threads(1)
     load_backend("emulated").detail()
@@ -49,11 +50,11 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
         recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend=Selection("emulated"), seed=0
     )
     ffn = width * 11 // 4 // 128 * 128
-    model = Llama(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, state)
+    model = Decoder(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, 128, state)
     model.initialise(torch.Generator().manual_seed(0))
     optimizer = build_optimizer(model, training)
     for _ in range(3):
-        _accumulate(model, state, window, plan_steps(training), "cpu")
+        _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ablate.architecture import block_layers
 from ablate.backends.select import Selection
-from ablate.config import ModelConfig, TrainingConfig, linear_shapes
+from ablate.config import ModelConfig, TrainingConfig
 from ablate.numerics.state import RecipeState
 from ablate.plan.arithmetic import model_size
 from ablate.recipes import RecipeSpec, resolve
 from ablate.schedule import plan_steps
 from ablate.train.loop import _accumulate, build_optimizer
-from ablate.train.model import Llama
+from ablate.train.model import Decoder
+from ablate.train.network import decoder_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,24 +51,24 @@ def main() -> None:
     config = ModelConfig(width=args.width, layers=args.layers, heads=args.width // 64, ffn=ffn)
     training = TrainingConfig(seq_len=args.seq_len, batch_size=args.batch_size)
     state = RecipeState(recipe=resolve(RecipeSpec()), backend=Selection("emulated"), seed=0)
-    model = Llama(config, 256, state)
+    model = Decoder(config, 256, args.seq_len, state)
     model.initialise(torch.Generator().manual_seed(0))
     optimizer = build_optimizer(model, training)
     window = np.random.default_rng(0).integers(0, 256, (args.batch_size, args.seq_len + 1))
     tokens = args.batch_size * args.seq_len
 
     def step() -> None:
-        _accumulate(model, state, window, plan_steps(training), "cpu")
+        _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     pairs = [
         (
-            torch.randn(tokens, inputs, dtype=torch.bfloat16),
-            torch.randn(outputs, inputs, dtype=torch.bfloat16),
+            torch.randn(tokens, layer.inputs, dtype=torch.bfloat16),
+            torch.randn(layer.outputs, layer.inputs, dtype=torch.bfloat16),
         )
-        for inputs, outputs in list(linear_shapes(config, 256).values())[:-1]
+        for layer in block_layers(config)
     ]
     operations = sum(2 * x.shape[0] * x.shape[1] * w.shape[0] for x, w in pairs)
 

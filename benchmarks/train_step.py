@@ -20,7 +20,8 @@ from ablate.numerics.state import RecipeState
 from ablate.recipes import RecipeSpec, resolve
 from ablate.schedule import plan_steps
 from ablate.train.loop import _accumulate, build_optimizer
-from ablate.train.model import Llama
+from ablate.train.model import Decoder
+from ablate.train.network import decoder_network
 
 ALL = ["fprop", "dgrad", "wgrad"]
 ARMS = {
@@ -51,7 +52,7 @@ def main() -> None:
     steps = {}
     for name, recipe in ARMS.items():
         state = RecipeState(recipe=resolve(recipe), backend=Selection("emulated"), seed=0)
-        model = Llama(model_config, 256, state)
+        model = Decoder(model_config, 256, args.seq_len, state)
         model.initialise(torch.Generator().manual_seed(0))
         steps[name] = (model, state, build_optimizer(model, training))
 
@@ -59,7 +60,7 @@ def main() -> None:
     for repeat in range(args.repeats + 1):
         for name, (model, state, optimizer) in steps.items():
             start = time.perf_counter()
-            _accumulate(model, state, window, plan_steps(training), "cpu")
+            _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -74,7 +74,12 @@ def measured_speed(arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, pai
 def modelled_speed(
     arm: RunConfig, baseline: RunConfig, *, tokens_to_target: float | None, cost: Cost
 ) -> tuple[Modelled, ...]:
-    """Return an arm on every hardware of the report, from its resolved configuration and the baseline's."""
+    """Return an arm on every hardware of the report, from its resolved configuration and the baseline's.
+
+    Nothing for a model that is not built in: the shapes of its layers are not in its configuration.
+    """
+    if not (arm.model.is_built_in and baseline.model.is_built_in):
+        return ()
     work, base_work = (workload_of(one.model, one.vocab_size, one.training) for one in (arm, baseline))
     found = []
     for hardware in HARDWARE:
@@ -94,8 +99,10 @@ def modelled_speed(
     return tuple(found)
 
 
-def share_in_fp4(config: RunConfig) -> float:
-    """Return the share of an arm's training FLOPs that have both operands in FP4."""
+def share_in_fp4(config: RunConfig) -> float | None:
+    """Return the share of a built-in model's training FLOPs that have both operands in FP4."""
+    if not config.model.is_built_in:
+        return None
     return fp4_share(workload_of(config.model, config.vocab_size, config.training), config.recipe)
 
 

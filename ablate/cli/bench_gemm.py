@@ -84,17 +84,20 @@ def command(
 
 def _layers(arm: PlannedArm) -> Iterator[tuple[str, int, int, int, LayerRecipe]]:
     """Yield (layer, how many follow the same recipe, inputs, outputs, recipe) at the start of training."""
-    from ablate.config import layer_names, linear_shapes
-    from ablate.recipes.place import places, stages
+    from ablate.architecture import layer_places
+    from ablate.recipes.place import stages
 
-    shapes = linear_shapes(arm.model, arm.vocab_size)
-    counted: dict[tuple[str, Any], int] = {}
-    for name, place in places(layer_names(arm.model), heads=["head"]).items():
-        part = name if name == "head" else name.split(".", 2)[2]
+    where = layer_places(arm.layers)
+    counted: dict[tuple[str, int, int, Any], int] = {}
+    for layer in arm.layers:
+        place = where[layer.name]
+        blockless = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
+        part = blockless.removeprefix("blocks.")
         recipe = next(stage.recipe for stage in stages(arm.recipe, place) if not stage.start(1))
-        counted[part, recipe] = counted.get((part, recipe), 0) + 1
-    for (part, recipe), count in counted.items():
-        yield part, count, *shapes[part], recipe
+        key = (part, layer.inputs, layer.outputs, recipe)
+        counted[key] = counted.get(key, 0) + 1
+    for (part, inputs, outputs, recipe), count in counted.items():
+        yield part, count, inputs, outputs, recipe
 
 
 def _rows(

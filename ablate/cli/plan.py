@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ablate.config import ModelConfig
+    from ablate.architecture import LinearLayer
     from ablate.plan import Estimate, Plan, PlannedArm, Progress
     from ablate.plan.layers import LayerGroup
     from ablate.recipes import Recipe
@@ -89,6 +89,7 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
             "schedule": schedule_text(arm.training),
             "parameters": arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
+            "out_of_reach": list(arm.uncovered),
             "flops_per_token": arm.size.flops_per_token,
             "seconds_per_run": costs.run_seconds[arm.name],
             "seconds_are": costs.ground[arm.name],
@@ -142,15 +143,15 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
 
 
 def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
-    return _groups(arm.model, arm.recipe, arm.batches.tokens)
+    return _groups(arm.layers, arm.recipe, arm.batches.tokens)
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
-def _groups(model: ModelConfig, recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
+def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
+    from ablate.architecture import layer_places
     from ablate.plan.layers import layer_groups
-    from ablate.spec.shapes import model_places
 
-    return layer_groups(recipe, model_places(model).values(), total_tokens)
+    return layer_groups(recipe, layer_places(layers).values(), total_tokens)
 
 
 def _layers_table(plan: Plan) -> str:
@@ -160,7 +161,15 @@ def _layers_table(plan: Plan) -> str:
         for arm in plan.arms
         for place, group in enumerate(_layer_groups(arm))
     ]
-    return format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
+    table = format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
+    return "\n".join([table, *dict.fromkeys(_uncovered_text(arm) for arm in plan.arms if arm.uncovered)])
+
+
+def _uncovered_text(arm: PlannedArm) -> str:
+    shown = ", ".join(arm.uncovered[:3]) + (", …" if len(arm.uncovered) > 3 else "")
+    return (
+        f"out of any recipe's reach, as no torch.nn.Linear holds them: {len(arm.uncovered)} matrices, {shown}"
+    )
 
 
 def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
@@ -207,9 +216,21 @@ def _budget_text(arm: PlannedArm) -> str:
 
 def _model_text(arm: PlannedArm) -> str:
     model = arm.model
+    parameters = f"{_parameters(arm.size.parameters)} parameters"
+    if not model.is_built_in:
+        start = "a checkpoint's weights" if model.pretrained else "random weights"
+        name = f"{model.hf} with {start}" if model.hf is not None else model.function
+        return f"{name}, {len(arm.layers)} linear layers: {parameters}"
     layers = "1 layer" if model.layers == 1 else f"{model.layers} layers"
-    shape = f"width {model.width}, {layers}, {model.heads} heads, ffn {model.ffn}"
-    return f"{shape}: {arm.size.parameters / 1e6:.3g} M parameters"
+    ffn = f"ffn {model.ffn}"
+    if model.experts is not None:
+        ffn = f"{model.experts} experts of ffn {model.ffn}, {model.experts_per_token} a token"
+    kind = "" if model.architecture == "llama" else f"{model.architecture}, "
+    return f"{kind}width {model.width}, {layers}, {model.heads} heads, {ffn}: {parameters}"
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
 
 
 def _time_text(plan: Plan, costs: Estimate) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import os
 import signal
 import threading
@@ -143,6 +142,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
     import torch
     from pydantic import TypeAdapter
 
+    from ablate.code import load_function
     from ablate.config import ResourcesConfig, RunConfig
     from ablate.data import load, open_tokens
     from ablate.execute.environment import describe_environment
@@ -186,7 +186,7 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
                 run.checkpoints, metrics, start, lease,
                 every_sec=resources.checkpoint_every_sec, every_tokens=resources.checkpoint_every_tokens,
             )  # fmt: skip
-            result = _trainer(task.trainer)(
+            result = load_function(config.trainer or task.trainer)(
                 config,
                 _row_sink(metrics, watch),
                 tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
@@ -267,9 +267,3 @@ def _one_line(error: Exception) -> str:
     if _is_gpu_fault(error):
         return f"the GPU failed: {lines[0]}; `ablate doctor` tests it"
     return f"{name}: {lines[0]}"
-
-
-def _trainer(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    trainer: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return trainer

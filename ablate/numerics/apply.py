@@ -16,6 +16,8 @@ from ablate.recipes.place import idle_rules, never_runs, places
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ablate.recipes.place import LayerPlace
+
 _HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
 
 
@@ -57,6 +59,19 @@ def apply_recipe(
     """
     if not isinstance(recipe, Recipe):
         recipe = resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(recipe)))
+    state = RecipeState(
+        recipe=recipe, backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens
+    )
+    quantise_layers(model, state, skip=skip)
+    return state
+
+
+def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, LayerPlace]:
+    """Return the linear layers of a model that would carry a recipe, and which of them is the head.
+
+    Raises:
+        ValueError: there is none.
+    """
     linears = {
         name: module
         for name, module in model.named_modules()
@@ -64,33 +79,40 @@ def apply_recipe(
     }
     if not linears:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    where = places(linears, heads=[name for name in linears if _is_head(model, name, linears[name])])
-    if idle := idle_rules(recipe, where.values()):
+    return places(linears, heads=[name for name in linears if _is_head(model, name, linears[name])])
+
+
+def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[str] = ()) -> None:
+    """Replace the linear layers of a model in place by layers that follow ``state``; see ``apply_recipe``.
+
+    Raises:
+        ValueError: no linear layer to replace, a rule that names none, or rules that leave nothing.
+    """
+    where = linear_places(model, skip)
+    if idle := idle_rules(state.recipe, where.values()):
         named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
         raise ValueError(
-            f"a rule names no layer: {', '.join(named)} (the layers are {', '.join(list(linears)[:4])}, …)"
+            f"a rule names no layer: {', '.join(named)} (the layers are {', '.join(list(where)[:4])}, …)"
         )
-    if never_runs(recipe, where.values()):
+    if never_runs(state.recipe, where.values()):
         raise ValueError(
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
             "model of this depth"
         )
-    state = RecipeState(
-        recipe=recipe, backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens
-    )
-    for name, linear in linears.items():
+    for name, place in where.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
         quantised = QuantLinear(
             linear.in_features,
             linear.out_features,
             name=name,
             state=state,
-            place=where[name],
+            place=place,
             weight=linear.weight,
             bias=linear.bias,
         )
         quantised.train(linear.training)
         _replace(model, name, quantised)
-    return state
 
 
 def followed(state: RecipeState) -> dict[str, str]:

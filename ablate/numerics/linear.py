@@ -108,7 +108,7 @@ class QuantLinear(nn.Linear):
         y, _ = _fprop(rows, self.weight, self._site)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)
-        keep = x.dtype == torch.bfloat16 or torch.is_autocast_enabled(x.device.type)
+        keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
         out: Tensor = y if keep else y.to(x.dtype)
         return out.view(*x.shape[:-1], self.out_features)
 

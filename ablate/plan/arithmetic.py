@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.architecture import block_layers
 from ablate.schedule import plan_steps
 
 if TYPE_CHECKING:
     from ablate.config import ModelConfig, TrainingConfig
+    from ablate.train.outline import Outline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +32,10 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Parameters, and floating-point operations of a forward and backward pass per token."""
+    """Parameters, and floating-point operations of a forward and backward pass per token.
+
+    ``parameters`` are all there are; of experts, ``flops_per_token`` counts those that a token goes through.
+    """
 
     parameters: int
     flops_per_token: int
@@ -52,14 +57,27 @@ def batches(training: TrainingConfig) -> Batches:
 
 
 def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:
-    """Return a model's size; causal attention counts half of the full square."""
-    kv_width = (model.kv_heads or model.heads) * (model.width // model.heads)
-    linear = model.layers * (2 * model.width * (model.width + kv_width) + 3 * model.width * model.ffn)
+    """Return a built-in model's size; causal attention counts half of the full square."""
+    block = block_layers(model)
+    linear = model.layers * sum(layer.inputs * layer.outputs for layer in block)
+    used = model.layers * sum(layer.inputs * layer.outputs * layer.token_share for layer in block)
     head = model.width * vocab_size
     norms = (2 * model.layers + 1) * model.width
+    router = model.layers * (model.experts or 0) * model.width
+    gpt = 0
+    if model.architecture == "gpt":  # biases of the norms and of the linear layers, and the positions
+        gpt = norms + model.layers * sum(layer.outputs for layer in block) + seq_len * model.width
     return ModelSize(
-        parameters=linear + norms + head * (1 if model.tied_head else 2),
-        flops_per_token=6 * (linear + head) + 6 * model.layers * model.width * seq_len,
+        parameters=linear + norms + router + gpt + head * (1 if model.tied_head else 2),
+        flops_per_token=6 * (round(used) + router + head) + 6 * model.layers * model.width * seq_len,
+    )
+
+
+def outlined_size(outline: Outline) -> ModelSize:
+    """Return the size of a model that is not built in."""
+    linear = sum(layer.inputs * layer.outputs for layer in outline.layers)
+    return ModelSize(
+        parameters=outline.parameters, flops_per_token=6 * linear + outline.attention_flops_per_token
     )
 
 

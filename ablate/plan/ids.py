@@ -1,11 +1,14 @@
 """The identity of a run: a hash of everything that can change its result, and of nothing else.
 
 In it: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
-the data's content, the size of its vocabulary, and ``RESULT_VERSION``.
+the data's content, the size of its vocabulary, the digest of code that is not ours, and ``RESULT_VERSION``.
+Fields of the model, data and training that have their default are left out, so that a field that a later
+version adds gives no run another id; a default that changes raises ``RESULT_VERSION``.
 
 Not in it: the names of study and arm, descriptions and resources; nor where files lie. ``data_digest`` stands
-for the content of ``paths`` and ``validation_paths``, and of a tokenizer in a local file. So a study that is
-renamed, moved or extended finds its runs again, and one whose text changed does not.
+for the content of ``paths`` and ``validation_paths``, and of a tokenizer in a local file; ``code_digest`` for
+that of a model's or trainer's file. So a study that is renamed, moved or extended finds its runs again, and
+one whose text changed does not.
 
 How it fails: two configurations that differ only in ways that cannot change a result (``kv_heads`` left out,
 or given as the number of heads) get two ids; that costs a run, where the opposite would cost the truth.
@@ -19,7 +22,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.config import DataConfig, RunConfig, canonical_json
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,12 +30,17 @@ if TYPE_CHECKING:
 RESULT_VERSION = 1
 """Raised when the trainer changes its results by design: then no old run passes for a new one."""
 
-_ARM_FIELDS = tuple(field.name for field in fields(RunConfig) if field.name != "seed")
+ARM_FIELDS = tuple(field.name for field in fields(RunConfig) if field.name != "seed")
+"""What the runs of one arm share."""
+
+_DEFAULTS: dict[type, dict[str, Any]] = {
+    section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
+}
 
 
 def run_id(config: RunConfig) -> str:
     """Return the id of one run: 16 hexadecimal digits."""
-    arm = {name: getattr(config, name) for name in _ARM_FIELDS}
+    arm = {name: getattr(config, name) for name in ARM_FIELDS}
     return RunIds().of_arm(arm, [config.seed])[0]
 
 
@@ -47,8 +55,8 @@ class RunIds:
 
         What is hashed is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``.
         """
-        assert sorted(arm) == sorted(_ARM_FIELDS)
-        texts = {name: self._text(value) for name, value in arm.items()}
+        assert sorted(arm) == sorted(ARM_FIELDS)
+        texts = {name: self._text(_placeless(value)) for name, value in arm.items() if value is not None}
         texts["result_version"] = str(RESULT_VERSION)
         pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
         prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
@@ -68,10 +76,22 @@ class RunIds:
 
 
 def _canonical(section: Any) -> str:
-    if not isinstance(section, DataConfig):
+    if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
         return canonical_json(section)
-    content = asdict(section)
-    del content["paths"], content["validation_paths"]
-    if section.tokenizer_path is not None and Path(section.tokenizer_path).is_absolute():
-        del content["tokenizer_path"]
+    usual = _DEFAULTS[type(section)]
+    content = {key: value for key, value in asdict(section).items() if value != usual[key]}
+    if isinstance(section, DataConfig):
+        content.pop("paths", None)
+        content.pop("validation_paths", None)
+        if section.tokenizer_path is not None and Path(section.tokenizer_path).is_absolute():
+            del content["tokenizer_path"]
+    if isinstance(section, ModelConfig):
+        content |= {key: _placeless(content[key]) for key in ("hf", "function") if key in content}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _placeless(value: Any) -> Any:
+    """Leave of code or a model that lies in a file the function alone: the digest stands for its content."""
+    if isinstance(value, str) and value.startswith("/"):
+        return Path(value).name.partition(":")[2]
+    return value

@@ -1,10 +1,11 @@
 """Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
 
-The only thing that planning must learn from outside is what the data are; ``identify`` tells, once for each
-distinct data section. No clock, no random number, no torch.
+What planning must learn from outside is what the data are; ``identify`` tells, once for each distinct data
+section; and of a model or trainer that is not ours, its code (``foreign``). No clock, no random number, no
+torch for models that are built in.
 
-How it fails: ``UserError`` from ``identify`` (files that are missing), for all data sections at once; and two
-arms whose data differ in name alone, which are one arm.
+How it fails: ``UserError`` from ``identify`` (files that are missing), for all data sections at once; code
+that cannot be used; and two arms whose data differ in name alone, which are one arm.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ablate.architecture import LinearLayer, linear_layers
 from ablate.config import (
     BackendName,
     DataConfig,
@@ -23,8 +25,9 @@ from ablate.config import (
     canonical_json,
 )
 from ablate.errors import Problem, UserError
-from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size
-from ablate.plan.ids import RunIds
+from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
+from ablate.plan.foreign import Foreigners
+from ablate.plan.ids import ARM_FIELDS, RunIds
 from ablate.recipes import Recipe, describe
 from ablate.spec.study import again_name
 
@@ -78,9 +81,13 @@ class PlannedArm:
     training: TrainingConfig
     recipe: Recipe
     backend: BackendName
+    trainer: str | None
+    code_digest: str | None
     resources: ResourcesConfig
     batches: Batches
     size: ModelSize
+    layers: tuple[LinearLayer, ...]
+    uncovered: tuple[str, ...]
 
     def config(self, seed: int) -> RunConfig:
         """Return the configuration of the run with this seed."""
@@ -92,6 +99,8 @@ class PlannedArm:
             training=self.training,
             recipe=self.recipe,
             backend=self.backend,
+            trainer=self.trainer,
+            code_digest=self.code_digest,
             seed=seed,
         )
 
@@ -140,7 +149,8 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
     differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
     described: dict[int, str] = {}
     counted: dict[int, Batches] = {}
-    sized: dict[tuple[int, int, int], ModelSize] = {}
+    sized: dict[tuple[int, int, int], tuple[ModelSize, tuple[LinearLayer, ...], tuple[str, ...]]] = {}
+    foreigners = Foreigners(study)
     folded: dict[str, list[str]] = {}
     for cell in study.folded:
         folded.setdefault(cell.into, []).append(cell.name)
@@ -152,10 +162,13 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
         if id(arm.training) not in counted:
             counted[id(arm.training)] = batches(arm.training)
         size_key = (id(arm.model), identity.vocab_size, arm.training.seq_len)
-        if size_key not in sized:
-            sized[size_key] = model_size(
-                arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len
-            )
+        digest = foreigners.digest(arm)
+        outline = foreigners.outline(arm, identity.vocab_size)
+        if size_key not in sized and outline is None:
+            size = model_size(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
+            sized[size_key] = size, linear_layers(arm.model, identity.vocab_size), ()
+        elif size_key not in sized and outline is not None:
+            sized[size_key] = outlined_size(outline), outline.layers, outline.other_matrices
         fields: dict[str, Any] = {
             "model": arm.model,
             "data": arm.data,
@@ -164,6 +177,8 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
             "training": arm.training,
             "recipe": arm.recipe,
             "backend": arm.backend,
+            "trainer": arm.trainer,
+            "code_digest": digest,
         }
         runs = zip(ids.of_arm(fields, study.seeds), study.seeds, strict=True)
         arms.append(
@@ -179,7 +194,9 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
                 **fields,
                 resources=arm.resources,
                 batches=counted[id(arm.training)],
-                size=sized[size_key],
+                size=sized[size_key][0],
+                layers=sized[size_key][1],
+                uncovered=sized[size_key][2],
             )
         )
     _refuse_shared_ids(study, arms)
@@ -204,10 +221,7 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
     name = again_name(baseline.name)
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
-    fields = {
-        name: getattr(baseline, name)
-        for name in ("model", "data", "data_digest", "vocab_size", "training", "recipe", "backend")
-    }
+    fields = {name: getattr(baseline, name) for name in ARM_FIELDS}
     runs = zip(ids.of_arm(fields, seeds), seeds, strict=True)
     return replace(
         baseline,
@@ -271,6 +285,8 @@ class _Differences:
             differs |= self._section("recipe", arm.recipe_spec, self._baseline.recipe_spec)
         if arm.backend != self._baseline.backend:
             differs["backend"] = (self._baseline.backend, arm.backend)
+        if arm.trainer != self._baseline.trainer:
+            differs["trainer"] = (self._baseline.trainer, arm.trainer)
         return differs
 
     def _section(self, name: str, own: Any, baseline: Any) -> dict[str, tuple[Any, Any]]:

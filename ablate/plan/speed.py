@@ -13,7 +13,8 @@ Communication is taken to be hidden behind computing, and launches to cost nothi
 than this says. The shares are assumptions, the same for every format and device, and not fitted to anything;
 ``published_checks`` sets the outcome beside the two published figures that there are.
 
-How it fails: hardware without a unit for a format gives None; unknown hardware is a ``KeyError``.
+Only the built-in models are known here. How it fails: hardware without a unit for a format gives None;
+unknown hardware is a ``KeyError``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.config import ModelConfig, TrainingConfig, layer_names, linear_shapes
+from ablate.architecture import LinearLayer, layer_places, linear_layers
+from ablate.config import ModelConfig, TrainingConfig
 from ablate.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
-from ablate.recipes.place import places, stages
+from ablate.recipes.place import stages
 from ablate.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -120,13 +122,14 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
     tokens = work.device_tokens
     gemm: dict[Gemm, float] = dict.fromkeys(GEMMS, 0.0)
     quantise = {"forward": 0.0, "backward": 0.0}
-    for (inputs, outputs), layer in _layers(work, recipe):
+    for linear, layer in _layers(work, recipe):
+        seen = max(1, round(tokens * linear.token_share))
         for name in GEMMS:
-            seconds = _gemm_seconds(layer.gemm(name), tokens, inputs, outputs, name, peaks)
+            seconds = _gemm_seconds(layer.gemm(name), seen, linear.inputs, linear.outputs, name, peaks)
             if seconds is None:
                 return None
             gemm[name] += seconds / tokens
-        for phase, seconds in _quantise_seconds(layer, tokens, inputs, outputs, peaks):
+        for phase, seconds in _quantise_seconds(layer, seen, linear.inputs, linear.outputs, peaks):
             quantise[phase] += seconds / tokens
     attention, moved = _rest(work)
     forward = attention / _rate(peaks.bf16, ATTENTION_SHARE) + moved / _rate(peaks.memory, MEMORY_SHARE)
@@ -134,7 +137,7 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
     backward = 2.5 * attention / _rate(peaks.bf16, ATTENTION_SHARE) + 2 * moved / _rate(
         peaks.memory, MEMORY_SHARE
     )
-    parameters = sum(a * b for (a, b), _ in _layers(work, recipe)) / work.devices
+    parameters = sum(linear.inputs * linear.outputs for linear, _ in _layers(work, recipe)) / work.devices
     return TokenTime(
         fprop=gemm["fprop"],
         dgrad=gemm["dgrad"],
@@ -153,8 +156,8 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
     FLOPs are those of all linear layers with the head and of causal attention, forward and backward.
     """
     low = whole = 0.0
-    for (inputs, outputs), layer in _layers(work, recipe):
-        flops = 2.0 * inputs * outputs
+    for linear, layer in _layers(work, recipe):
+        flops = 2.0 * linear.inputs * linear.outputs * linear.token_share
         for name in GEMMS:
             policy = layer.gemm(name)
             whole += flops
@@ -220,12 +223,12 @@ def _rate(peak_tera: float, share: float) -> float:
     return peak_tera * 1e12 * share
 
 
-def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[tuple[int, int], LayerRecipe]]:
-    """Yield ((in-features, out-features), what the layer follows in the end) for every linear layer."""
-    shapes = linear_shapes(work.model, work.vocab_size)
-    for name, place in places(layer_names(work.model), heads=("head",)).items():
-        kind = name if name == "head" else name.split(".", 2)[2]
-        yield shapes[kind], stages(recipe, place)[-1].recipe
+def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, LayerRecipe]]:
+    """Yield every linear layer with what it follows in the end."""
+    layers = linear_layers(work.model, work.vocab_size)
+    where = layer_places(layers)
+    for layer in layers:
+        yield layer, stages(recipe, where[layer.name])[-1].recipe
 
 
 def _bits(policy: OperandPolicy) -> float:
@@ -295,12 +298,15 @@ def _quantise_seconds(
 def _rest(work: Workload) -> tuple[float, float]:
     """Return FLOPs of causal attention and bytes of everything pointwise, of a token's forward pass.
 
-    Bytes in bf16: two norms and two residual sums, rotary positions, SwiGLU, and twice the logits.
+    Bytes in bf16: two norms and two residual sums, rotary positions, the feed-forward's activation (of each
+    expert that a token goes through), and twice the logits.
     """
     model = work.model
     head_dim = model.width // model.heads
     queries = model.heads * head_dim
     keys = (model.heads if model.kv_heads is None else model.kv_heads) * head_dim
     attention = 2.0 * model.layers * queries * work.seq_len
-    elements = model.layers * (10 * model.width + 2 * (queries + keys) + 3 * model.ffn) + 2 * work.vocab_size
+    inner = (2 if model.architecture == "gpt" else 3) * model.ffn
+    inner *= 1 if model.experts is None else min(model.experts, model.experts_per_token)
+    elements = model.layers * (10 * model.width + 2 * (queries + keys) + inner) + 2 * work.vocab_size
     return attention, elements * _BF16_BYTES

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.spec.stages import phase_faults, rule_faults
+from ablate.spec.stages import built_in_rule_faults, phase_faults
+from ablate.spec.tree import entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +48,16 @@ class ArmChecks:
         arm = None if self._draft.owns(node) else self._draft.name
         self._faults.add(node, what, hint, arm=arm)
 
+    def lines(self) -> dict[str, tuple[int, int]]:
+        """Return line and column of what only planning can check: code, a model's configuration, rules."""
+        paths: dict[str, tuple[FieldPath, ...]] = {
+            "model": (("model", "hf"), ("model", "function")),
+            "trainer": (("trainer",),),
+            "recipe": (("recipe", "layers"), ("recipe",)),
+        }
+        nodes = {name: self._draft.blame(*places) for name, places in paths.items()}
+        return {name: (node.line, node.column) for name, node in nodes.items()}
+
     def senseless(self, error: SenselessRecipe) -> None:
         """Report a recipe that contradicts itself."""
         is_cell = self._draft.node.path[0] == "grid"
@@ -57,12 +68,38 @@ class ArmChecks:
         self._add_at(node, str(error), hint)
 
     def model(self, model: ModelConfig) -> bool:
-        """Check the shapes of attention; returns whether the head dimension is a whole number."""
+        """Check what the model is and the shapes of attention; returns whether it has shapes known here."""
+        given = entries(self._draft.sections.get("model"))
+        if model.hf is not None and model.function is not None:
+            self._add("a second model: hf beside function", ("model", "function"), hint="give one of them")
+            return False
+        if not model.is_built_in:
+            own = "hf" if model.hf is not None else "function"
+            kept = {own, "options"} | ({"pretrained"} if own == "hf" else set())
+            for key in given:
+                if key not in kept and given[key] is not None:
+                    what = f"{key} belongs to the built-in model, not to {own}"
+                    hint = (
+                        "options: {…} changes its configuration" if own == "hf" else "options: {…} reach it"
+                    )
+                    self._add(what, ("model", key), hint=hint)
+                    break
+            return False
+        for key in ("pretrained", "options"):
+            if key in given and getattr(model, key):
+                self._add(f"{key} needs hf{' or function' if key == 'options' else ''}", ("model", key))
+        if model.architecture == "gpt":
+            for key in ("kv_heads", "experts"):
+                if getattr(model, key) is not None:
+                    self._add(f"architecture gpt takes no {key}", ("model", key), ("model", "architecture"))
+        if model.experts is not None and model.experts_per_token > model.experts:
+            what = f"experts_per_token {model.experts_per_token} exceeds experts {model.experts}"
+            self._add(what, ("model", "experts_per_token"), ("model", "experts"))
         if model.width % model.heads:
             self._add(f"width {model.width} is not a multiple of heads {model.heads}", _HEADS, _WIDTH)
             return False
         head_dim = model.width // model.heads
-        if head_dim % 2:
+        if head_dim % 2 and model.architecture == "llama":
             what = f"head dimension {head_dim} (width / heads) is odd"
             self._add(what, _HEADS, _WIDTH, hint="rotary positions need it even")
         if model.kv_heads is not None and model.heads % model.kv_heads:
@@ -152,11 +189,13 @@ class ArmChecks:
                 node = self._draft.blame(("recipe",))
             self._add_at(node, misfit.what, misfit.hint)
 
-    def stages(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
-        """Check that every rule decides for a layer, and that every phase begins within the budget."""
-        self._stages("layers", rule_faults(model, recipe))
-        if training is not None:
-            self._stages("phases", phase_faults(recipe.phases, training.tokens))
+    def rules(self, model: ModelConfig, recipe: Recipe) -> None:
+        """Check that every rule decides for a layer."""
+        self._stages("layers", built_in_rule_faults(model, recipe))
+
+    def phases(self, training: TrainingConfig, recipe: Recipe) -> None:
+        """Check that every phase begins within the budget."""
+        self._stages("phases", phase_faults(recipe.phases, training.tokens))
 
     def _stages(self, key: str, found: Iterable[StageFault]) -> None:
         for fault in found:

@@ -104,8 +104,10 @@ class ArmCollector:
             checks.data(data)
         if has_heads and recipe is not None:
             checks.shapes(model, training, recipe)
-            checks.stages(model, training, recipe)
-        if recipe is None or any(value is None for value in built.values()):
+            checks.rules(model, recipe)
+        if training is not None and recipe is not None:
+            checks.phases(training, recipe)
+        if recipe is None or any(value is None for name, value in built.items() if name != "trainer"):
             return None
         return ResolvedArm(
             name=draft.name,
@@ -117,12 +119,14 @@ class ArmCollector:
             recipe=recipe,
             recipe_spec=spec,
             backend=built["backend"],
+            trainer=built["trainer"],
+            lines=checks.lines(),
             resources=built["resources"],
         )
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         parts = (arm.model, arm.data, arm.training, arm.recipe)
-        return (arm.backend, *(self._text(part) for part in parts))
+        return (arm.backend, arm.trainer or "", *(self._text(part) for part in parts))
 
     def _text(self, section: Any) -> str:
         if id(section) not in self._texts:  # sections are shared: each is written out once

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ablate.code import is_file
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.presets import PRESETS
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
@@ -58,9 +59,10 @@ class Draft:
 
 
 def lay_over(section: str, under: Node | None, over: Node) -> Node:
-    """Lay an override on an inherited section; a recipe's word or a preset stands for all of it."""
+    """Lay an override on an inherited section; a recipe's word, a preset or another's model is all of it."""
     if section == "model":
-        return merge(under, _expand_preset(over))
+        is_whole = any(get(over, key) is not None for key in ("preset", "hf", "function"))
+        return merge(None if is_whole else under, _expand_preset(over))
     if section == "recipe":
         is_word = isinstance(over, Scalar)
         over = _expand_recipe(over)
@@ -120,13 +122,27 @@ class SectionBuilder:
     def _build(self, section: str, node: Node | None) -> Any:
         if section == "backend":
             return "auto" if node is None else plain(node)
+        if section == "trainer":
+            trainer = None if node is None else plain(node)
+            return self._join_code(trainer) if isinstance(trainer, str) else None
         if section not in self._adapters:
             self._adapters[section] = TypeAdapter(_TYPES[section])
         try:
             built = self._adapters[section].validate_python({} if node is None else plain(node))
         except ValidationError:
             return None
+        if isinstance(built, ModelConfig) and not built.is_built_in:
+            return replace(
+                built,
+                hf=None if built.hf is None else self._join_existing(built.hf),
+                function=None if built.function is None else self._join_code(built.function),
+            )
         return self._absolute(built) if isinstance(built, DataConfig) else built
+
+    def _join_code(self, reference: str) -> str:
+        """Resolve a function's file against the study's folder; a module's name stays what it is."""
+        place, colon, name = reference.partition(":")
+        return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
 
     def recipe(self, spec: RecipeSpec) -> Recipe | SenselessRecipe:
         """Return the six operand policies, or why there are none."""

@@ -71,10 +71,14 @@ class BaseSection:
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     recipe: RecipeEntry = Field(default_factory=RecipeSpec)
     backend: Backend = "auto"
+    trainer: Annotated[
+        str | None,
+        Field(description="your own training function instead: package.module:function or file.py:function"),
+    ] = None
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
 
-SECTIONS = ("model", "data", "training", "recipe", "backend", "resources")
+SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resources")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.config import LINEAR_LAYERS, layer_names
+from ablate.architecture import HEAD, block_layers, model_places, part_of
 from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
-from ablate.recipes.place import LayerPlace, places, stages
+from ablate.recipes.place import stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +29,8 @@ _OTHER: dict[tuple[Gemm, str], Gemm] = {
     ("wgrad", "x"): "fprop",
 }
 """The GEMM that contracts over an operand's other dimension."""
-_WORDS = {
-    "attention.qkv": ("q", "k", "v"),
-    "attention.out": ("o",),
-    "ffn.gate_up": ("gate", "up"),
-    "ffn.down": ("down",),
-    "head": ("head",),
-}
+_WORDS = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up")}
+"""The projections that one linear layer holds, where its last name does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +65,6 @@ class Misfit:
     paths: tuple[FieldPath, ...]
 
 
-def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
-    """Return the places of the built-in model's linear layers."""
-    return places(layer_names(model), heads=("head",))
-
-
 class Shapes:
     """Finds misfits; what a recipe needs of a model is worked out once for all arms that share both."""
 
@@ -100,9 +90,8 @@ class Shapes:
             if not here:
                 continue
             need = max(here.values(), key=lambda need: need.divisor)
-            layers = (
-                "every layer" if len(here) >= len(LINEAR_LAYERS) else _listed(here, kv="kv_heads" in shown)
-            )
+            is_every = len(here) >= len(block_layers(model))
+            layers = "every layer" if is_every else _listed(here, kv="kv_heads" in shown)
             yield Misfit(
                 what=f"{shown} is not a multiple of {need.divisor}, as {need.gemm.capitalize()} of {layers} "
                 "needs it",
@@ -114,7 +103,7 @@ class Shapes:
 def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
     needs: _Needs = {}
     for place in model_places(model).values():
-        part = "head" if place.is_head else place.name.split(".", 2)[2]
+        part = part_of(place.name)
         for stage in stages(recipe, place):
             for gemm, operand, policy in stage.recipe.operands():
                 for which, rows in ((gemm, False), (_OTHER[gemm, operand], True)):
@@ -124,7 +113,8 @@ def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
 
 
 def _listed(parts: dict[str, Need], *, kv: bool) -> str:
-    words = [word for part in _WORDS if part in parts for word in _WORDS[part]]
+    last = dict.fromkeys(part.rsplit(".", 1)[-1] for part in parts)  # those of all experts are one word
+    words = [word for name in last for word in _WORDS.get(name, (name,))]
     words = ["k", "v"] if kv else words
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -138,30 +128,28 @@ def _dimensions(
     kv_width = kv_heads * head_dim
     of_width: tuple[FieldPath, ...] = (("model", "width"),)
     of_ffn: tuple[FieldPath, ...] = (("model", "ffn"),)
-    yield (
-        f"width {width}",
-        width,
-        "fprop",
-        ("attention.qkv", "attention.out", "ffn.gate_up", "head"),
-        of_width,
-    )
-    yield f"ffn {ffn}", ffn, "fprop", ("ffn.down",), of_ffn
-    outputs = ("attention.qkv", "attention.out", "ffn.down")
-    yield f"width {width}", width, "dgrad", outputs, of_width
+    parts = [layer.name for layer in block_layers(model)]
+    down = tuple(part for part in parts if part.endswith(".down"))
+    inner = tuple(part for part in parts if part.startswith("ffn.") and part not in down)
+    attention = ("attention.qkv", "attention.out")
+    yield f"width {width}", width, "fprop", (*attention, *inner, HEAD), of_width
+    yield f"ffn {ffn}", ffn, "fprop", down, of_ffn
+    yield f"width {width}", width, "dgrad", (*attention, *down), of_width
     if kv_width != width:
         shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
         kv_paths: tuple[FieldPath, ...] = (("model", "kv_heads"), ("model", "heads"), ("model", "width"))
         yield shown, kv_width, "dgrad", ("attention.qkv",), kv_paths
-    yield f"ffn {ffn}", ffn, "dgrad", ("ffn.gate_up",), of_ffn
+    yield f"ffn {ffn}", ffn, "dgrad", inner, of_ffn
     if training is None:
         return
     micro = training.micro_batch_size or training.batch_size
     micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
     tokens = micro * training.seq_len
+    # The tokens of an expert are filled up to whole blocks.
     yield (
         f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
         tokens,
         "wgrad",
-        (*LINEAR_LAYERS, "head"),
+        (*(part for part in parts if ".experts." not in part), HEAD),
         (("training", "seq_len"), ("training", "micro_batch_size"), ("training", "batch_size")),
     )

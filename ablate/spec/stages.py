@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from ablate.architecture import model_places
+from ablate.config import ModelConfig
 from ablate.recipes.place import names_layer
-from ablate.spec.shapes import model_places
 
 if TYPE_CHECKING:
-    from ablate.config import ModelConfig
+    from collections.abc import Mapping
+
     from ablate.recipes import Phase, Recipe
+    from ablate.recipes.place import LayerPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +29,23 @@ class StageFault:
     index: int | None = None
 
 
-@lru_cache(maxsize=256)
-def rule_faults(model: ModelConfig, recipe: Recipe) -> tuple[StageFault, ...]:
-    """Return what is wrong between a recipe's rules and a model's layers, remembered for a grid's cells."""
+def built_in_rule_faults(model: ModelConfig, recipe: Recipe) -> tuple[StageFault, ...]:
+    """Return what is wrong between a recipe's rules and a built-in model's layers."""
+    return _remembered(model.architecture, model.layers, model.experts, recipe) if recipe.rules else ()
+
+
+@lru_cache(maxsize=256)  # for a grid's cells
+def _remembered(
+    architecture: Literal["llama", "gpt"], layers: int, experts: int | None, recipe: Recipe
+) -> tuple[StageFault, ...]:
+    named_alike = ModelConfig(architecture=architecture, layers=layers, experts=experts)
+    return rule_faults(model_places(named_alike), recipe)
+
+
+def rule_faults(where: Mapping[str, LayerPlace], recipe: Recipe) -> tuple[StageFault, ...]:
+    """Return what is wrong between a recipe's rules and a model's layers."""
     if not recipe.rules:
         return ()
-    where = model_places(model)
     naming = {
         name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
         for name, place in where.items()
@@ -48,7 +62,8 @@ def rule_faults(model: ModelConfig, recipe: Recipe) -> tuple[StageFault, ...]:
             found.append(StageFault(what=what, hint="put it first", index=index))
     is_low = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
     if is_low and all(naming[name] for name, place in where.items() if not place.is_head):
-        what = f"rules name all {model.layers} blocks of this model, so that the recipe's own GEMMs never run"
+        blocks = next(iter(where.values())).num_blocks
+        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
         found.append(StageFault(what=what, hint=hint))
     return tuple(found)

@@ -30,7 +30,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArm:
-    """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written."""
+    """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
+
+    ``lines``: (line, column) of the model, trainer and recipe, for faults that only planning can find.
+    """
 
     name: str
     description: str | None
@@ -41,7 +44,9 @@ class ResolvedArm:
     recipe: Recipe
     recipe_spec: RecipeSpec
     backend: BackendName
+    trainer: str | None
     resources: ResourcesConfig
+    lines: dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from ablate.backends.select import Selection
 from ablate.numerics.linear import QuantLinear
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import check_operand
 from ablate.numerics.state import RecipeState
-from ablate.train.model import Llama
+from ablate.train.network import build_network
 
 if TYPE_CHECKING:
     from ablate.config import RunConfig
@@ -55,13 +54,13 @@ def dry_run(config: RunConfig) -> DryRun:
         recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
     )
     with torch.device("meta"):
-        model = Llama(config.model, config.vocab_size, state)
+        network = build_network(config, state, initial_seed=0)
+        model = network.module
         for module in model.modules():
             if isinstance(module, QuantLinear):
                 module.register_forward_pre_hook(_check_operands)
         tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
-        logits = model(tokens)
-        F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()  # type: ignore[no-untyped-call]
+        network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
     wrong = [name for name, p in model.named_parameters() if p.grad is None or p.grad.shape != p.shape]
     if wrong:
         raise ValueError(f"no gradient of its shape for {wrong[0]}")

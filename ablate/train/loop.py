@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.numerics.state import EVAL_CALL, RecipeState
 from ablate.schedule import StepPlan, learning_rate, plan_steps
 from ablate.train.heap import keep_freed_memory
-from ablate.train.model import Llama
+from ablate.train.network import Network, build_network
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
@@ -84,7 +83,8 @@ def train(
     keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
     settings = config.training
-    plan, state, model, optimizer = assemble(config, device)
+    plan, state, network, optimizer = assemble(config, device)
+    model = network.module
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -106,12 +106,12 @@ def train(
             group["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
-        loss, norm = gradients(model, state, window_tokens, plan, settings, device)
+        loss, norm = gradients(network, state, window_tokens, plan, settings, device)
         done = step + 1
         seen = done * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
-            where = _first_bad_operand(model, state, window_tokens, plan, device)
+            where = _first_bad_operand(network, state, window_tokens, plan, device)
             return TrainResult(
                 state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
             )
@@ -123,7 +123,7 @@ def train(
         if done % plan.log_every_steps == 0 or done == plan.steps:
             on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.flush()})
         if done % plan.eval_every_steps == 0 or done == plan.steps:
-            val_loss = evaluate(model, state, validation_tokens, settings, device)
+            val_loss = evaluate(network, state, validation_tokens, settings, device)
             if math.isfinite(val_loss):
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
             if message := guard.verdict(val_loss):
@@ -138,8 +138,12 @@ def train(
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
 
 
-def assemble(config: RunConfig, device: str) -> tuple[StepPlan, RecipeState, Llama, torch.optim.Optimizer]:
-    """Return a run's step arithmetic, recipe state, model with initial weights, and optimizer."""
+def assemble(config: RunConfig, device: str) -> tuple[StepPlan, RecipeState, Network, torch.optim.Optimizer]:
+    """Return a run's step arithmetic, recipe state, model with initial weights, and optimizer.
+
+    Raises:
+        UserError: a model that is not built in and cannot be used.
+    """
     plan = plan_steps(config.training)
     state = RecipeState(
         recipe=config.recipe,
@@ -147,14 +151,13 @@ def assemble(config: RunConfig, device: str) -> tuple[StepPlan, RecipeState, Lla
         seed=config.seed,
         total_tokens=plan.steps * plan.tokens_per_step,
     )
-    model = Llama(config.model, config.vocab_size, state)
-    model.initialise(torch.Generator().manual_seed(stream_seed(config.seed, "initial weights")))
-    model.to(device)
-    return plan, state, model, build_optimizer(model, config.training)
+    network = build_network(config, state, initial_seed=stream_seed(config.seed, "initial weights"))
+    network.module.to(device)
+    return plan, state, network, build_optimizer(network.module, config.training)
 
 
 def gradients(
-    model: Llama,
+    network: Network,
     state: RecipeState,
     window: np.ndarray[Any, Any],
     plan: StepPlan,
@@ -162,13 +165,13 @@ def gradients(
     device: str,
 ) -> tuple[float, float]:
     """Leave a step's clipped gradients in the model; return the loss (nats per token) and the norm before."""
-    loss = _accumulate(model, state, window, plan, device)
+    loss = _accumulate(network, state, window, plan, device)
     bound = settings.grad_clip if settings.grad_clip is not None else math.inf
-    return loss, torch.nn.utils.clip_grad_norm_(model.parameters(), bound).item()
+    return loss, torch.nn.utils.clip_grad_norm_(network.module.parameters(), bound).item()
 
 
 def evaluate(
-    model: Llama,
+    network: Network,
     state: RecipeState,
     tokens: np.ndarray[Any, Any],
     settings: TrainingConfig,
@@ -178,33 +181,37 @@ def evaluate(
     micro = settings.micro_batch_size or settings.batch_size
     total, count = 0.0, 0
     training_call = state.call
+    network.module.eval()
     with torch.no_grad():
         windows = validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro)
         for index, window in enumerate(windows):
             state.call = EVAL_CALL + index
             inputs, targets = _split(window, device)
-            total += _loss(model, inputs, targets, reduction="sum").item()
+            total += network.loss(network.module, inputs, targets, "sum")[1].item()
             count += targets.numel()
+    network.module.train()
     state.call = training_call
     return total / count
 
 
 def _accumulate(
-    model: Llama, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
+    network: Network, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
 ) -> float:
     """Run forward and backward over the micro-batches; return the mean loss in nats per token."""
     total = 0.0
     for call, part in enumerate(np.split(window, plan.micro_batches)):
         state.call = call
+        if network.draws:  # so that a resumed run drops out what an uninterrupted one does
+            torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
         inputs, targets = _split(part, device)
-        loss = _loss(model, inputs, targets, reduction="mean") / plan.micro_batches
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
+        trained, loss = network.loss(network.module, inputs, targets, "mean")
+        (trained / plan.micro_batches).backward()  # type: ignore[no-untyped-call]
+        total += (loss / plan.micro_batches).item()
     return total
 
 
 def _first_bad_operand(
-    model: Llama, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
+    network: Network, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
 ) -> str:
     """Replay the step and name the first operand of a GEMM that is not finite.
 
@@ -218,15 +225,10 @@ def _first_bad_operand(
             found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
 
     state.watch = watch
-    model.zero_grad(set_to_none=True)
-    _accumulate(model, state, window, plan, device)
+    network.module.zero_grad(set_to_none=True)
+    _accumulate(network, state, window, plan, device)
     state.watch = None
     return found[0] if found else ""
-
-
-def _loss(model: Llama, inputs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-    logits = model(inputs)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
 
 def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
@@ -235,7 +237,7 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
     return tensor[:, :-1], tensor[:, 1:]
 
 
-def build_optimizer(model: Llama, settings: TrainingConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
     """Return a run's AdamW; weight decay is for matrices."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]

@@ -1,9 +1,9 @@
-"""The built-in model: a Llama-style decoder (Touvron et al. 2302.13971, with grouped-query attention).
+"""The built-in models: decoders as Llama (Touvron et al. 2302.13971) and as GPT-2.
 
 Master weights in fp32, activations in bf16. The linear layers of the blocks carry the recipe; embedding,
-norms and the products inside attention stay in high precision, the head unless a rule of the recipe names
-it. q, k and v are one linear layer and gate and up another, as in Megatron and TransformerEngine, so that
-their input is quantised once.
+norms, the products inside attention and a router of experts stay in high precision, the head unless a rule of
+the recipe names it. q, k and v are one linear layer and gate and up another, as in Megatron and
+TransformerEngine, so that their input is quantised once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ablate.config import layer_names
+from ablate.architecture import HEAD, model_places
 from ablate.numerics.linear import QuantLinear
-from ablate.recipes.place import places
+from ablate.train.experts import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,25 +26,33 @@ if TYPE_CHECKING:
     from ablate.numerics.state import RecipeState
     from ablate.recipes.place import LayerPlace
 
+    Linear = Callable[[int, int, str], QuantLinear]
 
-class Llama(nn.Module):
-    """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, state: RecipeState) -> None:
+class Decoder(nn.Module):
+    """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16.
+
+    ``balance`` is the load-balancing loss of the last forward pass of a model with experts, else None.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
-        where = places(layer_names(config), heads=("head",))
+        if config.architecture == "gpt":
+            self.positions = nn.Parameter(torch.empty(seq_len, config.width))
+        where = model_places(config)
         self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state, where) for i in range(config.layers))
-        self.norm = _RMSNorm(config)
+        self.norm = _norm(config)
         self.head = QuantLinear(
             config.width,
             vocab_size,
-            name="head",
+            name=HEAD,
             state=state,
-            place=where["head"],
+            place=where[HEAD],
             weight=self.embedding if config.tied_head else None,
         )
+        self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers)."""
@@ -52,7 +60,7 @@ class Llama(nn.Module):
         shrink = 1 / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                nn.init.ones_(parameter)
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
                 continue
             into_residual = name.endswith(("out.weight", "down.weight"))
             nn.init.normal_(parameter, std=std * (shrink if into_residual else 1), generator=generator)
@@ -60,11 +68,33 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at every position."""
         x = F.embedding(tokens, self.embedding.to(torch.bfloat16))
-        rotation = _rotation(tokens.shape[1], self.config, tokens.device)
+        rotation = None
+        if self.config.architecture == "gpt":
+            x = x + self.positions[: tokens.shape[1]].to(x.dtype)
+        else:
+            rotation = _rotation(tokens.shape[1], self.config, tokens.device)
         for block in self.blocks:
             x = block(x, rotation)
+        mixtures = [module for module in self.modules() if isinstance(module, Experts)]
+        balance = [mixture.balance for mixture in mixtures if mixture.balance is not None]
+        self.balance = torch.stack(balance).mean() if balance else None
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    return _LayerNorm(config) if config.architecture == "gpt" else _RMSNorm(config)
+
+
+class _LayerNorm(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.width))
+        self.bias = nn.Parameter(torch.empty(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class _RMSNorm(nn.Module):
@@ -85,21 +115,22 @@ class _Block(nn.Module):
 
         def linear(inputs: int, outputs: int, part: str) -> QuantLinear:
             full = f"{name}.{part}"
-            return QuantLinear(inputs, outputs, name=full, state=state, place=where[full])
+            bias = nn.Parameter(torch.empty(outputs)) if config.architecture == "gpt" else None
+            return QuantLinear(inputs, outputs, name=full, state=state, place=where[full], bias=bias)
 
-        self.attention_norm = _RMSNorm(config)
+        self.attention_norm = _norm(config)
         self.attention = _Attention(config, linear)
-        self.ffn_norm = _RMSNorm(config)
-        self.ffn = _SwiGLU(config, linear)
+        self.ffn_norm = _norm(config)
+        self.ffn = _feed_forward(config, linear)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: ModelConfig, linear: Callable[[int, int, str], QuantLinear]) -> None:
+    def __init__(self, config: ModelConfig, linear: Linear) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
@@ -108,25 +139,47 @@ class _Attention(nn.Module):
         self.qkv = linear(config.width, rows, "attention.qkv")
         self.out = linear(config.width, config.width, "attention.out")
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, positions, width = x.shape
         heads = self.qkv(x).view(batch, positions, -1, self.head_dim).transpose(1, 2)
         qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        q, k = _Rotate.apply(qk, *rotation).split((self.heads, self.kv_heads), dim=1)  # type: ignore[no-untyped-call]
+        if rotation is not None:
+            qk = _Rotate.apply(qk, *rotation)  # type: ignore[no-untyped-call]
+        q, k = qk.split((self.heads, self.kv_heads), dim=1)
         y = _causal_attention(q, k, v)
         out: Tensor = self.out(y.transpose(1, 2).reshape(batch, positions, width))
         return out
 
 
+def _feed_forward(config: ModelConfig, linear: Linear) -> nn.Module:
+    if config.architecture == "gpt":
+        return _GELU(config, linear)
+    if config.experts is None:
+        return _SwiGLU(config, linear, "ffn")
+    experts = (_SwiGLU(config, linear, f"ffn.experts.{i}") for i in range(config.experts))
+    return Experts(experts, width=config.width, per_token=config.experts_per_token)
+
+
 class _SwiGLU(nn.Module):
-    def __init__(self, config: ModelConfig, linear: Callable[[int, int, str], QuantLinear]) -> None:
+    def __init__(self, config: ModelConfig, linear: Linear, name: str) -> None:
         super().__init__()
-        self.gate_up = linear(config.width, 2 * config.ffn, "ffn.gate_up")
-        self.down = linear(config.ffn, config.width, "ffn.down")
+        self.gate_up = linear(config.width, 2 * config.ffn, f"{name}.gate_up")
+        self.down = linear(config.ffn, config.width, f"{name}.down")
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class _GELU(nn.Module):
+    def __init__(self, config: ModelConfig, linear: Linear) -> None:
+        super().__init__()
+        self.up = linear(config.width, config.ffn, "ffn.up")
+        self.down = linear(config.ffn, config.width, "ffn.down")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
         return out
 
 

@@ -37,7 +37,7 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
         ValueError: an operand that its policy cannot take.
     """
     keep_freed_memory()
-    plan, state, model, optimizer = assemble(config, device)
+    plan, state, network, optimizer = assemble(config, device)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"
@@ -49,7 +49,8 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
             torch.cuda.synchronize(device)
         started = time.perf_counter()
         for _ in range(count):
-            gradients(model, state, draw.integers(0, config.vocab_size, shape), plan, config.training, device)
+            window = draw.integers(0, config.vocab_size, shape)
+            gradients(network, state, window, plan, config.training, device)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             state.step += 1

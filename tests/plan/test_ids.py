@@ -23,12 +23,17 @@ CONFIG = RunConfig(
     training=TrainingConfig(),
     recipe=resolve(RecipeSpec(gemms=["fprop"], stabiliser="sr+rht", rest="fp8")),
     backend="auto",
+    trainer="package.module:run",
+    code_digest="c1",
     seed=0,
 )
 LOCATIONS = {"data.paths", "data.validation_paths"}
 
 # For fields whose other value cannot be guessed from the one they have.
 OTHERS = {
+    "model.architecture": "gpt",
+    "model.hf": "name/on-the-hub",
+    "model.function": "package.module:function",
     "data.source": "jsonl",
     "data.tokenizer": "bpe",
     "data.token_dtype": "uint32",
@@ -65,6 +70,8 @@ def changed(value, path, whole_path):
         new = old / 2 if old else 0.5
     elif isinstance(old, list | tuple):
         new = [*old, "more"]
+    elif isinstance(old, dict):
+        new = {"key": 1}
     elif isinstance(old, str):
         new = f"{old}x"
     else:
@@ -98,17 +105,34 @@ def test_a_local_tokenizer_is_known_by_the_digest_and_one_on_the_hub_by_its_name
     assert run_id(with_tokenizer("gpt2")) != run_id(with_tokenizer("other/gpt2"))
 
 
+def test_code_in_a_file_is_known_by_the_digest_and_a_module_by_its_name():
+    def with_code(place, trainer):
+        return replace(CONFIG, model=ModelConfig(function=f"{place}:build"), trainer=trainer)
+
+    here, there = with_code("/here/m.py", "/here/t.py:run"), with_code("/there/n.py", "/there/t.py:run")
+    assert run_id(here) == run_id(there)
+    assert run_id(here) != run_id(replace(here, code_digest="c2"))
+    assert run_id(here) != run_id(replace(here, trainer="/here/t.py:other"))
+    assert run_id(with_code("a.b", None)) != run_id(with_code("a.c", None))
+    local, moved = (replace(CONFIG, model=ModelConfig(hf=folder)) for folder in ("/here/m", "/there/n"))
+    assert run_id(local) == run_id(moved)
+
+
 def test_the_id_is_what_the_documentation_says():
-    content = asdict(CONFIG)
+    config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
+    content = asdict(config)
     seed = content.pop("seed")
-    del content["data"]["paths"], content["data"]["validation_paths"]
+    del content["trainer"]  # None stands for nothing
+    content["model"] = {"width": 256}  # layers: 4 is the default
+    content["data"] = {"source": "text"}  # the paths are left out
+    content["training"] = {}
     text = json.dumps(
         [content | {"result_version": RESULT_VERSION}, seed],
         sort_keys=True,
         separators=(",", ":"),
         allow_nan=False,
     )
-    assert run_id(CONFIG) == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert run_id(config) == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_results_of_another_version_are_other_runs(monkeypatch):

@@ -1,0 +1,128 @@
+"""What planning must learn of code that is not ours: its digest, and a foreign model's layers.
+
+Only such studies pay for it: a model is built without memory, which imports torch.
+
+How it fails: ``UserError`` at the line of the study that names the code, model or recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ablate.architecture import layer_places
+from ablate.code import code_digest
+from ablate.errors import Problem, UserError
+from ablate.recipes import block_shape, group_size
+from ablate.recipes.place import stages
+from ablate.spec.stages import rule_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ablate.architecture import LinearLayer
+    from ablate.config import TrainingConfig
+    from ablate.recipes import Recipe
+    from ablate.spec import ResolvedArm, Study
+    from ablate.train.outline import Outline
+
+_Found = TypeVar("_Found")
+
+
+class Foreigners:
+    """Digests and outlines of a study's arms, found once for all that share them."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._digests: dict[tuple[object, ...], str | None] = {}
+        self._outlines: dict[tuple[object, ...], Outline] = {}
+
+    def digest(self, arm: ResolvedArm) -> str | None:
+        """Return the hash of an arm's code and of its model's files, None where all is ours.
+
+        Raises:
+            UserError: there is no such code or model.
+        """
+        model = arm.model
+        key = (arm.trainer, model.hf, model.pretrained, model.function)
+        if key not in self._digests:
+            parts = []
+            if model.hf is not None:
+                from ablate.hf_model import hf_digest
+
+                parts.append(self._placed(arm, "model", lambda: hf_digest(model)))
+            if model.function is not None:
+                function = model.function
+                parts.append(self._placed(arm, "model", lambda: code_digest(function)))
+            if arm.trainer is not None:
+                trainer = arm.trainer
+                parts.append(self._placed(arm, "trainer", lambda: code_digest(trainer)))
+            joined = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+            self._digests[key] = joined if parts else None
+        return self._digests[key]
+
+    def outline(self, arm: ResolvedArm, vocab_size: int) -> Outline | None:
+        """Return what an arm's model is made of, held against its recipe; None for one that is built in.
+
+        Raises:
+            UserError: it cannot be built, or does not fit its recipe.
+        """
+        model = arm.model
+        if model.is_built_in:
+            return None
+        key = (id(model), vocab_size, arm.training.seq_len)
+        if key not in self._outlines:
+            from ablate.train.outline import outline
+
+            self._outlines[key] = self._placed(
+                arm, "model", lambda: outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)
+            )
+        found = self._outlines[key]
+        if problems := list(self._problems(arm, found.layers)):
+            raise UserError(*problems)
+        return found
+
+    def _problems(self, arm: ResolvedArm, layers: tuple[LinearLayer, ...]) -> Iterator[Problem]:
+        for fault in rule_faults(layer_places(layers), arm.recipe):
+            yield self._at(arm, "recipe", Problem(what=f"{fault.what}; arm '{arm.name}'", hint=fault.hint))
+        if (what := _misfit(layers, arm.training, arm.recipe)) is not None:
+            hint = "give the layer a rule of its own: recipe.layers: [{match: …, recipe: bf16}]"
+            yield self._at(arm, "recipe", Problem(what=f"{what}; arm '{arm.name}'", hint=hint))
+
+    def _placed(self, arm: ResolvedArm, part: str, find: Callable[[], _Found]) -> _Found:
+        try:
+            return find()
+        except UserError as error:
+            raise UserError(*(self._at(arm, part, problem) for problem in error.problems)) from error
+
+    def _at(self, arm: ResolvedArm, part: str, problem: Problem) -> Problem:
+        """Give a problem that has no place the place of the study that leads to it."""
+        if problem.file is not None:
+            return problem
+        line, column = arm.lines[part]
+        return replace(problem, file=str(self._study.path), line=line, column=column)
+
+
+def _misfit(layers: tuple[LinearLayer, ...], training: TrainingConfig, recipe: Recipe) -> str | None:
+    """Return the first dimension that a block, tile or Hadamard group does not divide, in words."""
+    tokens = (training.micro_batch_size or training.batch_size) * training.seq_len
+    where = layer_places(layers)
+    for layer in layers:
+        m, n, k = (
+            (tokens, f"{tokens} tokens of a micro-batch, which go through {layer.name},"),
+            (layer.outputs, f"out-features {layer.outputs} of {layer.name}"),
+            (layer.inputs, f"in-features {layer.inputs} of {layer.name}"),
+        )
+        # Of each operand the dimension that its GEMM contracts over, and the other.
+        dimensions = {
+            ("fprop", "x"): (k, m), ("fprop", "w"): (k, n), ("dgrad", "dy"): (n, m),
+            ("dgrad", "w"): (n, k), ("wgrad", "dy"): (m, n), ("wgrad", "x"): (m, k),
+        }  # fmt: skip
+        for stage in stages(recipe, where[layer.name]):
+            for gemm, operand, policy in stage.recipe.operands():
+                needs = (group_size(policy), block_shape(policy)[0])
+                for (size, words), divisor in zip(dimensions[gemm, operand], needs, strict=True):
+                    if size % divisor:
+                        return f"{words} is not a multiple of {divisor}, as {gemm.capitalize()} needs it"
+    return None

@@ -1,0 +1,118 @@
+"""Models, trainers and recipes that only planning can check: each fault is a line of the study's file."""
+
+import pytest
+
+from ablate.errors import UserError
+from ablate.plan import build_plan
+from ablate.spec import load_study
+
+MODEL = """\
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.head = nn.Linear(width, vocab_size)
+
+def build(*, vocab_size, seq_len, width=64):
+    return Net(vocab_size, width)
+"""
+STUDY = """\
+name: s
+baseline: a
+target: {val_loss: 3.3}
+base:
+  model: {function: my_model.py:build}
+  training: {tokens: 10_000, eval_every_tokens: 5_000}
+arms:
+  a: {recipe: bf16}
+  b: {recipe: mxfp4}
+"""
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    (tmp_path / "my_model.py").write_text(MODEL)
+
+    def plan(text=STUDY):
+        path = tmp_path / "s.yaml"
+        path.write_text(text)
+        return build_plan(load_study(path))
+
+    return plan
+
+
+def test_the_plan_knows_a_users_model(plan_of, tmp_path):
+    arm = plan_of().arm("b")
+    assert [layer.name for layer in arm.layers] == ["blocks.0", "blocks.1", "blocks.2", "head"]
+    assert arm.size.parameters == 256 * 64 + 3 * (64 * 64 + 64) + 64 * 256 + 256
+    assert arm.model.function == f"{tmp_path}/my_model.py:build"
+    before = arm.runs[0].id
+    (tmp_path / "my_model.py").write_text(MODEL + "\n# changed\n")
+    assert plan_of().arm("b").runs[0].id != before
+
+
+def test_a_trainer_changes_the_id_by_its_code(plan_of, tmp_path):
+    (tmp_path / "t.py").write_text("def run(*args, **options):\n    pass\n")
+    text = STUDY.replace("  b: {recipe: mxfp4}", "  b: {recipe: bf16, trainer: t.py:run}")
+    plan = plan_of(text)
+    assert plan.arm("b").differs == {"trainer": (None, f"{tmp_path}/t.py:run")}
+    assert plan.arm("b").config(0).trainer == f"{tmp_path}/t.py:run"
+    assert plan.arm("a").runs[0].id != plan.arm("b").runs[0].id
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("my_model.py:build", "nowhere.py:build", "s.yaml:5:21: {tmp}/nowhere.py:build: no such file"),
+        ("my_model.py:build", "my_model.py:other", "s.yaml:5:21: {tmp}/my_model.py:other: my_model.py"),
+        ("my_model.py:build", "my_model.py", "s.yaml:5:21: '{tmp}/my_model.py' names no function"),
+        ("my_model.py:build", "no_such_module:build", "s.yaml:5:21: no_such_module:build: no module"),
+        ("{function: my_model.py:build}", "{hf: ./nowhere}", "s.yaml:5:15: model.hf: no such folder"),
+        ("my_model.py:build}", "my_model.py:build, options: {wide: 3}}", "s.yaml:5:21: model.function"),
+        (
+            "my_model.py:build}",
+            "my_model.py:build, options: {width: 48}}",
+            "s.yaml:9:15: in-features 48 of blocks.0 is not a multiple of 32, as Fprop needs it; arm 'b'",
+        ),
+        (
+            "{recipe: mxfp4}",
+            "{recipe: {gemms: [wgrad], layers: [{match: '*.q_proj', recipe: bf16}]}}",
+            "s.yaml:9:40: no layer of this model is called '*.q_proj'; arm 'b'",
+        ),
+        (
+            "eval_every_tokens: 5_000}",
+            "eval_every_tokens: 5_000, seq_len: 100, batch_size: 10}",
+            "s.yaml:9:15: 1000 tokens of a micro-batch, which go through blocks.0, is not a multiple of 32",
+        ),
+        (
+            "{function: my_model.py:build}",
+            "{function: my_model.py:build, width: 64}",
+            "s.yaml:5:47: base.model.width: width belongs to the built-in model, not to function",
+        ),
+        (
+            "{function: my_model.py:build}",
+            "{function: my_model.py:build, hf: x}",
+            "s.yaml:5:21: base.model.function: a second model: hf beside function",
+        ),
+        ("{function: my_model.py:build}", "{pretrained: true}", "pretrained needs hf"),
+        ("{function: my_model.py:build}", "{options: {a: 1}}", "options needs hf or function"),
+        ("{function: my_model.py:build}", "{architecture: gpt, experts: 2}", "gpt takes no experts"),
+        ("{function: my_model.py:build}", "{experts: 2, experts_per_token: 3}", "3 exceeds experts 2"),
+        ("  b: {recipe: mxfp4}", "  b: {trainer: nowhere.py:run}", "s.yaml:9:16: {tmp}/nowhere.py:run: no"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_a_line_of_the_study(plan_of, tmp_path, before, after, said):
+    with pytest.raises(UserError) as caught:
+        plan_of(STUDY.replace(before, after))
+    lines = str(caught.value).splitlines()
+    assert any(said.format(tmp=tmp_path) in line for line in lines), lines
+    assert len(lines) == 1
+
+
+def test_an_arm_may_take_another_model(plan_of):
+    text = STUDY.replace("b: {recipe: mxfp4}", "b: {model: {preset: gpt-tiny, layers: 1}}")
+    arm = plan_of(text).arm("b")
+    assert (arm.model.function, arm.model.architecture, arm.model.layers) == (None, "gpt", 1)
