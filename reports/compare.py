@@ -139,7 +139,7 @@ def _differences(
             "crossing": analysis.target.rule,
             "baseline": analysis.baseline,
             "paired seeds": analysis.paired,
-            "timing": analysis.timing,
+            "timing": analysis.timing.kind,
         }
         for section in ("model", "data", "training"):
             content = config.get(section) or (frame.plan.get(section) if section == "training" else None)

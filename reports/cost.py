@@ -73,13 +73,19 @@ def mean_tokens(outcomes: Sequence[Outcome]) -> Interval:
     if not runs:
         return Interval(note="no results")
     if all(run.exact for run in runs):
-        return exponential(mean_interval([math.log(run.high) for run in runs]))
+        return exponential(mean_interval(_logs(runs)))
     low, high = _log_range(runs)
     return Interval(
         low=math.exp(low) if math.isfinite(low) else None,
         high=math.exp(high) if math.isfinite(high) else None,
         note=_why_inexact(runs),
     )
+
+
+def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
+    """Return the mean log of the tokens to target; None unless every result has one."""
+    runs = [run for run in outcomes if run.end != "missing"]
+    return mean_estimate(_logs(runs)) if runs and all(run.exact for run in runs) else None
 
 
 def token_cost(arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False) -> Cost:
