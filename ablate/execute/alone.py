@@ -34,7 +34,7 @@ def other_work(device: str) -> str | None:
     try:
         load = torch.cuda.utilization(device)
     except Exception:  # NVML's and AMD SMI's packages may be missing, and raise their own
-        return "whether others use the GPU is not known (its driver's Python package is missing)"
+        return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 

@@ -297,7 +297,7 @@ def test_no_record_makes_a_traceback(tmp_path):
     path = store.throughput_path
     whole = path.read_bytes()
     used, left_out = 0, 0
-    for turn in range(1500):
+    for turn in range(800):
         if turn % 2:
             path.write_bytes(damage(whole, draw))
         else:
