@@ -15,7 +15,7 @@ import pandas as pd
 
 from ablate.reports.bootstrap import bootstrap_cost
 from ablate.reports.comparable import SetApart, find_set_apart
-from ablate.reports.cost import Cost, is_settled, mean_tokens, token_cost
+from ablate.reports.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
 from ablate.reports.effects import Effects, factor_effects
 from ablate.reports.intervals import Interval
@@ -27,6 +27,7 @@ from ablate.reports.speed import (
     Measured,
     Modelled,
     TimedRun,
+    alone_speed,
     measured_speed,
     modelled_speed,
     read_configs,
@@ -35,6 +36,7 @@ from ablate.reports.speed import (
 from ablate.reports.steps import Step, find_steps
 from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
+from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -42,8 +44,9 @@ if TYPE_CHECKING:
     from ablate.config import RunConfig
     from ablate.reports.load import StudyFrames
 
-_OF_THE_ARM = (
+_OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
+    "timing_why_not", "gpu_uuid",
 )  # fmt: skip
 
 
@@ -81,7 +84,8 @@ class ArmResult:
     """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet).
 
     ``again``: the baseline once more with other seeds, where nothing should be found. ``measured``: None
-    unless every run's timing is native. ``fp4_share``, ``modelled``: None and empty without a configuration.
+    without a timing that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a
+    configuration.
     """
 
     name: str
@@ -133,7 +137,8 @@ class Analysis:
     arms: tuple[ArmResult, ...]
     steps: tuple[Step, ...]
     resolution: Resolution
-    timing: str
+    timing: RunTiming
+    throughput: Throughput | None
     environments: tuple[tuple[dict[str, Any], int], ...]
     backends: tuple[tuple[str, int], ...]
     failed_self_tests: int
@@ -211,7 +216,8 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
                 Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
             )
     base = plan["baseline"]
-    timing = _timing(frames.environments)
+    timing = timing_of_runs(frames.environments, frames.attempts)
+    throughput = judge_throughput(frames, left_out=apart.keys(), waived=waived)
     configs = read_configs(frames.configs)
     horizon = common_horizon(outcomes.values())
     arms = tuple(
@@ -225,9 +231,10 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
             base_runs=results.get(base, []),
             config=configs.get(entry["name"]),
             base_config=configs.get(base),
-            native=timing == "native",
+            timing=timing,
+            throughput=throughput,
             horizon=horizon,
-            is_baseline=entry["name"] == base,
+            baseline=base,
             paired=paired,
             rule=target.rule,
         )
@@ -250,6 +257,7 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
         ),
         resolution=_resolution(every, outcomes.get(base, [])),
         timing=timing,
+        throughput=throughput,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
         token_effects=factor_effects(
@@ -320,12 +328,14 @@ def _arm_result(
     base_runs: Sequence[RunResult],
     config: RunConfig | None,
     base_config: RunConfig | None,
-    native: bool,
+    timing: RunTiming,
+    throughput: Throughput | None,
     horizon: float | None,
-    is_baseline: bool,
+    baseline: str,
     paired: bool,
     rule: Rule,
 ) -> ArmResult:
+    is_baseline = entry["name"] == baseline
     ends = [run.end for run in outcomes]
     cost = Cost(kind="baseline") if is_baseline else token_cost(outcomes, base_outcomes, paired=paired)
     mean = mean_tokens(outcomes)
@@ -333,6 +343,12 @@ def _arm_result(
     def plus_one(value: float | None) -> float | None:
         return None if value is None else 1 + value
 
+    measured = None
+    if throughput is not None and entry["name"] in throughput.rates:
+        rates, base_rates = throughput.rates[entry["name"]], throughput.rates[baseline]
+        measured = alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(outcomes))
+    elif timing.kind == "native":
+        measured = measured_speed(_timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired)
     return ArmResult(
         name=entry["name"],
         description=entry.get("description"),
@@ -366,9 +382,7 @@ def _arm_result(
         power=None
         if is_baseline
         else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),
-        measured=measured_speed(_timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired)
-        if native
-        else None,
+        measured=measured,
         fp4_share=None if config is None else share_in_fp4(config),
         modelled=()
         if config is None or base_config is None
@@ -396,25 +410,15 @@ def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolut
     )
 
 
-def _timing(environments: dict[str, dict[str, Any]]) -> str:
-    """Return ``native`` if every run that ran vouches for its timing, ``logged`` if runs were imported."""
-    if any(environment.get("backend_mode") == "imported" for environment in environments.values()):
-        return "logged"
-    native = bool(environments) and all(
-        environment.get("backend_mode") == "native" and environment.get("timing_valid") is True
-        for environment in environments.values()
-    )
-    return "native" if native else "emulated"
-
-
 def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, Any], int], ...]:
     """Return the different machines and versions, with the number of runs on each, in the order of the plan.
 
-    Who did which GEMM belongs to an arm's recipe and makes no other environment of the same machine.
+    Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
+    another environment of the same machine.
     """
     counts: list[tuple[dict[str, Any], int]] = []
     for whole in environments.values():
-        environment = {key: value for key, value in whole.items() if key not in _OF_THE_ARM}
+        environment = {key: value for key, value in whole.items() if key not in _OF_THE_RUN}
         for i, (known, count) in enumerate(counts):
             if known == environment:
                 counts[i] = (known, count + 1)

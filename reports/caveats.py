@@ -63,6 +63,7 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     found.extend(_set_apart(analysis))
     found.extend(_bootstrap(analysis))
     found.extend(_settings(analysis))
+    found.extend(_throughput(analysis))
     found.extend(f"Left out: {fault}" for fault in faults)
     return tuple(found)
 
@@ -105,7 +106,7 @@ def _bootstrap(analysis: Analysis) -> list[str]:
 
 def _settings(analysis: Analysis) -> list[str]:
     """Name what arms of imported logs differ in besides their recipe, which no log tells."""
-    if analysis.timing != "logged":
+    if analysis.timing.kind != "logged":
         return []
     found = []
     for arm in analysis.others:
@@ -120,6 +121,19 @@ def _settings(analysis: Analysis) -> list[str]:
                 "is not its recipe's alone."
             )
     return found
+
+
+def _throughput(analysis: Analysis) -> list[str]:
+    """Say for which arms what ``ablate throughput`` measured does not count, and why."""
+    record = analysis.throughput
+    if record is None or not record.refused:
+        return []
+    arms: dict[str, list[str]] = {}
+    for arm, reason in record.refused.items():
+        arms.setdefault(reason, []).append(arm)
+    listed = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
+    what = f"`ablate throughput` ({words.timed_alone(record)}) gives no speed-up"
+    return [f"{what}{' for some arms' if record.rates else ''}: {listed}."]
 
 
 def _resolution(analysis: Analysis) -> list[str]:

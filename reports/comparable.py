@@ -80,12 +80,12 @@ def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
         "tokenizer": _text(tokenizer),
         "evaluation": _text(evaluation),
         "code": code,
-        "device": _device(environment),
+        "device": trained_on(environment),
         "world_size": None if world_size is None else str(world_size),
     }
 
 
-def _device(environment: Mapping[str, Any]) -> str | None:
+def trained_on(environment: Mapping[str, Any]) -> str | None:
     """Return the GPU's name or CPU; what others' logs ran on differs by design, and is theirs to say."""
     if environment.get("backend_mode") in (None, "imported"):
         return None

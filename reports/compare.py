@@ -10,20 +10,17 @@ How it fails: it does not raise. An arm that one study lacks, or that has no est
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ablate.reports import words
-from ablate.reports.intervals import Interval, exponential, quantile
+from ablate.reports.intervals import Interval, difference, exponential, t_interval
 from ablate.reports.tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from ablate.reports.analyse import Analysis, ArmResult
+    from ablate.reports.analyse import Analysis
     from ablate.reports.cost import Cost
     from ablate.reports.load import StudyFrames
 
@@ -62,7 +59,7 @@ def compare(
             name=name,
             left=arms[name].token_cost if name in arms else None,
             right=others[name].token_cost if name in others else None,
-            ratio=_ratio((arms[name], left), (others[name], right))
+            ratio=_ratio(arms[name].token_cost, others[name].token_cost)
             if name in arms and name in others
             else Interval(note="in one study only"),
         )
@@ -124,43 +121,10 @@ def compare_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _ratio(left: tuple[ArmResult, Analysis], right: tuple[ArmResult, Analysis]) -> Interval:
-    own, other = _log_cost(*left), _log_cost(*right)
-    if own is None or other is None:
+def _ratio(left: Cost, right: Cost) -> Interval:
+    if left.log_ratio is None or right.log_ratio is None:
         return Interval(note="no estimate in one of the studies")
-    (mean_a, parts_a), (mean_b, parts_b) = own, other
-    parts = [*parts_a, *parts_b]
-    variance = sum(part for part, _ in parts)
-    difference = mean_b - mean_a
-    if variance == 0 or not math.isfinite(variance):
-        return exponential(Interval(estimate=difference, note="no interval"), minus=1.0)
-    degrees = variance**2 / sum(part**2 / df for part, df in parts if part > 0)
-    half = quantile(degrees) * math.sqrt(variance)
-    return exponential(
-        Interval(estimate=difference, low=difference - half, high=difference + half), minus=1.0
-    )
-
-
-def _log_cost(arm: ArmResult, analysis: Analysis) -> tuple[float, list[tuple[float, int]]] | None:
-    """Return log (1 + cost), and (variance of a mean, its degrees of freedom) of what it is made of."""
-    if arm.token_cost.estimate is None:
-        return None
-    own, base = _logs(arm), _logs(analysis.baseline_arm)
-    if arm.token_cost.pairs is not None:
-        differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
-        return float(np.mean(differences)), [_mean_variance(differences)]
-    x, y = list(own.values()), list(base.values())
-    return float(np.mean(x) - np.mean(y)), [_mean_variance(x), _mean_variance(y)]
-
-
-def _logs(arm: ArmResult) -> dict[int, float]:
-    return {run.seed: math.log(run.tokens_to_target) for run in arm.runs if run.tokens_to_target}
-
-
-def _mean_variance(values: Sequence[float]) -> tuple[float, int]:
-    if len(values) < 2:
-        return math.inf, 1
-    return float(np.var(values, ddof=1)) / len(values), len(values) - 1
+    return exponential(t_interval(difference(right.log_ratio, left.log_ratio)), minus=1.0)
 
 
 def _differences(
@@ -175,7 +139,7 @@ def _differences(
             "crossing": analysis.target.rule,
             "baseline": analysis.baseline,
             "paired seeds": analysis.paired,
-            "timing": analysis.timing,
+            "timing": analysis.timing.kind,
         }
         for section in ("model", "data", "training"):
             content = config.get(section) or (frame.plan.get(section) if section == "training" else None)

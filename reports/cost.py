@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ablate.reports.intervals import ONE_RUN, Interval, exponential, mean_interval, welch_interval
+from ablate.reports.intervals import (
+    ONE_RUN,
+    Estimate,
+    Interval,
+    difference,
+    exponential,
+    mean_estimate,
+    mean_interval,
+    t_interval,
+    welch_interval,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +43,7 @@ class Cost:
     ``interval``: estimate with a 95 % interval. ``point``: estimate without one. ``bound``: no estimate;
     ``low`` or ``high`` bounds the cost of *these runs* and carries no sampling error, which ``restricted``
     shows in its place: the cost with every run cut at the budget, with its interval. ``none``: nothing.
+    ``log_ratio``: log (1 + cost) with its error, for those who reckon on with an estimate.
     """
 
     kind: Kind
@@ -45,6 +56,7 @@ class Cost:
     pairs: int | None = None
     variance_ratio: float | None = None
     restricted: Interval | None = None
+    log_ratio: Estimate | None = None
 
 
 def is_settled(cost: Cost) -> bool:
@@ -61,13 +73,19 @@ def mean_tokens(outcomes: Sequence[Outcome]) -> Interval:
     if not runs:
         return Interval(note="no results")
     if all(run.exact for run in runs):
-        return exponential(mean_interval([math.log(run.high) for run in runs]))
+        return exponential(mean_interval(_logs(runs)))
     low, high = _log_range(runs)
     return Interval(
         low=math.exp(low) if math.isfinite(low) else None,
         high=math.exp(high) if math.isfinite(high) else None,
         note=_why_inexact(runs),
     )
+
+
+def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
+    """Return the mean log of the tokens to target; None unless every result has one."""
+    runs = [run for run in outcomes if run.end != "missing"]
+    return mean_estimate(_logs(runs)) if runs and all(run.exact for run in runs) else None
 
 
 def token_cost(arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False) -> Cost:
@@ -82,8 +100,8 @@ def token_cost(arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: b
     pairs = sorted({run.seed for run in left} & {run.seed for run in right}) if paired else []
     if len(pairs) >= 2:
         return _paired(left, right, pairs)
-    log_ratio = welch_interval(_logs(left), _logs(right))
-    cost = exponential(log_ratio, minus=1.0)
+    log_ratio = difference(mean_estimate(_logs(left)), mean_estimate(_logs(right)))
+    cost = exponential(t_interval(log_ratio), minus=1.0)
     reason = cost.note
     if paired and reason != ONE_RUN:
         reason = "fewer than 2 seeds in common: compared unpaired"
@@ -95,6 +113,7 @@ def token_cost(arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: b
         reason=reason,
         n=len(left),
         n_baseline=len(right),
+        log_ratio=log_ratio,
     )
 
 
@@ -107,7 +126,8 @@ def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int])
     y_of = {run.seed: math.log(run.high) for run in right}
     x = np.array([x_of[seed] for seed in pairs])
     y = np.array([y_of[seed] for seed in pairs])
-    cost = exponential(mean_interval(x - y), minus=1.0)
+    log_ratio = mean_estimate(x - y)
+    cost = exponential(t_interval(log_ratio), minus=1.0)
     spread = float(np.var(x - y, ddof=1))
     unpaired = float(np.var(x, ddof=1) + np.var(y, ddof=1))
     return Cost(
@@ -121,6 +141,7 @@ def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int])
         pairs=len(pairs),
         # Above 1, pairing has made the interval narrower; at 1 it has gained nothing.
         variance_ratio=unpaired / spread if spread > 0 else None,
+        log_ratio=log_ratio,
     )
 
 

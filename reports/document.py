@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ablate.reports.cost import Cost
     from ablate.reports.effects import Effects
     from ablate.reports.intervals import Interval
+    from ablate.reports.timing import Throughput
     from ablate.reports.verdict import Verdict
 
 FORMAT = 1
@@ -43,7 +44,9 @@ def build_document(
         "runs_planned": analysis.planned,
         "runs_missing": analysis.missing,
         "paired_seeds": analysis.paired,
-        "timing": analysis.timing,
+        "timing": analysis.timing.kind,
+        "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
+        "throughput": _throughput(analysis.throughput),
         "evaluation_interval": {
             "tokens": analysis.resolution.interval_tokens,
             "share_of_tokens_to_target": analysis.resolution.share,
@@ -96,6 +99,21 @@ def build_document(
             "found_to_differ": analysis.same_arm.positives,
             "largest_cost": analysis.same_arm.largest_cost,
         },
+    }
+
+
+def _throughput(record: Throughput | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {
+        "device": record.device,
+        "arch": record.arch,
+        "versions": record.versions,
+        "steps": record.steps,
+        "repeats": record.repeats,
+        "measured_unix": record.measured_unix,
+        "tokens_per_sec": {arm: list(rates) for arm, rates in record.rates.items()},
+        "not_used": dict(record.refused),
     }
 
 
@@ -172,6 +190,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "measured": None
         if arm.measured is None
         else {
+            "timed": "alone" if arm.measured.alone else "in its runs",
             "throughput_over_baseline": _interval(arm.measured.throughput),
             "end_to_end_speed": _interval(arm.measured.end_to_end),
             "gpu_hours_to_target": _interval(arm.measured.hours),

@@ -1,11 +1,13 @@
-"""The three intervals the report uses: of a mean, of a difference of means (Welch), of paired differences.
+"""The intervals the report uses: of a mean, of a difference of means (Welch), of paired differences.
 
-They are Student's t intervals at 95 %, two-sided. ``scipy.special`` is used instead of ``scipy.stats``, which
-takes three times as long to import; the tests compare the results with ``scipy.stats``.
+And of differences of these again, where the two sides are independent: put together from ``Estimate``s.
+All are Student's t intervals at 95 %, two-sided, with Welch's and Satterthwaite's degrees of freedom where
+there are several sources of error. ``scipy.special`` is used instead of ``scipy.stats``, which takes three
+times as long to import; the tests compare the results with ``scipy.stats``.
 
-How it fails: it does not raise. Where no interval can be had (one value, or no spread at all), ``low`` and
-``high`` are None and ``note`` says why. An interval of width nought would claim a certainty that a few equal
-figures do not give.
+How it fails: it does not raise. Where no interval can be had (one value, no spread at all, a spread beyond
+all reckoning), ``low`` and ``high`` are None and ``note`` says why. An interval of width nought would claim a
+certainty that a few equal figures do not give.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
+TOO_LARGE = "the figures lie too far apart: no interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +43,59 @@ def quantile(degrees: float) -> float:
     return float(stdtrit(degrees, 0.5 + LEVEL / 2))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure with the variance of its error, and the degrees of freedom that this variance is known with.
+
+    ``degrees`` is nought where the variance is not known, as of a single value.
+    """
+
+    value: float
+    variance: float
+    degrees: float
+
+
+def mean_estimate(values: ArrayLike) -> Estimate:
+    """Return the mean of one value at least."""
+    x = np.asarray(values, dtype=float)
+    mean = float(np.mean(x))
+    # Rounding must make no spread where there is none.
+    variance = float(np.var(x, ddof=1)) / len(x) if len(x) > 1 and np.ptp(x) else 0.0
+    return Estimate(value=mean, variance=variance, degrees=len(x) - 1)
+
+
+def difference(left: Estimate, right: Estimate) -> Estimate:
+    """Return left − right of two independent estimates, with Welch's and Satterthwaite's degrees of freedom.
+
+    Either may be a difference itself: v²/d of a difference is the sum of its parts', so that the result is
+    the formula over all parts whatever the order in which they are put together.
+    """
+    value, variance = left.value - right.value, left.variance + right.variance
+    if not left.degrees or not right.degrees:
+        return Estimate(value=value, variance=0.0, degrees=0.0)
+    if not variance:
+        return Estimate(value=value, variance=0.0, degrees=left.degrees + right.degrees)
+    # By shares of the variance, whose squares neither overflow nor vanish.
+    shares = ((part.variance / variance, part.degrees) for part in (left, right))
+    return Estimate(value=value, variance=variance, degrees=1 / sum(w**2 / d for w, d in shares))
+
+
+def t_interval(estimate: Estimate) -> Interval:
+    """Return an estimate with its t interval."""
+    if not estimate.degrees:
+        return Interval(estimate=estimate.value, note=ONE_RUN)
+    if not estimate.variance:
+        return Interval(estimate=estimate.value, note=NO_SPREAD)
+    half = quantile(estimate.degrees) * math.sqrt(estimate.variance)
+    if not math.isfinite(half):
+        return Interval(estimate=estimate.value, note=TOO_LARGE)
+    return Interval(estimate=estimate.value, low=estimate.value - half, high=estimate.value + half)
+
+
 def mean_interval(values: ArrayLike) -> Interval:
     """Return the mean with its t interval; of paired differences this is the paired t interval."""
     x = np.asarray(values, dtype=float)
-    if not len(x):
-        return Interval(note="no values")
-    mean = float(np.mean(x))
-    if len(x) == 1:
-        return Interval(estimate=mean, note=ONE_RUN)
-    if np.ptp(x) == 0:
-        return Interval(estimate=mean, note=NO_SPREAD)
-    half = quantile(len(x) - 1) * float(np.std(x, ddof=1)) / math.sqrt(len(x))
-    return Interval(estimate=mean, low=mean - half, high=mean + half)
+    return t_interval(mean_estimate(x)) if len(x) else Interval(note="no values")
 
 
 def welch_interval(left: ArrayLike, right: ArrayLike) -> Interval:
@@ -60,16 +104,7 @@ def welch_interval(left: ArrayLike, right: ArrayLike) -> Interval:
     y = np.asarray(right, dtype=float)
     if not len(x) or not len(y):
         return Interval(note="no values")
-    difference = float(np.mean(x) - np.mean(y))
-    if min(len(x), len(y)) < 2:
-        return Interval(estimate=difference, note=ONE_RUN)
-    if np.ptp(x) == 0 and np.ptp(y) == 0:
-        return Interval(estimate=difference, note=NO_SPREAD)
-    var_x = float(np.var(x, ddof=1)) / len(x)
-    var_y = float(np.var(y, ddof=1)) / len(y)
-    degrees = (var_x + var_y) ** 2 / (var_x**2 / (len(x) - 1) + var_y**2 / (len(y) - 1))
-    half = quantile(degrees) * math.sqrt(var_x + var_y)
-    return Interval(estimate=difference, low=difference - half, high=difference + half)
+    return t_interval(difference(mean_estimate(x), mean_estimate(y)))
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:

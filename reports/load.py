@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,13 @@ from ablate.errors import UserError
 from ablate.json_text import parse_json
 from ablate.reports.shapes import fault_of
 from ablate.store import DAMAGED, StudyStore
+from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ablate.reports.shapes import Kind
+    from ablate.store.leases import Attempt
 
 PLAN_FORMAT = 1
 _THROUGHPUT_SAMPLES = 200
@@ -51,7 +55,8 @@ class StudyFrames:
 
     ``runs`` has one row for each run of the plan, ``evals`` one for each evaluation (``val_loss`` in nats
     per token, ordered by run and tokens, each token count once). ``configs`` maps an arm to the resolved
-    configuration of its first run that has one; ``environments`` maps a run id to what it ran on.
+    configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
+    ``attempts`` to when and where its last attempt was. ``throughput``: what ``ablate throughput`` measured.
     """
 
     plan: dict[str, Any]
@@ -59,6 +64,8 @@ class StudyFrames:
     evals: pd.DataFrame
     configs: dict[str, dict[str, Any]]
     environments: dict[str, dict[str, Any]]
+    attempts: dict[str, Attempt]
+    throughput: dict[str, Any] | None
     faults: tuple[str, ...]
 
 
@@ -75,6 +82,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
     curves: list[_Evaluations] = []
     configs: dict[str, dict[str, Any]] = {}
     environments: dict[str, dict[str, Any]] = {}
+    attempts: dict[str, Attempt] = {}
     for arm in plan["arms"]:
         for entry in arm["runs"]:
             run = store.run(entry["id"])
@@ -87,6 +95,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
                 configs.setdefault(arm["name"], config)
             if environment:
                 environments[run.run_id] = environment
+            if attempt := Leases(run.attempts).read(status.attempt):
+                attempts[run.run_id] = attempt
             evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
             who = {"run_id": run.run_id, "arm": arm["name"], "seed": entry["seed"]}
             curves.append(evals)
@@ -111,6 +121,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
         evals=_one_frame(run_rows, curves),
         configs=configs,
         environments=environments,
+        attempts=attempts,
+        throughput=_read_object("throughput", store.throughput_path, faults) or None,
         faults=tuple(faults),
     )
 
@@ -152,7 +164,7 @@ def _read_plan(store: StudyStore) -> dict[str, Any]:
     return plan
 
 
-def _read_object(kind: Literal["config", "environment"], path: Path, faults: list[str]) -> dict[str, Any]:
+def _read_object(kind: Kind, path: Path, faults: list[str]) -> dict[str, Any]:
     """Return a JSON object; empty where the file is absent or damaged (which is then a fault)."""
     try:
         value = parse_json(path.read_bytes())

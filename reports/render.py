@@ -170,17 +170,6 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {listed}"
     interval = words.tokens(analysis.resolution.interval_tokens)
     of_target = words.share(analysis.resolution.share)
-    if analysis.timing == "native":
-        timing = "native and unshared in every run."
-    elif analysis.timing == "logged":
-        timing = (
-            "as their logs say: read from logs that others wrote, so nothing here is a measured speed-up."
-        )
-    else:
-        timing = (
-            "emulated, or not vouched for by every run: nothing here is a measured speed-up, and tokens/s of "
-            "these runs are not those of FP4 hardware."
-        )
     not_reached = (
         "censored: the budget ended before the target. Diverged is an end of its own and counts as never "
         "reaching. Such an arm has no estimate, only a bound, with those runs at their budget."
@@ -196,10 +185,29 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         ("Break-even", "1 + token cost: the throughput over the baseline's from which the arm pays."),
         ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
         ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
-        ("Timing", timing),
+        ("Timing", _timing(analysis)),
         *_pooled(analysis),
         *_same_arm(analysis),
     )
+
+
+def _timing(analysis: Analysis) -> str:
+    """Say what the timing of the runs is worth, and where a measured speed-up is from."""
+    record = analysis.throughput
+    alone = record is not None and bool(record.rates)
+    if analysis.timing.kind == "native":
+        text = "native and unshared in every run, as far as the runs can tell."
+    elif analysis.timing.kind == "logged":
+        text = "as their logs say: read from logs that others wrote, so nothing here is a measured speed-up."
+    else:
+        text = (
+            f"not native and unshared in every run: {words.timing_reasons(analysis.timing)}. Tokens/s of "
+            "these runs are not those of FP4 hardware"
+        )
+        text += "." if alone else ", and nothing here is a measured speed-up."
+    if record is None or not alone:
+        return text
+    return f"{text} Measured speed is from `ablate throughput` ({words.timed_alone(record)})."
 
 
 def inline_svg(drawing: Drawing) -> Markup:

@@ -11,8 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.types import StrictBool, StrictInt, StrictStr
 
+from ablate.store.leases import LATEST_UNIX
+
 _Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 _Seed = Annotated[StrictInt, Field(ge=0, lt=1 << 62)]
+_Count = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 
 class _Open(BaseModel):
@@ -91,18 +94,54 @@ class _Choice(_Open):
 class _Environment(_Open):
     backend_mode: StrictStr | None = None
     timing_valid: StrictBool = False
+    timing_why_not: StrictStr | None = None
     gpu: StrictStr | None = None
+    gpu_uuid: StrictStr | None = None
+    threads: _Count | None = None
+    cpus_visible: _Count | None = None
     code: StrictStr | None = None
     backend_choices: list[_Choice] | None = None
     self_tests: list[dict[str, Any]] | None = None
 
 
+class _Device(_Open):
+    name: StrictStr
+    arch: StrictStr
+
+
+class _Settings(_Open):
+    steps: _Count
+    repeats: _Count
+
+
+class _Timed(_Open):
+    arm: StrictStr
+    run: StrictStr
+    tokens_per_sec: Annotated[list[Annotated[_Number, Field(gt=0, lt=1e300)]], Field(min_length=1)]
+    backend_mode: StrictStr
+    timing_valid: StrictBool
+    why_not: StrictStr | None
+
+
+class _Throughput(_Open):
+    format: Literal[1]
+    device: _Device
+    code: StrictStr
+    versions: dict[StrictStr, StrictStr | None]
+    settings: _Settings
+    measured_unix: Annotated[_Number, Field(ge=0, lt=LATEST_UNIX)]
+    arms: list[_Timed]
+
+
+Kind = Literal["plan", "config", "environment", "throughput"]
+
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     "plan": TypeAdapter(_Plan), "config": TypeAdapter(_Config), "environment": TypeAdapter(_Environment),
+    "throughput": TypeAdapter(_Throughput),
 }  # fmt: skip
 
 
-def fault_of(kind: Literal["plan", "config", "environment"], content: object) -> str | None:
+def fault_of(kind: Kind, content: object) -> str | None:
     """Return in one line what is wrong with a file's content, None where nothing is."""
     try:
         _ADAPTERS[kind].validate_python(content)

@@ -1,11 +1,13 @@
-"""What an arm gains in time: measured, where every run's timing is native; modelled, on named hardware.
+"""What an arm gains in time: measured, where timing is native and unshared; modelled, on named hardware.
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
-Both are Welch's (or paired) intervals on logs over runs, so that the errors of throughput and of token cost
-are carried together, with what they have in common. Modelled: ``ablate.plan.speed``.
+Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
+errors are independent: their variances on logs add up. Else the runs' own timing serves: Welch's (or paired)
+intervals on logs over runs, in which both errors are, with what they have in common. Modelled:
+``ablate.plan.speed``.
 
-How it fails: it does not raise. Emulated or logged timing gives no measured figure; an arm without a resolved
-configuration, as of logs that others wrote, no modelled one.
+How it fails: it does not raise. Emulated, shared or logged timing gives no measured figure; an arm without a
+resolved configuration, as of logs that others wrote, no modelled one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.plan.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
-from ablate.reports.intervals import Interval, exponential, mean_interval, welch_interval
+from ablate.reports.intervals import (
+    Interval,
+    difference,
+    exponential,
+    mean_estimate,
+    mean_interval,
+    t_interval,
+    welch_interval,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
     from ablate.reports.cost import Cost
     from ablate.reports.crossing import Outcome
+    from ablate.reports.intervals import Estimate
 
 _HOUR_SEC = 3600.0
 
@@ -38,8 +49,12 @@ class TimedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target."""
+    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
+    ``alone``: timed by ``ablate throughput``, apart from the runs.
+    """
+
+    alone: bool
     throughput: Interval
     end_to_end: Interval
     hours: Interval
@@ -65,10 +80,44 @@ def measured_speed(arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, pai
     """Return what native timing shows; runs without a throughput leave no figure."""
     own, base = ([run for run in side if run.outcome.end != "missing"] for side in (arm, baseline))
     return Measured(
+        alone=False,
         throughput=_ratio([_speed(run) for run in own], [_speed(run) for run in base], own, base, paired),
         end_to_end=_ratio([_pace(run) for run in own], [_pace(run) for run in base], own, base, paired),
         hours=_hours([_pace(run) for run in own]),
     )
+
+
+def alone_speed(
+    rates: Sequence[float], base_rates: Sequence[float], *, cost: Cost, tokens: Estimate | None
+) -> Measured:
+    """Return what timing the arm and the baseline alone shows, with the token cost of their runs.
+
+    ``rates``: tokens/s of each repeat. ``tokens``: log tokens to target of the arm, None without.
+    """
+    own, base = (mean_estimate([math.log(rate * _HOUR_SEC) for rate in side]) for side in (rates, base_rates))
+    if cost.kind == "baseline":
+        throughput = end_to_end = Interval(estimate=1.0)
+    else:
+        ratio = difference(own, base)
+        throughput = exponential(t_interval(ratio))
+        end_to_end = _over_cost(ratio, cost)
+    return Measured(
+        alone=True,
+        throughput=throughput,
+        end_to_end=end_to_end,
+        hours=Interval(note="not every run has a figure")
+        if tokens is None
+        else exponential(t_interval(difference(tokens, own))),
+    )
+
+
+def _over_cost(ratio: Estimate, cost: Cost) -> Interval:
+    """Return throughput ratio / (1 + token cost); no interval where either of them has none."""
+    if cost.log_ratio is None:
+        return Interval(note=cost.reason)
+    found = exponential(t_interval(difference(ratio, cost.log_ratio)))
+    lacking = next((part.note for part in map(t_interval, (ratio, cost.log_ratio)) if part.low is None), None)
+    return found if lacking is None else Interval(estimate=found.estimate, note=lacking)
 
 
 def modelled_speed(

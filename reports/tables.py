@@ -187,7 +187,7 @@ def reached_table(analysis: Analysis) -> Table | None:
 
 
 def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
-    """Return throughput and end-to-end speed-up; None unless every run's timing is native."""
+    """Return throughput and end-to-end speed-up; None where no timing counts."""
     known = [(arm, arm.measured) for arm in analysis.arms if arm.measured is not None]
     if not known:
         return None
@@ -198,19 +198,28 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
     def money(hours: Interval) -> tuple[str, ...]:
         return () if price is None else (words.dollars(hours, price),)
 
+    caption = (
+        f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
+        "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
+        "95\u00a0% intervals on logs, with the errors of throughput and of token cost both in the latter. "
+        "GPU-hours: of one run to the target, evaluation left out."
+    )
+    if any(measured.alone for _, measured in known) and analysis.throughput is not None:
+        caption += (
+            f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
+            "are those of repeats on that one machine."
+        )
+    if not all(measured.alone for _, measured in known):
+        caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
     return Table(
-        caption=(
-            f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the "
-            "latter the ratio of the times to target: above 1 the arm pays. 95\u00a0% intervals over runs on "
-            "logs, so that the errors of throughput and of token cost are both in it. GPU-hours: of one run "
-            "to the target, evaluation left out."
-        ),
-        columns=("Arm", "n", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
+        caption=caption,
+        columns=("Arm", "n", "Timed", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
         + (() if price is None else (f"Cost at {price:g} $/h",)),
         rows=tuple(
             (
                 arm.name,
                 str(arm.n),
+                "alone" if measured.alone else "in its runs",
                 words.times(measured.throughput) if arm.name != analysis.baseline else "1",
                 words.break_even(arm) if arm.name != analysis.baseline else "1",
                 words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",
@@ -219,7 +228,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
             )
             for arm, measured in known
         ),
-        numeric=frozenset({1, 2, 3, 4, 5, 6}),
+        numeric=frozenset({1, 3, 4, 5, 6, 7}),
     )
 
 

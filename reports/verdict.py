@@ -192,15 +192,14 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
                 "chance that one of them misses is greater than 5\u00a0%"
             )
         notes.append(text + ".")
-    if analysis.timing == "logged":
+    if analysis.timing.kind == "logged":
         notes.append(
             "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
             "computed, is theirs to vouch for, and no claim on speed is made."
         )
-    elif analysis.timing != "native":
-        notes.append(
-            "Low precision was emulated, or its timing is not vouched for: no claim on speed is made."
-        )
+    elif not any(arm.measured for arm in analysis.others):
+        reasons = words.timing_reasons(analysis.timing)
+        notes.append(f"The runs' own timing does not count, so no claim on speed is made: {reasons}.")
     return tuple(notes)
 
 

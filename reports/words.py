@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ablate.reports.analyse import ArmResult, Target
     from ablate.reports.cost import Cost
     from ablate.reports.intervals import Interval
+    from ablate.reports.timing import RunTiming, Throughput
 
 DASH = "–"
 NBSP = "\u00a0"
@@ -178,6 +179,19 @@ def plural(count: int, noun: str) -> str:
 def moment(unix: float | None) -> str:
     """Return a time of the run data in UTC."""
     return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def timing_reasons(value: RunTiming) -> str:
+    """Return why the runs' own timing says nothing of speed."""
+    return ", ".join(f"{reason} ({plural(count, 'run')})" for reason, count in value.reasons)
+
+
+def timed_alone(value: Throughput) -> str:
+    """Return what ``ablate throughput`` measured, on what and when."""
+    return (
+        f"{value.device}, {plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}, "
+        f"{moment(value.measured_unix)}"
+    )
 
 
 def p_value(value: float | None) -> str:

@@ -113,6 +113,28 @@ print(json.dumps(history))
     assert sorted(values) == sorted(evaluations(folder).values())
 
 
+def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(finished):
+    folder, _ = finished
+    quick = ("--steps", "1", "--warmup", "1", "--repeats", "1", "--device", "cpu")
+    timed = ablate(folder, "throughput", "small.yaml", *quick)
+    assert timed.returncode == 0, timed.stdout + timed.stderr
+    record = json.loads((folder / "runs/small/throughput.json").read_text())
+    assert all(min(arm["tokens_per_sec"]) > 0 for arm in record["arms"])
+    report = json.loads(ablate(folder, "report", "small", "--json").stdout)
+    assert report["throughput"]["not_used"] == dict.fromkeys(("bf16", "all three"), "emulated arithmetic")
+    assert report["timing_reasons"][0] == {"reason": "emulated arithmetic", "runs": 4}
+    assert [arm["measured"] for arm in report["arms"]] == [None, None]
+    assert any(
+        "gives no speed-up: emulated arithmetic (bf16, all three)." in one for one in report["warnings"]
+    )
+    # It is of what the runs are: by a native device's word for it, configuration, code and device would do.
+    ids = {arm["name"]: {run["id"] for run in arm["runs"]} for arm in report["arms"]}
+    assert all(arm["run"] in ids[arm["arm"]] for arm in record["arms"])
+    codes = {environment["environment"]["code"] for environment in report["environments"]}
+    assert codes == {record["code"]}
+    assert record["device"]["name"] == "CPU"
+
+
 def test_interrupted_and_resumed_ends_with_the_same_bits(finished, tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     process = subprocess.Popen(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.cli.common import device_option, write_out
+from ablate.cli.common import device_option, storage_option, write_out
 from ablate.cli.table import format_table
-from ablate.errors import UserError
+from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from ablate.plan import Plan, PlannedArm
+    from ablate.store import StudyStore
 
 _EXAMPLES = """\b
 Examples:
@@ -40,9 +41,11 @@ Examples:
 @click.option("--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+@storage_option
 def command(
     study: str,
     *,
+    storage: Path,
     names: tuple[str, ...],
     steps: int,
     warmup: int,
@@ -56,9 +59,13 @@ def command(
     Forward, backward, clipping and optimizer on made-up tokens, without data, evaluation and checkpoints; the
     arms are gone through twice, there and back. Nothing else should use the device. Emulated times are
     times of the emulation, not of FP4 hardware.
+
+    What was measured is kept in the study's folder of the storage, in place of what was measured before.
+    `ablate report` makes the end-to-end speed-up of it, where the timing is native and the device was idle.
     """
     from ablate.plan import build_plan
     from ablate.spec import load_study
+    from ablate.store import StudyStore
 
     plan = build_plan(load_study(study))
     arms = _chosen(plan, names)
@@ -75,6 +82,7 @@ def command(
         click.echo(json.dumps(content, indent=1))
     else:
         _show(content, plan.baseline)
+    click.echo("\n" + _keep(StudyStore(storage / plan.study), content, plan.baseline), err=as_json)
 
 
 def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
@@ -107,3 +115,27 @@ def _show(content: dict[str, Any], baseline: str) -> None:
     click.echo(format_table(header, rows, width=width))
     if content["other_work"]:
         click.echo(f"\nPerhaps not alone on the device: {content['other_work']}. Compare with care.")
+
+
+def _keep(store: StudyStore, content: dict[str, Any], baseline: str) -> str:
+    """Write the record that the report reads, as a whole, and say so in a line.
+
+    Arms of an earlier record are not carried over: two arms are compared only within one measurement, whose
+    turns cancel what drifts.
+    """
+    from ablate.store import read_json, write_json_atomic
+
+    timed = [one["arm"] for one in content["arms"]]
+    if baseline not in timed:
+        return f"Not kept for the report, which needs the baseline timed, too: --arm '{baseline}'"
+    try:
+        before = [one["arm"] for one in read_json(store.throughput_path)["arms"]]
+    except (OSError, ValueError, TypeError, LookupError):  # none, or damaged
+        before = []
+    try:
+        write_json_atomic(store.throughput_path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
+    dropped = [str(name) for name in before if name not in timed]
+    lost = f"; no longer in it, as not timed now: {', '.join(dropped)}" if dropped else ""
+    return safe_text(f"Kept for the report in {store.throughput_path}{lost}")

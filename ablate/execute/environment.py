@@ -75,16 +75,27 @@ def git_commit() -> str | None:
 
 
 def describe_environment(
-    choices: Sequence[Choice], self_tests: Sequence[dict[str, Any]], device: str, commit: str | None
+    choices: Sequence[Choice],
+    self_tests: Sequence[dict[str, Any]],
+    device: str,
+    commit: str | None,
+    *,
+    others: str | None,
 ) -> dict[str, Any]:
-    """Return the environment record of one attempt (see docs/architecture.md)."""
+    """Return the environment record of one attempt (see docs/architecture.md).
+
+    ``others``: what else was at work on the device before, see ``alone.other_work``.
+    """
     import torch
 
+    from ablate.backends.device import device_of
     from ablate.backends.select import load_backend, overall_mode
+    from ablate.execute.alone import why_not_valid
 
     names = list(dict.fromkeys(choice.backend for choice in choices))
     mode = overall_mode(choices)
-    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
+    gpu = torch.cuda.get_device_properties(device) if device.startswith("cuda") else None
+    why_not = why_not_valid(mode, device_of(device), threads=torch.get_num_threads(), others=others)
     return {
         "ablate": __version__,
         "git_commit": commit,
@@ -96,7 +107,8 @@ def describe_environment(
         "cpu": _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpus_visible": len(os.sched_getaffinity(0)),
-        "gpu": gpu,
+        "gpu": None if gpu is None else gpu.name,
+        "gpu_uuid": None if gpu is None else str(gpu.uuid),
         "world_size": 1,  # devices that train this run
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
@@ -106,8 +118,9 @@ def describe_environment(
         "backend_detail": "; ".join(load_backend(name).detail() for name in names),
         "backend_choices": [asdict(choice) for choice in choices],
         "self_tests": list(self_tests),
-        # Emulated speed says nothing of FP4 hardware, so only native timing can be valid.
-        "timing_valid": mode == "native",
+        # As far as this run can tell: whether others came later, the ledgers of all runs show.
+        "timing_valid": why_not is None,
+        "timing_why_not": why_not,
     }
 
 

@@ -1,6 +1,8 @@
 """The throughput of each arm of a study, one after the other and alone on the device.
 
-The arms are gone through there and back (A B C C B A), so that a clock that drifts favours none of them.
+The arms are gone through there and back (A B C C B A), so that a clock that drifts favours none of them. That
+holds within one measurement, which is why the record that the report reads is always one, and never put
+together of several.
 
 How it fails: an arm that may not run on the device is a ``UserError``. A device that others use, and
 arithmetic that is not native, are no failure: the record says that the timing says nothing of FP4 hardware.
@@ -18,8 +20,11 @@ import psutil
 import torch
 
 from ablate._version import __version__
+from ablate.backends.device import device_of
 from ablate.backends.select import overall_mode
 from ablate.errors import UserError
+from ablate.execute.alone import other_work, why_not_valid
+from ablate.execute.environment import code_digest
 from ablate.execute.preflight import UnfitDeviceError, fit_choices
 from ablate.train.throughput import StepTimes, time_steps
 
@@ -30,19 +35,19 @@ if TYPE_CHECKING:
     from ablate.plan import PlannedArm
 
 FORMAT = 1
-_IDLE_PERCENT = 10.0
-"""A device with more load than this before the first step is not ours alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
     """An arm's speed: tokens/s of every repeat, their median, and their spread (largest − smallest, over it).
 
+    ``run``: the id of the run whose configuration was timed, by which a record that has become stale is told.
     ``timing_valid``: native arithmetic on a device of its own; ``why_not`` says what it is otherwise.
     ``threads``: of the processor, as many as a run of the arm has.
     """
 
     arm: str
+    run: str
     tokens_per_sec: tuple[float, ...]
     median: float
     spread: float
@@ -64,7 +69,7 @@ def measure(
     repeats: int,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Speed], str | None]:
-    """Time the arms; return their speeds, and what else was at work on the device before it began.
+    """Time the arms; return their speeds, and what else was at work on the device before it began or after.
 
     ``done`` is called with the arm's name after each of its two turns.
 
@@ -82,8 +87,13 @@ def measure(
             done(arm.name)
     finally:
         torch.set_num_threads(threads)
+    others = others or other_work(device)
     medians = {name: statistics.median(_rates(found)) for name, found in times.items()}
-    speeds = [_speed(arm, times[arm.name], medians, baseline, modes[arm.name], others) for arm in arms]
+    speeds = []
+    for arm in arms:
+        threads = arm.resources.cpus
+        why_not = why_not_valid(modes[arm.name], device_of(device), threads=threads, others=others)
+        speeds.append(_speed(arm, times[arm.name], medians, baseline, modes[arm.name], why_not))
     return speeds, others
 
 
@@ -108,6 +118,7 @@ def record(
         "format": FORMAT,
         "study": study,
         "device": asdict(device),
+        "code": code_digest(),
         "clock_mhz": _clock_mhz(device.kind),
         "other_work": others,
         "versions": {"ablate": __version__, "torch": torch.__version__, "cuda": torch.version.cuda,
@@ -116,18 +127,6 @@ def record(
         "measured_unix": time.time(),
         "arms": [asdict(speed) for speed in speeds],
     }  # fmt: skip
-
-
-def other_work(device: str) -> str | None:
-    """Say what else may be at work on the device, None where it is known to be idle."""
-    if torch.device(device).type != "cuda":
-        load = psutil.cpu_percent(interval=0.5)
-        return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
-    try:
-        load = torch.cuda.utilization(device)
-    except Exception:  # NVML's and AMD SMI's packages may be missing, and raise their own
-        return "whether others use the GPU is not known (its driver's Python package is missing)"
-    return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 
 def _mode(arm: PlannedArm, device: str) -> str:
@@ -147,13 +146,13 @@ def _speed(
     medians: dict[str, float],
     baseline: str,
     mode: str,
-    others: str | None,
+    why_not: str | None,
 ) -> Speed:
     rates, median = _rates(found), medians[arm.name]
     peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
-    why_not = others if mode == "native" else f"{mode} arithmetic"
     return Speed(
         arm=arm.name,
+        run=arm.runs[0].id,
         tokens_per_sec=rates,
         median=median,
         spread=(max(rates) - min(rates)) / median,
@@ -167,6 +166,6 @@ def _speed(
 
 
 def _clock_mhz(kind: str) -> float | None:
-    with contextlib.suppress(Exception):  # as above
+    with contextlib.suppress(Exception):  # NVML's and AMD SMI's packages may be missing, and raise their own
         return float(psutil.cpu_freq().current if kind == "cpu" else torch.cuda.clock_rate())
     return None

@@ -142,9 +142,11 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
     import torch
     from pydantic import TypeAdapter
 
+    from ablate.backends.select import overall_mode
     from ablate.code import load_function
     from ablate.config import ResourcesConfig, RunConfig
     from ablate.data import load, open_tokens
+    from ablate.execute.alone import other_work
     from ablate.execute.environment import describe_environment
     from ablate.execute.keeper import Keeper
     from ablate.execute.preflight import fit_choices, run_self_tests
@@ -168,10 +170,11 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
         Usage(run.system_path, lambda: watch.tokens),
     ):
         choices = fit_choices(config, resources, task.device)
+        # Looked at before our own first work. Emulated timing is no timing anyway.
+        others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        write_json_atomic(
-            run.environment_path, describe_environment(choices, tests, task.device, task.git_commit)
-        )
+        environment = describe_environment(choices, tests, task.device, task.git_commit, others=others)
+        write_json_atomic(run.environment_path, environment)
         start, passed_over = load_newest(run.checkpoints, run.metrics_path)
         for line in passed_over:
             print(line)

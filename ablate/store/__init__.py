@@ -3,6 +3,7 @@
 ::
 
     <storage>/<study>/plan.lock.json            the plan last run (what belongs to the study)
+    <storage>/<study>/throughput.json           what `ablate throughput` measured last
     <storage>/<study>/runs/<id>/config.json     the resolved configuration, whose hash is the id
                                 status.json     the run's state
                                 metrics.jsonl   one JSON object a line, appended

@@ -25,7 +25,8 @@ from typing import Any
 from ablate.store.files import read_json, write_json_atomic
 
 STALE_SEC = 60.0
-_LATEST_UNIX = 1e11  # the year 5138; later ones have no date
+LATEST_UNIX = 1e11
+"""A time from here on (the year 5138) is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ def _is_sound(record: Attempt) -> bool:
         all(isinstance(text, str) for text in texts)
         and all(word is None or isinstance(word, str) for word in words)
         and all(type(count) is int for count in counts)
-        and all(type(time) in (int, float) and 0 <= time < _LATEST_UNIX for time in times)
+        and all(type(time) in (int, float) and 0 <= time < LATEST_UNIX for time in times)
     )
 
 

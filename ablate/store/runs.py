@@ -183,6 +183,11 @@ class StudyStore:
         """The plan last run."""
         return self.path / "plan.lock.json"
 
+    @property
+    def throughput_path(self) -> Path:
+        """What ``ablate throughput`` measured last."""
+        return self.path / "throughput.json"
+
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Replace the plan."""
         write_json_atomic(self.plan_path, plan)

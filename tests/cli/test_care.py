@@ -154,6 +154,7 @@ def test_clean_of_the_whole_study(store, tmp_path):
             call(store, "clean", "s", "--whole", "--yes")
         assert mine.read_text() == "mine"
         mine.unlink()
+    store.throughput_path.write_text("{}")
     with running(store, store.plan()), pytest.raises(UserError, match=r"is being run .stop it first"):
         call(store, "clean", "s", "--whole", "--yes")
     call(store, "clean", "s", "--whole", "--yes")

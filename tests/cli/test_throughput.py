@@ -9,7 +9,10 @@ from click.testing import CliRunner
 from ablate.cli import cli
 from ablate.errors import UserError
 from ablate.execute import throughput
+from ablate.execute.environment import code_digest
 from ablate.execute.throughput import measure
+from ablate.plan import build_plan
+from ablate.spec import load_study
 from ablate.train.throughput import StepTimes
 
 STUDY = """\
@@ -32,11 +35,17 @@ def study(tmp_path):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def storage(tmp_path, monkeypatch):
+    monkeypatch.setenv("ABLATE_STORAGE", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
 def call(*arguments):
     return CliRunner().invoke(cli, ["throughput", *arguments], catch_exceptions=False, standalone_mode=False)
 
 
-def test_every_arm_is_timed_and_emulation_is_called_that(study, tmp_path):
+def test_every_arm_is_timed_and_emulation_is_called_that(study, tmp_path, storage):
     out = tmp_path / "speed.json"
     done = call(study, "--steps", "2", "--repeats", "2", "--device", "cpu", "--out", str(out), "--json")
     content = json.loads(done.stdout)
@@ -50,13 +59,46 @@ def test_every_arm_is_timed_and_emulation_is_called_that(study, tmp_path):
     assert content["settings"] == {"steps": 2, "warmup": 3, "repeats": 2}
     assert content["versions"]["torch"]
     assert plain["threads"] == 1  # as a run of the arm has
+    assert "Kept for the report in" in done.stderr
+    assert json.loads((storage / "s" / "throughput.json").read_text()) == content
+    planned = {arm.name: arm.runs[0].id for arm in build_plan(load_study(study)).arms}
+    assert {arm["arm"]: arm["run"] for arm in content["arms"]} == planned
+    assert content["code"] == code_digest()
+
+
+QUICK = ("--steps", "1", "--warmup", "1", "--repeats", "1", "--device", "cpu")
+
+
+def test_the_record_is_one_measurement_as_a_whole(study, storage, tmp_path):
+    path = storage / "s" / "throughput.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")  # what is damaged is replaced as well
+    assert "no longer in it" not in call(study, *QUICK).stdout
+    first = json.loads(path.read_text())
+    text = call(study, *QUICK, "--arm", "fp4").stdout
+    assert "Not kept for the report, which needs the baseline timed, too: --arm 'plain'" in text
+    assert json.loads(path.read_text()) == first
+    text = call(study, *QUICK, "--arm", "plain").stdout
+    assert "no longer in it, as not timed now: fp4" in text
+    assert [arm["arm"] for arm in json.loads(path.read_text())["arms"]] == ["plain"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["throughput.json"]
+    elsewhere = tmp_path / "elsewhere"
+    call(study, *QUICK, "--arm", "plain", "--storage", str(elsewhere))
+    assert (elsewhere / "s" / "throughput.json").exists()
+
+
+def test_a_storage_that_cannot_be_written_is_one_line(study, tmp_path):
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "s").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot write .*throughput\.json"):
+        call(study, *QUICK, "--arm", "plain", "--storage", str(tmp_path / "file"))
 
 
 def test_a_table_for_people(study):
     text = call(study, "--steps", "1", "--repeats", "1", "--device", "cpu", "--arm", "fp4").stdout
     assert "tokens/s" in text
     assert "emulated arithmetic" in text
-    assert "plain" not in text.split("timing", 1)[1]
+    assert "plain" not in text.split("timing", 1)[1].split("Not kept", 1)[0]
 
 
 def test_an_arm_that_is_not_there(study):
@@ -81,7 +123,7 @@ def two_arms(monkeypatch):
         SimpleNamespace(
             name=name,
             config=lambda _, name=name: name,
-            runs=[SimpleNamespace(seed=0)],
+            runs=[SimpleNamespace(seed=0, id="0123")],
             resources=SimpleNamespace(cpus=1),
         )
         for name in ("slow", "fast")
@@ -102,6 +144,13 @@ def test_there_and_back_and_alone(two_arms, others, monkeypatch):
     assert (fast.timing_valid, fast.why_not) == (others is None, others)
 
 
+def test_work_that_came_later_counts_as_well(two_arms, monkeypatch):
+    looks = iter([None, "the GPU is 40 % busy"])
+    monkeypatch.setattr(throughput, "other_work", lambda _: next(looks))
+    (slow, _), seen = measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
+    assert (slow.why_not, seen) == ("the GPU is 40 % busy",) * 2
+
+
 def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     def refuse(*_args, **_settings):
         raise ValueError("the group of 32 does not divide 20")
@@ -110,14 +159,3 @@ def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     monkeypatch.setattr(throughput, "other_work", lambda _: None)
     with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
         measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
-
-
-def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
-    def silent(_device):
-        raise ModuleNotFoundError("pynvml does not seem to be installed")
-
-    monkeypatch.setattr(throughput.torch.cuda, "utilization", silent)
-    assert "not known" in throughput.other_work("cuda:0")
-    for load, said in ((3, None), (80, "the GPU is 80 % busy")):
-        monkeypatch.setattr(throughput.torch.cuda, "utilization", lambda _device, load=load: load)
-        assert throughput.other_work("cuda:0") == said

@@ -5,11 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import types
 from importlib.resources import files
 from pathlib import Path
 
+import torch
+
+from ablate.backends import device as devices
+from ablate.backends.device import Device
+from ablate.backends.select import Choice
 from ablate.execute import environment
-from ablate.execute.environment import code_digest, git_commit
+from ablate.execute.environment import code_digest, describe_environment, git_commit
 
 
 def test_the_digest_covers_the_sources_that_can_change_a_result_and_no_others():
@@ -61,3 +67,20 @@ def test_an_installed_package_inside_a_users_repository_has_no_commit(tmp_path, 
     subprocess.run(["git", "add", "venv"], cwd=tmp_path, check=True)
     assert git_commit() is not None
     assert sys.modules["ablate"] is environment.ablate
+
+
+def choice(mode):
+    return Choice(gemm="fprop", operands="bf16", backend="emulated", mode=mode, detail="d")
+
+
+def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
+    found = describe_environment([choice("emulated")], [], "cpu", None, others=None)
+    assert (found["timing_valid"], found["timing_why_not"]) == (False, "emulated arithmetic")
+    assert found["gpu_uuid"] is None
+    gpu = types.SimpleNamespace(name="H100", uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: gpu)
+    monkeypatch.setattr(devices, "device_of", lambda _where: Device(kind="cuda", arch="sm_90", name="H100"))
+    for others in (None, "the GPU is 40 % busy"):
+        found = describe_environment([choice("native")], [], "cuda", None, others=others)
+        assert (found["gpu"], found["gpu_uuid"]) == ("H100", "GPU-1")
+        assert (found["timing_valid"], found["timing_why_not"]) == (others is None, others)

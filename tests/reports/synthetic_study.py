@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.backends.device import Device
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
+from ablate.execute.environment import code_digest
+from ablate.execute.throughput import Speed, record
+from ablate.recipes import PRESETS, Recipe
 from ablate.store import RunDir, Status, StudyStore, write_json_atomic
 
 if TYPE_CHECKING:
@@ -239,3 +245,51 @@ def wide_study(folder: Path, seeds: int = 5, seed: int = 2) -> StudyStore:
         target={"value": 2.09},
         recipes={name: name for name in curves},
     )
+
+
+GPU = Device(kind="hip", arch="gfx950", name="AMD Instinct MI355X")
+NATIVE = ENVIRONMENT | {
+    "backend_mode": "native", "timing_valid": True, "timing_why_not": None, "gpu": GPU.name,
+    "gpu_uuid": "GPU-1", "code": code_digest(),
+}  # fmt: skip
+RATES = {"fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1), "fp4": (150.2, 149.5, 150.9, 149.8, 151.0, 150.3)}
+SETTINGS = {"steps": 10, "warmup": 3, "repeats": 3}
+
+
+def whole_config(recipe: Recipe, seed: int = 0) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(), data=DataConfig(), data_digest="d", vocab_size=256, training=TrainingConfig(),
+        recipe=recipe, backend="auto", seed=seed,
+    )  # fmt: skip
+
+
+def native_study(folder: Path, **plan: Any) -> StudyStore:
+    """Two arms of two seeds with all that a native run writes; the hardware is a stand-in."""
+    curves = {"fp8": [line(3, 2.5, 1.8), line(3, 2.4, 1.8)], "fp4": [line(3, 2.6, 1.9), line(3, 2.5, 1.8)]}
+    store = build_study(folder, curves, environment=NATIVE, **plan)
+    recipes = {"fp8": PRESETS["te-hybrid-fp8"].recipe, "fp4": PRESETS["amd-fdw"].recipe}
+    for arm in store.plan()["arms"]:
+        for i, entry in enumerate(arm["runs"]):
+            run = store.run(entry["id"])
+            write_json_atomic(run.path / "config.json", config_to_json(whole_config(recipes[arm["name"]], i)))
+            speed = (100 if arm["name"] == "fp8" else 125) + i
+            rows = run.metrics_path.read_text().replace("31000.0", str(float(speed)))
+            run.metrics_path.write_text(rows)
+    return store
+
+
+def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
+    """Return what ``ablate throughput`` would have measured of an arm, if it had such a device."""
+    entry = next(one for one in store.plan()["arms"] if one["name"] == arm)
+    speed = Speed(
+        arm=arm, run=entry["runs"][0]["id"], tokens_per_sec=RATES[arm], median=1.0, spread=0.0,
+        over_baseline=None, peak_memory_bytes=None, threads=1, backend_mode="native", timing_valid=True,
+        why_not=None,
+    )  # fmt: skip
+    return dataclasses.replace(speed, **change)
+
+
+def write_throughput(store: StudyStore, *speeds: Speed, device: Device = GPU, **change: Any) -> None:
+    """Write a record as ``ablate throughput`` writes it."""
+    content = record(store.path.name, device, speeds, None, **SETTINGS)
+    write_json_atomic(store.throughput_path, content | {"measured_unix": 1.7e9} | change)

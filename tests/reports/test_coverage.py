@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation import by_hits_only, by_report, by_single_runs
+from simulation import by_hits_only, by_report, by_single_runs, by_speed_up
 
 REPEATS = 2000
 
@@ -21,6 +21,15 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(n, cost):
     if cost == 0.0:
         least = 0.03 if n == 3 else 0.04
         assert least - error <= tally.positive <= 0.06 + error
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.03])
+@pytest.mark.parametrize("n", [3, 5])
+def test_the_speed_ups_interval_holds_the_truth_as_often_as_it_says(n, noise):
+    tally = by_speed_up(0.08, n, REPEATS, noise=noise, seed=n)
+    error = 2 * np.sqrt(0.05 * 0.95 / REPEATS)
+    assert 0.93 - error <= tally.coverage <= 0.97 + error
+    assert abs(tally.bias) < 0.003
 
 
 def test_an_effect_of_eight_percent_is_found_by_three_seeds_more_often_than_not():

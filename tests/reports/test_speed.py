@@ -9,9 +9,8 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import ENVIRONMENT, line
+from synthetic_study import native_study, whole_config
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
 from ablate.plan.speed import LLAMA_8B, published_checks, token_time
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
@@ -61,15 +60,8 @@ def test_never_over_the_hits_alone():
     assert measured_speed([unknown, *runs[1:]], timed(BASE), paired=False).throughput.estimate is None
 
 
-def config(recipe):
-    return RunConfig(
-        model=ModelConfig(), data=DataConfig(), data_digest="d", vocab_size=256, training=TrainingConfig(),
-        recipe=recipe, backend="auto", seed=0,
-    )  # fmt: skip
-
-
 def test_modelled_net_speed_takes_the_token_costs_interval():
-    fp8, fp4 = config(PRESETS["te-hybrid-fp8"].recipe), config(PRESETS["amd-fdw-dht16"].recipe)
+    fp8, fp4 = whole_config(PRESETS["te-hybrid-fp8"].recipe), whole_config(PRESETS["amd-fdw-dht16"].recipe)
     cost = Cost(kind="interval", estimate=0.08, low=0.05, high=0.12)
     found = {one.hardware: one for one in modelled_speed(fp4, fp8, tokens_to_target=3.6e9, cost=cost)}
     mi355x = found["MI355X"]
@@ -83,7 +75,7 @@ def test_modelled_net_speed_takes_the_token_costs_interval():
 
 
 def test_hours_are_those_of_one_device():
-    own = config(Recipe())
+    own = whole_config(Recipe())
     one = modelled_speed(own, own, tokens_to_target=1e12, cost=Cost(kind="baseline"))[0]
     assert one.speed == 1.0
     assert one.large == 1.0
@@ -91,26 +83,8 @@ def test_hours_are_those_of_one_device():
     assert one.hours < eight.total * 1e12 / 3600  # a smaller model
 
 
-def native_study(make_study):
-    store = make_study(
-        {"fp8": [line(3, 2.5, 1.8), line(3, 2.4, 1.8)], "fp4": [line(3, 2.6, 1.9), line(3, 2.5, 1.8)]},
-        environment=ENVIRONMENT
-        | {"backend_mode": "native", "timing_valid": True, "gpu": "AMD Instinct MI355X"},
-    )
-    recipes = {"fp8": PRESETS["te-hybrid-fp8"].recipe, "fp4": PRESETS["amd-fdw"].recipe}
-    for arm in store.plan()["arms"]:
-        for i, entry in enumerate(arm["runs"]):
-            run = store.run(entry["id"])
-            content = config_to_json(dataclasses.replace(config(recipes[arm["name"]]), seed=i))
-            write_json_atomic(run.path / "config.json", content)
-            speed = (100 if arm["name"] == "fp8" else 125) + i
-            rows = run.metrics_path.read_text().replace("31000.0", str(float(speed)))
-            run.metrics_path.write_text(rows)
-    return store
-
-
-def test_native_timing_is_in_the_report_with_its_price(make_study):
-    written = write_report(native_study(make_study), prices={"MI355X": 2.5, "B200": 4.0})
+def test_native_timing_is_in_the_report_with_its_price(tmp_path):
+    written = write_report(native_study(tmp_path), prices={"MI355X": 2.5, "B200": 4.0})
     page = written.html.read_text()
     assert "Measured" in page
     assert "End-to-end speed" in page
@@ -127,8 +101,8 @@ def test_native_timing_is_in_the_report_with_its_price(make_study):
 
 
 @pytest.mark.parametrize("mode", ["emulated", "imported"])
-def test_no_other_timing_becomes_a_speed(make_study, mode):
-    store = native_study(make_study)
+def test_no_other_timing_becomes_a_speed(tmp_path, mode):
+    store = native_study(tmp_path)
     entry = store.plan()["arms"][0]["runs"][0]
     path = store.run(entry["id"]).environment_path
     write_json_atomic(path, json.loads(path.read_text()) | {"backend_mode": mode, "timing_valid": False})

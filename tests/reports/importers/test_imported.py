@@ -36,7 +36,7 @@ def test_it_is_an_ordinary_run_store(tmp_path):
     assert faults == []
     analysis = analyse(load_frames(store))
     assert [(arm.name, arm.hit) for arm in analysis.arms] == [("fp8", 2), ("fp4", 2)]
-    assert analysis.timing == "logged"
+    assert analysis.timing.kind == "logged"
     assert analysis.others[0].token_cost.estimate > 0
 
 
