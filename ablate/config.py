@@ -129,7 +129,8 @@ class TrainingConfig:
     seq_len: Annotated[PositiveInt, Field(description="tokens per sequence")] = 128
     batch_size: Annotated[PositiveInt, Field(description="sequences per optimizer step")] = 32
     micro_batch_size: Annotated[
-        PositiveInt | None, Field(description="sequences per forward pass; default: the whole batch")
+        PositiveInt | None,
+        Field(description="sequences per forward pass on a device; default: all of its share of the batch"),
     ] = None
     learning_rate: Annotated[PositiveFloat, Field(description="peak rate")] = 4e-3
     schedule: Annotated[
@@ -158,18 +159,34 @@ class TrainingConfig:
         ),
     ] = None
     divergence_evals: Annotated[PositiveInt, Field(description="for so many evaluations in a row")] = 3
+    master_weights: Annotated[
+        Literal["fp32", "bf16"], Field(description="weights and AdamW's moments; computing is in bf16")
+    ] = "fp32"
+    reduction: Annotated[
+        Literal["fp32", "bf16"], Field(description="of gradients between the devices of a run")
+    ] = "fp32"
+    compile: Annotated[bool, Field(strict=True, description="torch.compile the model's blocks")] = False
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class ResourcesConfig:
     """What Ray reserves for one run. Not part of a run's identity."""
 
-    cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per run")] = 1
-    gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per run")] = 0
+    devices_per_run: Annotated[
+        PositiveInt, Field(description="devices that train each run together (FSDP2), one process each")
+    ] = 1
+    cpus: Annotated[PositiveInt, Field(description="CPU cores (and threads) per device of a run")] = 1
+    gpus: Annotated[NonNegativeInt, Field(description="whole GPUs per device of a run")] = 0
     custom: Annotated[
         dict[str, PositiveFloat],
-        Field(description="resources that the cluster names itself, such as {mi355x: 1}"),
+        Field(
+            description="resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
+        ),
     ] = Field(default_factory=dict)
+    activation_checkpointing: Annotated[
+        bool,
+        Field(strict=True, description="compute the blocks' activations twice to keep less; same result"),
+    ] = False
     checkpoint_every_sec: Annotated[
         NonNegativeFloat,
         Field(

@@ -13,7 +13,7 @@ from ablate.spec.tree import entries
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.config import DataConfig, ModelConfig, TrainingConfig
+    from ablate.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
     from ablate.recipes import Recipe, SenselessRecipe
     from ablate.spec.faults import Faults
     from ablate.spec.merge import Draft
@@ -132,6 +132,16 @@ class ArmChecks:
         if training.eval_tokens < training.seq_len:
             what = f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}"
             self._add(what, ("training", "eval_tokens"), _SEQ_LEN)
+
+    def devices(self, training: TrainingConfig, resources: ResourcesConfig) -> None:
+        """Check that a run's devices share its batch evenly."""
+        devices = resources.devices_per_run
+        per_pass = training.micro_batch_size or 1
+        if (training.batch_size // per_pass) % devices and training.batch_size % per_pass == 0:
+            what = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
+            if training.micro_batch_size:
+                what += f" × micro_batch_size {per_pass}"
+            self._add(what, ("resources", "devices_per_run"), _MICRO, _BATCH)
 
     def data(self, data: DataConfig) -> None:
         """Check that each key of the data section means something for this source and tokenizer."""

@@ -100,6 +100,8 @@ class ArmCollector:
         has_heads = model is not None and checks.model(model)
         if training is not None:
             checks.training(training)
+        if training is not None and built["resources"] is not None:
+            checks.devices(training, built["resources"])
         if data is not None:
             checks.data(data)
         if has_heads and recipe is not None:
