@@ -179,7 +179,9 @@ def evaluate(
     total, count = 0.0, 0
     training_call = state.call
     with torch.no_grad():
-        windows = validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro)
+        windows = validation_batches(
+            tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows
+        )
         for index, window in enumerate(windows):
             state.call = EVAL_CALL + index
             inputs, targets = _split(window, device)

@@ -33,6 +33,7 @@ OTHERS = {
     "data.tokenizer": "bpe",
     "data.token_dtype": "uint32",
     "training.schedule": "cosine",
+    "training.eval_windows": "first",
     "backend": "reference",
 }
 
