@@ -219,6 +219,16 @@ def test_a_damaged_shard_is_one_line_and_the_others_are_kept(
     assert seen == stamps  # used as they were
 
 
+def test_a_damaged_shard_behind_the_limit_is_not_looked_at(shards, tmp_path):
+    data = configs(shards)["cut in the first"]
+    for n in (1, 2, 3, 4):
+        (shards / f"train.{n:05}-of-00005.json.gz").write_bytes(b"no gzip")
+    one, three = (prepare(data, tmp_path / str(n), num_workers=n) for n in (1, 3))
+    assert contents(one) == contents(three)
+    with pytest.raises(UserError, match=r"train\.00001-of-00005\.json\.gz: gzip data is damaged"):
+        prepare(replace(data, max_bytes=50_000), tmp_path / "3", num_workers=3)
+
+
 def test_a_shard_that_changes_between_two_readings_is_refused(shards, tmp_path, monkeypatch):
     real = tokenise._write_side
 
