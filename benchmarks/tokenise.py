@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ablate.data import TokenFiles
 
-REPEATS = 3
+REPEATS = 5
 
 
 def read_texts(paths: list[Path]) -> list[str]:
