@@ -130,11 +130,9 @@ def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -
 
 
 def pick_documents(part: Part, table: PartTable, wanted: Path, report: Report) -> list[tuple[int, bytes]]:
-    """Return (hash, text) of the documents whose hash is in a file of sorted ones, the first of each."""
+    """Return (hash, text) of the documents whose hash is in a file of sorted ones."""
     hashes = table.read()[0]
-    first = np.zeros(len(hashes), dtype=np.bool_)
-    first[np.unique(hashes, return_index=True)[1]] = True
-    picked = first & is_among(hashes, _mapped(wanted))
+    picked = is_among(hashes, _mapped(wanted))
     texts = _texts(part, len(hashes), report)
     return [(int(key), text) for key, text, take in zip(hashes, texts, picked, strict=True) if take]
 
