@@ -218,7 +218,9 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any], settings: TrainingC
     """Return the mean loss in nats per token on the fixed validation set, with the recipe's own Fprop."""
     network, state, group = trainee.network, trainee.state, trainee.group
     micro = settings.micro_batch_size or settings.batch_size // group.size
-    windows = list(validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro))
+    windows = list(
+        validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)
+    )
     own: dict[int, float] = {}
     training_call = state.call
     network.module.eval()
