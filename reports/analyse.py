@@ -76,6 +76,7 @@ class RunResult:
     message: str | None
     seconds: float | None
     tokens_per_sec: float | None
+    devices: int
     backend_mode: str | None
 
 
@@ -209,7 +210,9 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
             budget_tokens=_number(row["budget_tokens"]) or 0.0,
         )
         outcomes.setdefault(arm, []).append(end)
-        results.setdefault(arm, []).append(_run_result({str(k): v for k, v in row.items()}, end, loss))
+        results.setdefault(arm, []).append(
+            _run_result({str(k): v for k, v in row.items()}, end, loss, frames.environments)
+        )
         # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
         if len(tokens) or end.end != "missing":
             curves.setdefault(arm, []).append(
@@ -297,7 +300,10 @@ def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _run_result(row: dict[str, Any], end: Outcome, loss: np.ndarray) -> RunResult:
+def _run_result(
+    row: dict[str, Any], end: Outcome, loss: np.ndarray, environments: dict[str, dict[str, Any]]
+) -> RunResult:
+    devices = environments.get(str(row["run_id"]), {}).get("world_size")
     started, ended = _number(row["started_unix"]), _number(row["ended_unix"])
     mode = row["backend_mode"]
     return RunResult(
@@ -313,6 +319,7 @@ def _run_result(row: dict[str, Any], end: Outcome, loss: np.ndarray) -> RunResul
         message=row["message"] if isinstance(row["message"], str) else None,
         seconds=ended - started if started is not None and ended is not None else None,
         tokens_per_sec=_number(row["tokens_per_sec"]),
+        devices=devices if isinstance(devices, int) and devices > 0 else 1,
         backend_mode=mode if isinstance(mode, str) else None,
     )
 
@@ -394,7 +401,7 @@ def _arm_result(
 
 def _timed(outcomes: Sequence[Outcome], runs: Sequence[RunResult]) -> list[TimedRun]:
     return [
-        TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec)
+        TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec, devices=run.devices)
         for outcome, run in zip(outcomes, runs, strict=True)
     ]
 

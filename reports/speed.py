@@ -41,10 +41,11 @@ _HOUR_SEC = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRun:
-    """How a run ended, and its own training throughput in tokens/s on one device."""
+    """How a run ended, and its own training throughput in tokens/s on its devices together."""
 
     outcome: Outcome
     tokens_per_sec: float | None
+    devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def measured_speed(arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, pai
         alone=False,
         throughput=_ratio([_speed(run) for run in own], [_speed(run) for run in base], own, base, paired),
         end_to_end=_ratio([_pace(run) for run in own], [_pace(run) for run in base], own, base, paired),
-        hours=_hours([_pace(run) for run in own]),
+        hours=_hours([_device_pace(run) for run in own]),
     )
 
 
@@ -199,6 +200,12 @@ def _pace(run: TimedRun) -> float | None:
     """Return −log seconds to target."""
     speed = _speed(run)
     return None if speed is None or not run.outcome.exact else speed - math.log(run.outcome.high)
+
+
+def _device_pace(run: TimedRun) -> float | None:
+    """Return −log device-seconds to target."""
+    pace = _pace(run)
+    return None if pace is None else pace - math.log(run.devices)
 
 
 def _ratio(

@@ -74,8 +74,14 @@ def measure(
     ``done`` is called with the arm's name after each of its two turns.
 
     Raises:
-        UserError: an arm that cannot run on this device.
+        UserError: an arm that cannot run on this device, or runs on several.
     """
+    for arm in arms:
+        if (devices := arm.resources.devices_per_run) > 1:
+            raise UserError(
+                f"arm '{arm.name}' trains on {devices} devices a run, and this times one (the runs' own "
+                "tokens/s stand in the report; devices_per_run: 1 with a smaller batch times one device)"
+            )
     others = other_work(device)
     modes = {arm.name: _mode(arm, device) for arm in arms}
     times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
@@ -99,7 +105,12 @@ def measure(
 
 def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
     try:
-        return time_steps(arm.config(arm.runs[0].seed), device=device, **settings)
+        return time_steps(
+            arm.config(arm.runs[0].seed),
+            device=device,
+            checkpoint_activations=arm.resources.activation_checkpointing,
+            **settings,
+        )
     except ValueError as error:
         raise UserError(f"arm '{arm.name}': {error}") from None
     except torch.cuda.OutOfMemoryError:

@@ -30,14 +30,22 @@ class StepTimes:
     peak_memory_bytes: int | None
 
 
-def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repeats: int) -> StepTimes:
+def time_steps(
+    config: RunConfig,
+    *,
+    device: str,
+    steps: int,
+    warmup: int,
+    repeats: int,
+    checkpoint_activations: bool = False,
+) -> StepTimes:
     """Time ``repeats`` times ``steps`` optimizer steps of a run, after ``warmup`` steps that do not count.
 
     Raises:
         ValueError: an operand that its policy cannot take.
     """
     keep_freed_memory()
-    trainee = assemble(config, device)
+    trainee = assemble(config, device, checkpoint_activations=checkpoint_activations)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.cli import cli
+from ablate.config import ResourcesConfig
 from ablate.errors import UserError
 from ablate.execute import throughput
 from ablate.execute.environment import code_digest
@@ -124,7 +125,7 @@ def two_arms(monkeypatch):
             name=name,
             config=lambda _, name=name: name,
             runs=[SimpleNamespace(seed=0, id="0123")],
-            resources=SimpleNamespace(cpus=1),
+            resources=ResourcesConfig(cpus=1),
         )
         for name in ("slow", "fast")
     ]
@@ -159,3 +160,10 @@ def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     monkeypatch.setattr(throughput, "other_work", lambda _: None)
     with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
         measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
+
+
+def test_several_devices_a_run_are_one_line(study, tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(STUDY.replace("arms:\n", "  resources: {devices_per_run: 2}\narms:\n"))
+    with pytest.raises(UserError, match="arm 'plain' trains on 2 devices a run, and this times one"):
+        call(study, "--device", "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,14 @@ def test_both_errors_are_in_the_end_to_end_speed():
     theirs = stats.ttest_ind(*speeds, equal_var=False).confidence_interval(0.95)
     assert (found.throughput.low, found.throughput.high) == pytest.approx(np.exp(theirs))
     assert found.hours.estimate == pytest.approx(stats.gmean([t / s for t, s in ARM]) / 3600)
+
+
+def test_hours_are_those_of_every_device_of_a_run():
+    alone = measured_speed(timed(ARM), timed(BASE), paired=False)
+    together = [replace(run, devices=8) for run in timed(ARM)]
+    found = measured_speed(together, timed(BASE), paired=False)
+    assert found.hours.estimate == pytest.approx(8 * alone.hours.estimate)
+    assert found.end_to_end == alone.end_to_end
 
 
 def test_pairs_are_compared_as_pairs():
