@@ -190,3 +190,14 @@ def test_a_rule_can_put_the_head_into_fp4(make_config, tokens):
     _, plain = curve(make_config(tokens=8192), tokens)
     assert evals(rows) != evals(plain)
     assert evals(rows)[-1] < math.log(64)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_alike(make_config, tokens):
+    recipe = TypeAdapter(RecipeSpec).validate_python({"gemms": ALL, "stabiliser": "sr"})
+    settings = {"tokens": 2048, "eval_every_tokens": 512}
+    plain = evals(curve(make_config(recipe, **settings), tokens)[1])
+    compiled = evals(curve(make_config(recipe, compile=True, **settings), tokens)[1])
+    # Fused operations round less often.
+    assert compiled == pytest.approx(plain, abs=0.02)
+    assert compiled != plain
