@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from ablate.backends.select import Choice
 
-_RESULT_SOURCES = ("backends", "data", "numerics", "recipes", "train", "config.py", "schedule.py")
+_RESULT_SOURCES = (
+    "architecture.py", "backends", "config.py", "data", "numerics", "recipes", "schedule.py", "train",
+)  # fmt: skip
 """Parts of this package that can change what a run comes to."""
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
