@@ -76,7 +76,7 @@ def _work_tokens(arm: PlannedArm) -> float:
 
 def _modelled_seconds(arm: PlannedArm) -> float:
     rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
-    return _work_tokens(arm) * arm.size.flops_per_token / rate
+    return _work_tokens(arm) * arm.size.flops_per_token / (rate * arm.resources.devices_per_run)
 
 
 def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
