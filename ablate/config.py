@@ -152,6 +152,13 @@ class TrainingConfig:
     eval_tokens: Annotated[PositiveInt, Field(description="size of the fixed validation set in tokens")] = (
         65_536
     )
+    eval_windows: Annotated[
+        Literal["spread", "first"],
+        Field(
+            description="which sequences of the validation text: spread evenly over it, or the first, as "
+            "MLPerf takes them"
+        ),
+    ] = "spread"
     divergence_loss: Annotated[
         PositiveFloat | None,
         Field(

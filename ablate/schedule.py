@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The arithmetic of one run."""
+    """The arithmetic of one run. ``micro_batches``: forward passes of a step, on all devices together."""
 
     tokens_per_step: int
     steps: int
@@ -25,12 +25,12 @@ class StepPlan:
     micro_batches: int
 
 
-def plan_steps(training: TrainingConfig) -> StepPlan:
+def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
     """Round a budget in tokens to whole steps; the last step completes the budget."""
     tokens_per_step = training.batch_size * training.seq_len
     steps = math.ceil(training.tokens / tokens_per_step)
     eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
-    micro = training.micro_batch_size or training.batch_size
+    micro = training.micro_batch_size or training.batch_size // devices
     return StepPlan(
         tokens_per_step=tokens_per_step,
         steps=steps,

@@ -32,31 +32,27 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     import torch
     from pydantic import TypeAdapter
 
-    from ablate.backends.select import Selection, load_backend
-    from ablate.config import ModelConfig, TrainingConfig
-    from ablate.numerics import RecipeState
+    from ablate.backends.select import load_backend
+    from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
     from ablate.recipes import RecipeSpec, resolve
-    from ablate.schedule import plan_steps
-    from ablate.train.loop import _accumulate, build_optimizer
-    from ablate.train.model import Decoder
-    from ablate.train.network import decoder_network
+    from ablate.train.loop import assemble, gradients
 
     torch.set_num_threads(1)
     load_backend("emulated").detail()
     training = TrainingConfig(seq_len=128, batch_size=16)
     window = np.random.default_rng(0).integers(0, 256, (16, 129))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    state = RecipeState(
-        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend=Selection("emulated"), seed=0
-    )
     ffn = width * 11 // 4 // 128 * 128
-    model = Decoder(ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn), 256, 128, state)
-    model.initialise(torch.Generator().manual_seed(0))
-    optimizer = build_optimizer(model, training)
+    shape = ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn)
+    config = RunConfig(
+        model=shape, data=DataConfig(), data_digest="made up", vocab_size=256, training=training,
+        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend="emulated", seed=0,
+    )  # fmt: skip
+    trainee = assemble(config, "cpu")
     for _ in range(3):
-        _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        gradients(trainee, window, None)
+        trainee.optimizer.step()
+        trainee.optimizer.zero_grad(set_to_none=True)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

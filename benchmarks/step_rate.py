@@ -17,15 +17,10 @@ import numpy as np
 import torch
 
 from ablate.architecture import block_layers
-from ablate.backends.select import Selection
-from ablate.config import ModelConfig, TrainingConfig
-from ablate.numerics.state import RecipeState
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.plan.arithmetic import model_size
 from ablate.recipes import RecipeSpec, resolve
-from ablate.schedule import plan_steps
-from ablate.train.loop import _accumulate, build_optimizer
-from ablate.train.model import Decoder
-from ablate.train.network import decoder_network
+from ablate.train.loop import assemble, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,18 +45,18 @@ def main() -> None:
     ffn = args.width * 11 // 4 // 32 * 32
     config = ModelConfig(width=args.width, layers=args.layers, heads=args.width // 64, ffn=ffn)
     training = TrainingConfig(seq_len=args.seq_len, batch_size=args.batch_size)
-    state = RecipeState(recipe=resolve(RecipeSpec()), backend=Selection("emulated"), seed=0)
-    model = Decoder(config, 256, args.seq_len, state)
-    model.initialise(torch.Generator().manual_seed(0))
-    optimizer = build_optimizer(model, training)
+    run = RunConfig(
+        model=config, data=DataConfig(), data_digest="made up", vocab_size=256, training=training,
+        recipe=resolve(RecipeSpec()), backend="emulated", seed=0,
+    )  # fmt: skip
+    trainee = assemble(run, "cpu")
     window = np.random.default_rng(0).integers(0, 256, (args.batch_size, args.seq_len + 1))
     tokens = args.batch_size * args.seq_len
 
     def step() -> None:
-        _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        gradients(trainee, window, 1.0)
+        trainee.optimizer.step()
+        trainee.optimizer.zero_grad(set_to_none=True)
 
     pairs = [
         (

@@ -14,14 +14,9 @@ import time
 import numpy as np
 import torch
 
-from ablate.backends.select import Selection
-from ablate.config import ModelConfig, TrainingConfig
-from ablate.numerics.state import RecipeState
+from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import RecipeSpec, resolve
-from ablate.schedule import plan_steps
-from ablate.train.loop import _accumulate, build_optimizer
-from ablate.train.model import Decoder
-from ablate.train.network import decoder_network
+from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]
 ARMS = {
@@ -51,19 +46,19 @@ def main() -> None:
 
     steps = {}
     for name, recipe in ARMS.items():
-        state = RecipeState(recipe=resolve(recipe), backend=Selection("emulated"), seed=0)
-        model = Decoder(model_config, 256, args.seq_len, state)
-        model.initialise(torch.Generator().manual_seed(0))
-        steps[name] = (model, state, build_optimizer(model, training))
+        config = RunConfig(
+            model=model_config, data=DataConfig(), data_digest="made up", vocab_size=256, training=training,
+            recipe=resolve(recipe), backend="emulated", seed=0,
+        )  # fmt: skip
+        steps[name] = assemble(config, "cpu")
 
     seconds: dict[str, list[float]] = {name: [] for name in ARMS}
     for repeat in range(args.repeats + 1):
-        for name, (model, state, optimizer) in steps.items():
+        for name, trainee in steps.items():
             start = time.perf_counter()
-            _accumulate(decoder_network(model), state, window, plan_steps(training), "cpu")
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            gradients(trainee, window, 1.0)
+            trainee.optimizer.step()
+            trainee.optimizer.zero_grad()
             if repeat:
                 seconds[name].append(time.perf_counter() - start)
     tokens = args.batch_size * args.seq_len

@@ -73,8 +73,10 @@ def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
     code = environment.get("code") or _text([environment.get("ablate"), environment.get("git_commit")])
     world_size = environment.get("world_size")
-    # The evaluation set is the head of the held-out text: its size and where that text comes from.
+    # The evaluation set: its size, where its text comes from, and which windows of that.
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
+    if training.get("eval_windows", "spread") != "spread":
+        evaluation.append(training["eval_windows"])
     return {
         "data": config.get("data_digest"),
         "tokenizer": _text(tokenizer),

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from ablate.data import TokenFiles
     from ablate.execute.driver import Outcome, RunRequest
-    from ablate.plan import Plan
+    from ablate.plan import Plan, PlannedArm
     from ablate.store import StudyStore
     from ablate.track import MirrorReport
 
@@ -148,33 +149,11 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
     """Prepare the tokens of every corpus once, and return the runs seed by seed: early results compare."""
     from dataclasses import asdict
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ablate.data import prepare
-    from ablate.data.batches import num_train_windows, num_validation_windows
     from ablate.execute.driver import RunRequest
 
-    folders: dict[str, str] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        for arm in plan.arms:
-            if arm.data_digest in folders or not any(run.id in chosen for run in arm.runs):
-                continue
-            task = bar.add_task("tokens", total=1.0)
-
-            def show(done: float, what: str, task: TaskID = task) -> None:
-                bar.update(task, completed=done, description=what)
-
-            files = prepare(arm.data, store.path.parent / "tokens", progress=show)
-            num_train_windows(files.train_tokens, arm.training.seq_len)  # too little text is heard of now
-            num_validation_windows(files.validation_tokens, arm.training.seq_len, arm.training.eval_tokens)
-            folders[arm.data_digest] = str(files.folder.resolve())
-            console.print(
-                f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
-                f"validation tokens ({files.tokenizer}).",
-                markup=False,
-                soft_wrap=True,
-            )
+    arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
+    corpora = _prepare_tokens(console, store, arms)
+    _check_tokens(console, corpora, arms)
     order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
     return [
         RunRequest(
@@ -182,12 +161,57 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
             arm=arm.name,
             seed=run.seed,
             config=asdict(arm.config(run.seed)),
-            tokens_dir=folders[arm.data_digest],
+            tokens_dir=str(corpora[arm.data_digest].folder.resolve()),
             resources=arm.resources,
         )
         for _, _, arm, run in order
         if run.id in chosen
     ]
+
+
+def _prepare_tokens(console: Console, store: StudyStore, arms: list[PlannedArm]) -> dict[str, TokenFiles]:
+    """Return the token files of each corpus, by its digest."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ablate.data import prepare
+
+    corpora: dict[str, TokenFiles] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        for arm in arms:
+            if arm.data_digest in corpora:
+                continue
+            task = bar.add_task("tokens", total=1.0)
+
+            def show(done: float, what: str, task: TaskID = task) -> None:
+                bar.update(task, completed=done, description=what)
+
+            files = prepare(arm.data, store.path.parent / "tokens", progress=show)
+            corpora[arm.data_digest] = files
+            console.print(
+                f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
+                f"validation tokens ({files.tokenizer}).",
+                markup=False,
+                soft_wrap=True,
+            )
+    return corpora
+
+
+def _check_tokens(console: Console, corpora: dict[str, TokenFiles], arms: list[PlannedArm]) -> None:
+    """Refuse a corpus with too little text before anything starts, and say how often a run repeats one."""
+    from ablate.data.batches import num_train_windows, num_validation_windows
+
+    repeated: dict[str, None] = {}
+    for arm in arms:
+        files, training = corpora[arm.data_digest], arm.training
+        num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
+        epoch = num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
+        times = f"{training.tokens / epoch:,.1f}"
+        if training.tokens > epoch and times != "1.0":
+            there = f"its {files.train_tokens:,} training tokens"
+            repeated[f"A run of {training.tokens:,} tokens sees {there} {times} times."] = None
+    for sentence in repeated:
+        console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _check_devices(plan: Plan) -> None:

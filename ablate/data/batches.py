@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -89,15 +89,21 @@ def batch(tokens: NDArray[Any], starts: NDArray[np.int64], seq_len: int) -> NDAr
 
 
 def validation_batches(
-    tokens: NDArray[Any], seq_len: int, eval_tokens: int, batch_size: int
+    tokens: NDArray[Any],
+    seq_len: int,
+    eval_tokens: int,
+    batch_size: int,
+    *,
+    which: Literal["spread", "first"] = "spread",
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the same windows for every run, spread evenly over the validation tokens, in order.
+    """Yield the same windows for every run, in order: spread evenly over the validation tokens, or the first.
 
-    Spread, because the first ones may all lie in one document, whose loss says little of the others.
-    The last batch may be smaller; every token counts alike only if the caller weights by tokens.
+    Spread, because the first ones may all lie in one document, whose loss says little of the others; the
+    first, to evaluate on what others evaluated on. The last batch may be smaller; every token counts alike
+    only if the caller weights by tokens.
     """
     windows = num_validation_windows(len(tokens), seq_len, eval_tokens)
-    there = (len(tokens) - 1) // seq_len
+    there = windows if which == "first" else (len(tokens) - 1) // seq_len
     starts = np.arange(windows, dtype=np.int64) * there // windows * seq_len
     for first in range(0, windows, batch_size):
         yield batch(tokens, starts[first : first + batch_size], seq_len)

@@ -2,8 +2,11 @@
 
 The content of a data set on the hub cannot be hashed without downloading all of it, so its commit stands
 for the content: the one pinned as ``name@commit``, else the one that the hub names now. A pinned data set
-plans offline. A folder that exists locally is hashed like any other and never touches the network. The
-training text is the split ``train``; ``validation_paths`` may name another split.
+plans offline. A folder that exists locally is hashed like any other and never touches the network; it may
+hold files that ``load_dataset`` reads, or be what ``save_to_disk`` wrote. The training text is the split
+``train``; ``validation_paths`` may name another split.
+
+A stream has one reader. ``fetch`` writes it into shards of JSON lines, which then go the way of all others.
 
 Fails with ``UserError``: ``datasets`` not installed, the hub out of reach, no such data set, configuration
 or split, a row without the text field.
@@ -12,20 +15,26 @@ or split, a row without the text field.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.data.kept import find, keep, key_of
 from ablate.data.sources import SourceFile, find_files
 from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     from ablate.config import DataConfig
 
 TRAIN_SPLIT = "train"
+SHARD_FIELD = "text"
+
+_SHARD_BYTES = 64 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -97,15 +106,11 @@ def _commit(name: str, revision: str) -> str:
     return commit
 
 
-def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
-    """Stream the texts of one split."""
-    import datasets
-
+def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> Iterator[str]:
+    """Stream the texts of one split, without its first ``skip`` rows."""
     try:
-        rows = datasets.load_dataset(
-            source.name, source.configuration, split=split, streaming=True, revision=source.commit
-        )
-        for number, row in enumerate(rows, start=1):
+        rows = _rows(source, split)
+        for number, row in enumerate(rows.skip(skip) if skip else rows, start=skip + 1):
             yield _text(source, number, row, text_field)
     except UserError:
         raise
@@ -113,6 +118,90 @@ def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
         raise _unusable(
             source.name, error, f"check the name, the configuration and the split '{split}'"
         ) from error
+
+
+def fetch(
+    source: HubSource,
+    text_field: str,
+    max_bytes: int | None,
+    folder: Path,
+    report: Callable[[int], None],
+    *,
+    key: str,
+) -> list[tuple[SourceFile, str]]:
+    """Write the training split as shards of JSON lines with the field ``SHARD_FIELD``.
+
+    ``report`` hears bytes of text. ``key`` names the content. Shards that an earlier attempt finished are
+    kept, and their rows skipped.
+
+    Returns:
+        Each shard with the hash of its content.
+    """
+    shards: list[tuple[SourceFile, str]] = []
+    rows = text_bytes = 0
+
+    def path() -> Path:
+        return folder / f"{key_of([key, len(shards)])}.jsonl"
+
+    def add(record: dict[str, Any]) -> None:
+        nonlocal rows, text_bytes
+        (file,) = find_files([str(path())], ())
+        shards.append((file, record["sha256"]))
+        rows += record["rows"]
+        text_bytes += record["text_bytes"]
+        report(text_bytes)
+
+    while record := find(path()):
+        add(record)
+    stream = documents(source, TRAIN_SPLIT, text_field, rows)
+    ended = False
+
+    def write(file: BinaryIO) -> dict[str, Any]:
+        nonlocal ended
+        count = size = 0
+        for text in stream:
+            file.write(json.dumps({SHARD_FIELD: text}).encode() + b"\n")
+            count += 1
+            if text.strip():  # as max_bytes is counted
+                size += len(text.encode("utf-8", "replace"))
+            report(text_bytes + size)
+            if size >= _SHARD_BYTES or _enough(text_bytes + size):
+                break
+        else:
+            ended = True
+        return {"rows": count, "text_bytes": size}
+
+    def _enough(size: int) -> bool:
+        return max_bytes is not None and size >= max_bytes
+
+    while not ended and not _enough(text_bytes):
+        add(keep(path(), write))
+    return shards
+
+
+def _rows(source: HubSource, split: str) -> Any:
+    import datasets
+
+    if not source.files or not (kind := _saved(Path(source.name))):
+        return datasets.load_dataset(
+            source.name, source.configuration, split=split, streaming=True, revision=source.commit
+        )
+    if source.configuration is not None:
+        what, hint = "what save_to_disk wrote has no configurations", f"paths: [{source.name}]"
+        raise UserError(Problem(file=source.name, what=what, hint=hint))
+    saved = datasets.load_from_disk(source.name)
+    splits = dict(saved) if kind == "splits" else {TRAIN_SPLIT: saved}
+    if split not in splits:
+        hint = f"splits here: {', '.join(splits)}"
+        raise UserError(Problem(file=source.name, what=f"has no split '{split}'", hint=hint))
+    return splits[split]
+
+
+def _saved(folder: Path) -> Literal["splits", "one"] | None:
+    """Return what ``save_to_disk`` wrote into a folder, if it did."""
+    if (folder / "dataset_dict.json").is_file():
+        return "splits"
+    return "one" if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file() else None
 
 
 def _text(source: HubSource, number: int, row: dict[str, Any], text_field: str) -> str:

@@ -58,10 +58,14 @@ class DataIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """An identity and what it was computed from: where ``prepare`` reads."""
+    """An identity and what it was computed from: where ``prepare`` reads.
+
+    ``train_hashes`` are of the content of the training files.
+    """
 
     identity: DataIdentity
     train: tuple[SourceFile, ...] = ()
+    train_hashes: tuple[str, ...] = ()
     validation: tuple[SourceFile, ...] = ()
     hub: hub.HubSource | None = None
     hf: hf_tokenizer.HfTokenizer | None = None
@@ -122,6 +126,7 @@ def resolve(data: DataConfig) -> Corpus:
     return Corpus(
         identity=DataIdentity(digest=digest, vocab_size=vocab_size, num_bytes=num_bytes),
         train=tuple(file for file, _ in hashed_train),
+        train_hashes=tuple(content_hash for _, content_hash in hashed_train),
         validation=tuple(file for file, _ in hashed_validation),
         hub=hub_source,
         hf=hf,

@@ -2,8 +2,11 @@
 
 The folder is written under another name and renamed when it is complete, so that a reader finds a whole
 one or none. A file lock keeps a second process waiting instead of doing the same work; where the file
-system has no locks, both work and the first rename wins. What an interrupted preparation left behind is
-removed by the next one on the same host, and a damaged folder is made anew.
+system has no locks, both work and the first rename wins. A damaged folder is made anew.
+
+What an interrupted preparation of text has finished lies in ``<cache>/.<hash of the data section>.parts/``:
+the next one with the same section goes on from there, even if a damaged file was replaced meanwhile. Without
+locks it would not be known who is at work there, so then nothing is kept.
 
 Fails with ``UserError``: text that cannot be read (see ``documents``), too little of it, a corpus that
 changed while it was read, a cache that cannot be written.
@@ -17,10 +20,12 @@ import shutil
 import socket
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ablate.data.identity import Corpus, resolve
+from ablate.data.kept import key_of, remove_unfinished
 from ablate.data.token_files import FORMAT, META, TokenFiles, load
 from ablate.errors import Problem, UserError
 from ablate.store.files import write_json_atomic
@@ -37,10 +42,13 @@ _DIGEST_CHARACTERS = 16
 _POLL_SEC = 0.1
 
 
-def prepare(data: DataConfig, cache_dir: Path, *, progress: Progress | None = None) -> TokenFiles:
+def prepare(
+    data: DataConfig, cache_dir: Path, *, progress: Progress | None = None, num_workers: int | None = None
+) -> TokenFiles:
     """Return the corpus's token files, making them if they are not there.
 
-    ``progress`` hears the fraction done and what is being done, several times a second.
+    ``progress`` hears the fraction done and what is being done, several times a second. Text is tokenised by
+    ``num_workers`` processes, by default as many as there are cores; the files are the same for any number.
 
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
@@ -55,7 +63,7 @@ def prepare(data: DataConfig, cache_dir: Path, *, progress: Progress | None = No
             with _alone(folder, lambda: report(0.0, "another process prepares these tokens")) as locked:
                 if locked:
                     _remove_partial(folder)
-                files = _ready(folder, corpus) or _make(data, corpus, folder, report)
+                files = _ready(folder, corpus) or _make(data, corpus, folder, num_workers, report)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
@@ -75,11 +83,13 @@ def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
     return files if files.digest == corpus.identity.digest and not moved else None
 
 
-def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: Progress) -> TokenFiles:
+def _make(
+    data: DataConfig, corpus: Corpus, folder: Path, num_workers: int | None, progress: Progress
+) -> TokenFiles:
     partial = folder.with_name(f"{_partial_prefix(folder)}{uuid.uuid4().hex[:8]}")
     partial.mkdir()
     try:
-        meta = _write_tokens(data, corpus, partial, progress)
+        meta = _write_tokens(data, corpus, partial, num_workers, progress)
         if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
         identity = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
@@ -92,7 +102,9 @@ def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: Progress) ->
     return load(folder)
 
 
-def _write_tokens(data: DataConfig, corpus: Corpus, partial: Path, progress: Progress) -> dict[str, Any]:
+def _write_tokens(
+    data: DataConfig, corpus: Corpus, partial: Path, num_workers: int | None, progress: Progress
+) -> dict[str, Any]:
     if data.source == "tokens":
         from ablate.data.pretokenised import prepare_tokens
 
@@ -102,7 +114,25 @@ def _write_tokens(data: DataConfig, corpus: Corpus, partial: Path, progress: Pro
         )
     from ablate.data.tokenise import prepare_text
 
-    return prepare_text(data, corpus, partial, progress)
+    with _kept_parts(data, partial, progress) as kept:
+        return prepare_text(data, corpus, partial, kept, num_workers, progress)
+
+
+@contextmanager
+def _kept_parts(data: DataConfig, partial: Path, progress: Progress) -> Iterator[Path]:
+    """Yield the folder of what earlier attempts finished; it goes when this one is through."""
+    named = partial.with_name(f"{key_of(asdict(data))[:_DIGEST_CHARACTERS]}.parts")
+    with _alone(named, lambda: progress(0.0, "another process prepares text of this data section")) as locked:
+        folder = named.with_name(f".{named.name}") if locked else partial / "parts"
+        folder.mkdir(exist_ok=True)
+        remove_unfinished(folder)
+        try:
+            yield folder
+        except BaseException:
+            with suppress(OSError):  # not empty: that is what the next attempt goes on from
+                folder.rmdir()
+            raise
+        shutil.rmtree(folder)
 
 
 def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:

@@ -1,19 +1,22 @@
 """Which files a corpus is made of, by names that do not depend on where it lies.
 
-Paths become files here: folders are searched recursively, globs expanded, and each file gets a name
-relative to the folder, glob or parent it was found under. Two copies of a corpus in two places therefore
-list the same names. Only ``stat`` is called, so that planning stays fast; unreadable content shows later.
+Paths become files here: folders are searched recursively, globs and ranges of shards (``{00768..01023}``)
+expanded, and each file gets a name relative to the folder, glob, range or parent it was found under. Two
+copies of a corpus in two places therefore list the same names. Only ``stat`` is called, so that planning
+stays fast; unreadable content shows later.
 
 Fails with ``UserError`` for a path that is not there (with the nearest name that is), a folder or glob
-without a match, and a folder that may not be read.
+without a match, a range that is not complete (with the numbers that are missing), and a folder that may not
+be read.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +50,10 @@ TOKEN_SUFFIXES = (".bin", ".tokens")
 
 # Tests repeat each other and hold odd encodings; the rest is not the library's own text.
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_LONGEST_RANGE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,18 +122,63 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
         yield from files
     elif os.path.lexists(path):
         yield _stat(path, os.path.basename(path))  # noqa: PTH119
+    elif _RANGE.search(path):
+        yield from _expand_range(text, path, suffixes)
     elif glob.has_magic(path):
         matches = [match for match in glob.iglob(path, recursive=True) if os.path.isfile(match)]  # noqa: PTH113, PTH207
         if not matches:
             raise UserError(
                 Problem(file=text, what="no file matches", hint="relative paths start at the study file")
             )
-        parts = Path(path).parts
-        base = Path(*parts[: next(i for i, part in enumerate(parts) if glob.has_magic(part))])
+        base = _fixed_part(path, glob.has_magic)
         for match in matches:
             yield _stat(match, os.path.relpath(match, base))
     else:
         raise UserError(Problem(file=text, what="no such file or folder", hint=_nearest(Path(path))))
+
+
+def _fixed_part(path: str, varies: Callable[[str], object]) -> Path:
+    """Return the folder above the first part of a pattern that varies."""
+    parts = Path(path).parts
+    return Path(*parts[: next(number for number, part in enumerate(parts) if varies(part))])
+
+
+def _expand_range(text: str, path: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+    """Expand the first range of a path as a shell does: each number must be there."""
+    found = _RANGE.search(path)
+    assert found is not None
+    first, last = int(found[1]), int(found[2])
+    if not first <= last < first + _LONGEST_RANGE:
+        what, hint = f"{found[0]} is no range of shards", "the first number, then the last, as {00000..00255}"
+        raise UserError(Problem(file=text, what=what, hint=hint))
+    width = len(found[1]) if found[1].startswith("0") else 1
+    base = _fixed_part(path, _RANGE.search)
+    files: list[SourceFile] = []
+    missing: list[int] = []
+    for number in range(first, last + 1):
+        member = f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}"
+        try:
+            members = list(_expand(member, suffixes))
+        except UserError:
+            if _RANGE.search(member) or os.path.lexists(member):  # its own line says more
+                raise
+            missing.append(number)
+        else:
+            files += (replace(file, name=os.path.relpath(file.path, base)) for file in members)
+    if missing:
+        shown = ", ".join(_runs([f"{number:0{width}}" for number in missing]))
+        what = f"{len(missing)} of the {last - first + 1} shards are missing: {shown}"
+        raise UserError(Problem(file=text, what=what, hint="fetch them, or name a range that is there"))
+    yield from files
+
+
+def _runs(numbers: Sequence[str]) -> Iterator[str]:
+    """Shorten ascending numbers: 3, 5–9."""
+    start = 0
+    for index, number in enumerate(numbers):
+        if index + 1 == len(numbers) or int(numbers[index + 1]) != int(number) + 1:
+            yield number if start == index else f"{numbers[start]}–{number}"
+            start = index + 1
 
 
 def _walk(

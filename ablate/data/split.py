@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ablate.data.spool import hash_all
 from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,27 +62,37 @@ def hold_out(
     return np.flatnonzero(hashes > distinct[count - 1]), first[:count]
 
 
-def leave_out(hashes: NDArray[np.uint64], validation_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the indices of training documents that are not validation documents too."""
-    kept = np.flatnonzero(~np.isin(hashes, validation_hashes))
-    if not len(kept) or not len(validation_hashes):
-        empty = (
-            "training text that is not validation text too" if len(validation_hashes) else "validation text"
-        )
-        hint = "check data.paths and data.validation_paths"
-        raise UserError(Problem(what=f"there is no {empty}", hint=hint))
-    return kept
+def line_hashes(texts: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return the hashes of all long lines, each once, sorted: what ``near_copies`` compares with.
+
+    Hashes and not lines, because validation text may be large, and every worker needs them.
+    """
+    return np.unique(
+        np.concatenate([np.empty(0, np.uint64), *(hash_all(_long_lines(text)) for text in texts)])
+    )
 
 
-def near_copies(train: Iterable[bytes], validation: Iterable[bytes]) -> NDArray[np.bool_]:
-    """Return for each training document whether it is a near copy of validation text."""
-    seen = {line for text in validation for line in _long_lines(text)}
+def near_copies(texts: Sequence[bytes], seen: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return for each training document whether it is a near copy of validation text.
 
-    def share(text: bytes) -> float:
-        lines = set(_long_lines(text))
-        return sum(map(len, lines & seen)) / (sum(map(len, lines)) or 1)
+    ``seen`` is what ``line_hashes`` returned for that text.
+    """
+    lines = [(number, line) for number, text in enumerate(texts) for line in set(_long_lines(text))]
+    owners = np.array([number for number, _ in lines], dtype=np.int64)
+    lengths = np.array([len(line) for _, line in lines], dtype=np.float64)
+    shared = is_among(hash_all(line for _, line in lines), seen)
+    total_bytes, shared_bytes = (
+        np.bincount(owners, weights, minlength=len(texts)) for weights in (lengths, lengths * shared)
+    )
+    return shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
 
-    return np.array([share(text) >= NEAR_COPY for text in train], dtype=np.bool_)
+
+def is_among(hashes: NDArray[np.uint64], sorted_hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which hashes occur in the sorted ones, which may be a memory map."""
+    if not len(sorted_hashes):
+        return np.zeros(len(hashes), dtype=np.bool_)
+    places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)
+    return np.asarray(sorted_hashes[places] == hashes)
 
 
 def _long_lines(text: bytes) -> Iterator[bytes]:

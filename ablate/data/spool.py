@@ -1,8 +1,8 @@
-"""Documents on disk between reading and tokenising, each with a hash of its content.
+"""Documents on disk, each with a hash of its content: the validation text of a preparation.
 
-The split and the BPE need the whole corpus before the first token can be written. So the source is read
-once, into one file of plain UTF-8, with a hash and a length per document in memory (16 bytes each). The
-hash leaves surrounding white space out; documents of nothing else are dropped.
+It is wanted in another order than it comes in, and twice: as tokens, and line by line to find near copies of
+it. So it is written into one file of plain UTF-8, with a hash and a length per document in memory (16 bytes
+each). The hash leaves surrounding white space out; documents of nothing else are dropped.
 """
 
 from __future__ import annotations
@@ -21,40 +21,63 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Spool:
-    """A file of documents: ``fill`` once, then read any of them by their index."""
+def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
+    """Yield documents as UTF-8 until there are ``max_bytes`` of them; the last one is kept whole."""
+    num_bytes = 0
+    for document in documents:
+        text = document.encode("utf-8", "replace")  # JSON can hold lone surrogates
+        if not text.strip():
+            continue
+        yield text
+        num_bytes += len(text)
+        if max_bytes is not None and num_bytes >= max_bytes:
+            return
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+def hash_all(texts: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return a hash of each text: the same in every process, unlike Python's own."""
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+
+
+class DocumentTable:
+    """A hash and a length for each document."""
+
+    def __init__(self) -> None:
+        self._hashes = bytearray()
+        self._lengths = array("q")
         self.num_bytes = 0
-        self._hashes = array("Q")
-        self._lengths = array("Q")
 
-    def fill(self, documents: Iterable[str], max_bytes: int | None) -> None:
-        """Write documents until there are ``max_bytes`` of them; the last one is kept whole."""
-        with self.path.open("wb") as file:
-            for document in documents:
-                text = document.encode("utf-8", "replace")  # JSON can hold lone surrogates
-                core = text.strip()
-                if not core:
-                    continue
-                file.write(text)
-                digest = hashlib.blake2b(core, digest_size=8).digest()
-                self._hashes.append(int.from_bytes(digest, "big"))
-                self._lengths.append(len(text))
-                self.num_bytes += len(text)
-                if max_bytes is not None and self.num_bytes >= max_bytes:
-                    break
+    def add(self, text: bytes) -> None:
+        """Add a document."""
+        self._hashes += hashlib.blake2b(text.strip(), digest_size=8).digest()
+        self._lengths.append(len(text))
+        self.num_bytes += len(text)
 
     @property
     def hashes(self) -> NDArray[np.uint64]:
         """One content hash per document, in the order of the source."""
-        return np.array(self._hashes, dtype=np.uint64)
+        return np.frombuffer(bytes(self._hashes), dtype=">u8").astype(np.uint64)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Bytes of each document."""
         return np.array(self._lengths, dtype=np.int64)
+
+
+class Spool(DocumentTable):
+    """A file of documents: ``fill`` once, then read any of them by their index."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def fill(self, texts: Iterable[bytes]) -> None:
+        """Write documents."""
+        with self.path.open("wb") as file:
+            for text in texts:
+                file.write(text)
+                self.add(text)
 
     def texts(self, indices: NDArray[np.int64]) -> Iterator[bytes]:
         """Yield documents in the order of ``indices``."""

@@ -1,28 +1,48 @@
-"""The way from files of text to the two token files: read, split, learn the tokeniser, encode.
+"""The way from files of text to the two token files: list the documents, split, learn the tokeniser, encode.
 
-Kept apart from ``prepare``, which is about the folder's life. The tokeniser learns from training documents
-only: merges learnt on validation text would flatter the validation loss.
+Kept apart from ``prepare``, which is about the folder's life. Training text goes part by part, in as many
+processes as there are cores, and comes out in the order of the source; what is done of it is kept. The
+tokeniser learns from training documents only: merges learnt on validation text would flatter the validation
+loss.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ablate.data import hub
 from ablate.data.documents import json_documents, text_documents
-from ablate.data.split import hold_out, leave_out, near_copies
-from ablate.data.spool import Spool
-from ablate.data.tokenizer import BPE_SAMPLE_BYTES, ByteTokenizer, Tokenizer, open_hf, train_bpe
+from ablate.data.identity import RULES_VERSION
+from ablate.data.kept import key_of, record_of
+from ablate.data.parts import (
+    Encoding,
+    Part,
+    PartTable,
+    ValidationSide,
+    batches,
+    cut_into_parts,
+    encode,
+    encode_part,
+    learn_bpe,
+    open_tokenizer,
+    pick_documents,
+    read_part,
+    tokens_path,
+)
+from ablate.data.split import hold_out, line_hashes
+from ablate.data.spool import Spool, encoded
+from ablate.data.tokenizer import BPE_SAMPLE_BYTES, END_OF_TEXT, open_json
+from ablate.data.workers import Job, Workers, num_cores
 from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
+    from typing import BinaryIO
 
     from ablate.config import DataConfig
     from ablate.data.identity import Corpus
@@ -30,134 +50,209 @@ if TYPE_CHECKING:
     from ablate.data.sources import SourceFile
     from ablate.data.token_files import TokenType
 
-_BATCH_BYTES = 1 << 20
+    Listed = tuple[Part, PartTable]
 
-# Shares of the progress bar.
-_READ, _COMPARED, _LEARNT = 0.2, 0.3, 0.5
+# Where stages end on the progress bar: a stream waits for the network, and tokenising takes most of the rest.
+_FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5
+
+_COPY_BYTES = 1 << 22
+_TRAIN = "train.bin"
+_CHECK_PATHS = "check data.paths and data.validation_paths"
 
 
-def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``."""
-    text, validation_text = Spool(folder / "text.spool"), Spool(folder / "validation.spool")
-    total = max(1, corpus.identity.num_bytes)
-    text.fill(_read(data, corpus, _stage(progress, 0.0, _READ, "reading text", total)), data.max_bytes)
-    if data.validation_paths:
-        documents = _read_validation(data, corpus, lambda _done: progress(_READ, "reading validation text"))
-        validation_text.fill(documents, data.max_bytes)
-        train = leave_out(text.hashes, validation_text.hashes)
-        validation = np.arange(len(validation_text.hashes))
-    else:
-        train, validation = hold_out(text.hashes, text.lengths)
-        validation_text = text
-    compared = _stage(progress, _READ, _COMPARED, "comparing both sides", text.num_bytes)
-    near = near_copies(_counted(text.texts(train), compared), validation_text.texts(validation))
-    own_sides = len(train) + (len(validation) if validation_text is text else 0)
-    copies = len(text.hashes) - own_sides
-    train = train[~near]
-    if not len(train):
-        hint = "check data.paths and data.validation_paths"
-        raise UserError(Problem(what="all training text is nearly the same as validation text", hint=hint))
-    tokenizer = _tokenizer(data, corpus, text, train, progress)
-    tokenizer.save(folder)
-    dtype: TokenType = "uint16" if corpus.identity.vocab_size <= 1 << 16 else "uint32"
-    num_train_bytes = int(text.lengths[train].sum())
-    num_validation_bytes = int(validation_text.lengths[validation].sum())
-    encoded = _stage(progress, _LEARNT, 1.0, "tokenising", num_train_bytes + num_validation_bytes)
-    validation_tokens = _encode(
-        tokenizer, validation_text.texts(validation), folder / "validation.bin", dtype, encoded
-    )
-    train_tokens = _encode(
-        tokenizer, text.texts(train), folder / "train.bin", dtype, lambda n: encoded(num_validation_bytes + n)
-    )
-    meta = {
+def prepare_text(
+    data: DataConfig, corpus: Corpus, folder: Path, kept: Path, num_workers: int | None, progress: Progress
+) -> dict[str, Any]:
+    """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``.
+
+    ``kept`` is a folder whose content helps the next attempt if this one is interrupted.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    parts = _parts(data, corpus, kept, progress)
+    with Workers(_num_workers(num_workers, len(parts))) as workers:
+        listed = _list_documents(data, parts, kept, workers, progress)
+        validation = Spool(scratch / "validation.spool")
+        if data.validation_paths:
+            validation.fill(encoded(_own_validation(data, corpus, progress), data.max_bytes))
+            order = np.arange(len(validation.lengths))
+        else:
+            validation.fill(_held_out(listed, scratch / "held-out.hashes", workers, progress))
+            order = np.argsort(validation.hashes)
+        if not len(order):
+            raise UserError(Problem(what="there is no validation text", hint=_CHECK_PATHS))
+        side = _write_side(validation, scratch)
+        dtype: TokenType = "uint16" if corpus.identity.vocab_size <= 1 << 16 else "uint32"
+        encoding, description = _encoding(data, corpus, dtype, listed, side, folder, progress)
+        total = validation.num_bytes + sum(table.num_bytes for _, table in listed)
+        report = _stage(progress, _LEARNT, 1.0, "tokenising", total)
+        validation_tokens = _encode_validation(
+            validation.texts(order), encoding, folder / "validation.bin", report
+        )
+        train = _encode_train(
+            listed, side, encoding, kept, workers, lambda units: report(validation.num_bytes + units)
+        )
+    near = train["near_copies"]
+    if not train["documents"]:
+        what = "all training text is nearly the same as" if near else "there is no training text but"
+        raise UserError(Problem(what=f"{what} validation text", hint=_CHECK_PATHS))
+    (kept / _TRAIN).replace(folder / "train.bin")
+    shutil.rmtree(scratch)
+    own_sides = train["documents"] + near + (0 if data.validation_paths else len(order))
+    return {
         "train": "train.bin",
         "validation": "validation.bin",
         "in_place": None,
         "dtype": dtype,
-        "train_tokens": train_tokens,
+        "train_tokens": train["tokens"],
         "validation_tokens": validation_tokens,
-        "tokenizer": tokenizer.description,
-        "validation_bytes_per_token": num_validation_bytes / validation_tokens,
-        "train_bytes": num_train_bytes,
-        "validation_bytes": num_validation_bytes,
-        "train_documents": len(train),
-        "validation_documents": len(validation),
-        "copies_left_out": copies,
-        "near_copies_left_out": int(near.sum()),
+        "tokenizer": description,
+        "validation_bytes_per_token": validation.num_bytes / validation_tokens,
+        "train_bytes": train["text_bytes"],
+        "validation_bytes": validation.num_bytes,
+        "train_documents": train["documents"],
+        "validation_documents": len(order),
+        "copies_left_out": sum(table.num_documents for _, table in listed) - own_sides,
+        "near_copies_left_out": near,
     }
-    for spool in (folder / "text.spool", folder / "validation.spool"):
-        spool.unlink(missing_ok=True)
-    return meta
 
 
-def _read(data: DataConfig, corpus: Corpus, report: Callable[[int], None]) -> Iterator[str]:
+def _num_workers(wanted: int | None, num_parts: int) -> int:
+    """Return how many processes to start: none for a single part, whose tokeniser has threads of its own."""
+    workers = min(wanted or num_cores(), num_parts)
+    return workers if workers > 1 else 0
+
+
+def _parts(data: DataConfig, corpus: Corpus, kept: Path, progress: Progress) -> list[Part]:
+    """Return the training text in parts, in the order in which it is read."""
+    text_field: str | None
     if corpus.hub:
-        done = 0
-        for document in hub.documents(corpus.hub, hub.TRAIN_SPLIT, data.text_field):
-            yield document
-            done += len(document)
-            report(done)
+        report = _stage(progress, 0.0, _FETCHED, "reading the data set", corpus.identity.num_bytes)
+        key, text_field = corpus.identity.digest, hub.SHARD_FIELD
+        files = hub.fetch(corpus.hub, data.text_field, data.max_bytes, kept, report, key=key)
     else:
-        yield from _documents(data, corpus.train, report)
+        files = list(zip(corpus.train, corpus.train_hashes, strict=True))
+        text_field = data.text_field if data.source == "jsonl" else None
+        if data.source != "jsonl":
+            # By a hash of the name: with max_bytes a folder gives a mixture and not its first letters.
+            files.sort(key=lambda entry: _mixed(entry[0]))
+    return cut_into_parts(files, text_field, RULES_VERSION)
 
 
-def _read_validation(data: DataConfig, corpus: Corpus, report: Callable[[int], None]) -> Iterator[str]:
+def _mixed(file: SourceFile) -> bytes:
+    return hashlib.sha256(file.name.encode()).digest()
+
+
+def _list_documents(
+    data: DataConfig, parts: Sequence[Part], kept: Path, workers: Workers, progress: Progress
+) -> list[Listed]:
+    """List the documents of the parts until there is ``max_bytes`` of text.
+
+    A list is made to the end of its part or of ``max_bytes``, whichever comes first; so it is the same for
+    any number of workers, and only the last one is cut here.
+    """
+    listed: list[Listed] = []
+    total = sum(part.num_bytes for part in parts)
+    report = _stage(progress, _FETCHED, _READ, "reading text", min(total, data.max_bytes or total))
+    jobs = [Job(function=read_part, arguments=(part, data.max_bytes, kept)) for part in parts]
+    left = data.max_bytes
+    tables = workers.run(jobs, report)
+    for part, table in zip(parts, tables, strict=False):
+        if left is not None and table.num_bytes >= left:
+            listed.append((part, table.cut(left)))
+            break
+        listed.append((part, table))
+        left = None if left is None else left - table.num_bytes
+    tables.close()
+    return listed
+
+
+def _own_validation(data: DataConfig, corpus: Corpus, progress: Progress) -> Iterator[str]:
+    def report(_units: int) -> None:
+        progress(_READ, "reading validation text")
+
     if corpus.hub:
         split = corpus.hub.validation_split
         assert split is not None
         for document in hub.documents(corpus.hub, split, data.text_field):
             yield document
             report(0)
-    else:
-        yield from _documents(data, corpus.validation, report)
+        return
+    by_name = data.source == "jsonl"
+    for file in corpus.validation if by_name else sorted(corpus.validation, key=_mixed):
+        yield from json_documents(file, data.text_field, report) if by_name else text_documents(file, report)
 
 
-def _documents(data: DataConfig, files: Sequence[SourceFile], report: Callable[[int], None]) -> Iterator[str]:
-    if data.source != "jsonl":
-        # By a hash of the name, so that with max_bytes a folder gives a mixture and not its first letters.
-        files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
-    before = 0
-    for file in files:
+def _held_out(
+    listed: Sequence[Listed], wanted: Path, workers: Workers, progress: Progress
+) -> Iterator[bytes]:
+    """Yield the documents of the validation side, the first of each, in the order of the source."""
+    read = [table.read() for _, table in listed]
+    hashes = np.concatenate([np.empty(0, np.uint64), *(entry[0] for entry in read)])
+    lengths = np.concatenate([np.empty(0, np.int64), *(entry[1] for entry in read)])
+    _, held_out = hold_out(hashes, lengths)
+    hashes[held_out].astype("<u8").tofile(wanted)  # in ascending order
+    jobs = [Job(function=pick_documents, arguments=(part, table, wanted)) for part, table in listed]
+    total = sum(part.num_bytes for part, _ in listed)
+    report = _stage(progress, _READ, _HELD_OUT, "holding out validation text", total)
+    seen: set[int] = set()
+    for documents in workers.run(jobs, report):
+        for key, text in documents:
+            if key not in seen:
+                seen.add(key)
+                yield text
 
-        def read(position: int, before: int = before) -> None:
-            report(before + position)
 
-        if data.source == "jsonl":
-            yield from json_documents(file, data.text_field, read)
-        else:
-            yield from text_documents(file, read)
-        before += file.size
+def _write_side(validation: Spool, folder: Path) -> ValidationSide:
+    everything = np.arange(len(validation.lengths))
+    documents, lines = np.unique(validation.hashes), line_hashes(validation.texts(everything))
+    paths = folder / "documents.hashes", folder / "lines.hashes"
+    for path, hashes in zip(paths, (documents, lines), strict=True):
+        hashes.astype("<u8").tofile(path)
+    key = key_of([hashlib.sha256(path.read_bytes()).hexdigest() for path in paths])
+    return ValidationSide(documents=paths[0], lines=paths[1], key=key)
 
 
-def _tokenizer(
-    data: DataConfig, corpus: Corpus, text: Spool, train: NDArray[np.int64], progress: Progress
-) -> Tokenizer:
-    if corpus.hf:
-        return open_hf(corpus.hf)
+def _encoding(
+    data: DataConfig,
+    corpus: Corpus,
+    dtype: TokenType,
+    listed: Sequence[Listed],
+    side: ValidationSide,
+    folder: Path,
+    progress: Progress,
+) -> tuple[Encoding, str]:
+    """Return how to encode and its description; ``tokenizer.json``, learnt or not, is put into the folder."""
     if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    what = "learning the BPE"
-    report = _stage(progress, _COMPARED, _LEARNT, what, min(text.num_bytes, BPE_SAMPLE_BYTES))
-    return train_bpe(_counted(text.texts(train), report), corpus.identity.vocab_size)
+        return Encoding(tokenizer=None, end_of_text="", dtype=dtype, key=key_of(["bytes", dtype])), "bytes"
+    if corpus.hf:
+        key = key_of([corpus.hf.identity(), dtype])
+        description = f"{corpus.hf.name}, {corpus.hf.vocab_size} tokens"
+        path, end_of_text = corpus.hf.json_path, corpus.hf.end_of_text
+        encoding = Encoding(tokenizer=path, end_of_text=end_of_text, dtype=dtype, key=key)
+        open_json(path, end_of_text).save(folder)
+        return encoding, description
+    sample_bytes = min(BPE_SAMPLE_BYTES, sum(table.num_bytes for _, table in listed))
+    report = _stage(progress, _HELD_OUT, _LEARNT, "learning the BPE", sample_bytes)
+    job = Job(function=learn_bpe, arguments=(listed, side, corpus.identity.vocab_size, folder))
+    # In a process of its own: the library learns for minutes without hearing Ctrl-C.
+    with Workers(1) as worker:
+        (num_tokens,) = worker.run([job], report)
+    path = folder / "tokenizer.json"
+    key = key_of([hashlib.sha256(path.read_bytes()).hexdigest(), dtype])
+    encoding = Encoding(tokenizer=path, end_of_text=END_OF_TEXT, dtype=dtype, key=key)
+    return encoding, f"byte-level BPE, {num_tokens} tokens"
 
 
-def _counted(texts: Iterable[bytes], report: Callable[[int], None]) -> Iterator[bytes]:
-    done = 0
-    for text in texts:
-        yield text
-        done += len(text)
-        report(done)
-
-
-def _encode(
-    tokenizer: Tokenizer, texts: Iterable[bytes], path: Path, dtype: str, report: Callable[[int], None]
+def _encode_validation(
+    texts: Iterator[bytes], encoding: Encoding, path: Path, report: Callable[[int], None]
 ) -> int:
-    """Write the tokens of all texts and return how many they are."""
+    """Write the validation tokens and return how many they are."""
+    tokenizer = open_tokenizer(encoding)
     count = done = 0
-    little_endian = np.dtype(dtype).newbyteorder("<")
     with path.open("wb") as file:
-        for batch in _batches(texts):
-            ids = tokenizer.encode(batch).astype(little_endian)
+        for batch in batches(texts):
+            ids = encode(tokenizer, batch, encoding.dtype)
             ids.tofile(file)
             count += len(ids)
             done += sum(map(len, batch))
@@ -165,17 +260,61 @@ def _encode(
     return count
 
 
-def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _encode_train(
+    listed: Sequence[Listed],
+    side: ValidationSide,
+    encoding: Encoding,
+    kept: Path,
+    workers: Workers,
+    report: Callable[[int], None],
+) -> dict[str, int]:
+    """Write the training tokens to ``kept / train.bin`` and return the sums over the parts' records.
+
+    Parts are appended in their order and then removed, so that the disk never holds the tokens twice. The
+    records stay, and tell the next attempt how much of the file is sound.
+    """
+    paths = [
+        tokens_path(number, part, table, side, encoding, kept) for number, (part, table) in enumerate(listed)
+    ]
+    with (kept / _TRAIN).open("a+b") as file:
+        records = _appended(file, paths)
+        done = sum(table.num_bytes for _, table in listed[: len(records)])
+        jobs = [
+            Job(function=encode_part, arguments=(number, *listed[number], side, encoding, kept))
+            for number in range(len(records), len(listed))
+        ]
+        for record in workers.run(jobs, lambda units: report(done + units)):
+            path = paths[len(records)]
+            with path.open("rb") as tokens:
+                shutil.copyfileobj(tokens, file, _COPY_BYTES)
+            file.flush()
+            path.unlink()
+            records.append(record)
+    counted = ("tokens", "documents", "text_bytes", "near_copies")
+    return {name: sum(record[name] for record in records) for name in counted}
+
+
+def _appended(file: BinaryIO, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the records of the parts that the file begins with, and cut it behind the last of them."""
+    records: list[dict[str, Any]] = []
+    end = 0
+    for path in paths:
+        record = record_of(path)
+        if record is None or _hash_of_next(file, end, record["bytes"]) != record["sha256"]:
+            break
+        records.append(record)
+        end += record["bytes"]
+    file.truncate(end)
+    return records
+
+
+def _hash_of_next(file: BinaryIO, start: int, size: int) -> str:
+    file.seek(start)
+    digest = hashlib.sha256()
+    while size and (block := file.read(min(size, _COPY_BYTES))):
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest()
 
 
 def _stage(progress: Progress, low: float, high: float, what: str, total: int) -> Callable[[int], None]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ablate.data.hf_tokenizer import HfTokenizer
-
 END_OF_TEXT = "<|endoftext|>"
 BPE_SAMPLE_BYTES = 64 << 20
 """Merges are learnt from the first so many bytes of training text: more changes few of them."""
@@ -29,36 +27,26 @@ _NUL_INSTEAD = "\N{REPLACEMENT CHARACTER}".encode()
 class Tokenizer(Protocol):
     """What preparation needs of a tokeniser."""
 
-    description: str
-
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
         """Return the ids of all texts in a row, each followed by the end-of-text token."""
-
-    def save(self, folder: Path) -> None:
-        """Keep beside the tokens what is needed to decode them."""
 
 
 class ByteTokenizer:
     """The id of a byte is its value."""
-
-    description = "bytes"
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
         """Return the bytes of all texts, each followed by 0."""
         joined = b"".join(text.replace(b"\0", _NUL_INSTEAD) + b"\0" for text in texts)
         return np.frombuffer(joined, dtype=np.uint8)
 
-    def save(self, folder: Path) -> None:
-        """Nothing to keep."""
-
 
 class JsonTokenizer:
     """A tokeniser of the ``tokenizers`` package."""
 
-    def __init__(self, tokenizer: Any, end_of_text: str, description: str) -> None:
+    def __init__(self, tokenizer: Any, end_of_text: str) -> None:
         self._tokenizer = tokenizer
         self._end_id = tokenizer.token_to_id(end_of_text)
-        self.description = description
+        self.vocab_size: int = tokenizer.get_vocab_size()
         # Set by some tokenizer.json files for single inputs; here they would cut documents short.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -73,7 +61,7 @@ class JsonTokenizer:
         return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
 
     def save(self, folder: Path) -> None:
-        """Keep ``tokenizer.json``."""
+        """Keep beside the tokens what is needed to decode them: ``tokenizer.json``."""
         self._tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -104,12 +92,11 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
                 return
 
     backend.train_from_iterator(sample(), trainer)
-    return JsonTokenizer(backend, END_OF_TEXT, f"byte-level BPE, {backend.get_vocab_size()} tokens")
+    return JsonTokenizer(backend, END_OF_TEXT)
 
 
-def open_hf(found: HfTokenizer) -> JsonTokenizer:
-    """Open a tokeniser that ``hf_tokenizer.locate`` found."""
+def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
+    """Open a ``tokenizer.json``: the one of a BPE, or one that ``hf_tokenizer.locate`` found."""
     from tokenizers import Tokenizer as Backend
 
-    backend = Backend.from_file(str(found.json_path))
-    return JsonTokenizer(backend, found.end_of_text, f"{found.name}, {found.vocab_size} tokens")
+    return JsonTokenizer(Backend.from_file(str(path)), end_of_text)

@@ -1,5 +1,7 @@
 """A run's checkpoints as the trainer sees them: when one is due, and the metrics that belong to it.
 
+On several devices each process writes its own rows, and the first, when all have, the manifest.
+
 How it fails: a checkpoint that cannot be written (a full disk) is passed over with a line in the attempt's
 log, and tried again when the next one is due; the run goes on.
 """
@@ -9,12 +11,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ablate.store.checkpoints import Checkpoint, save_checkpoint
+from ablate.store.checkpoints import Manifest, Part, save_manifest, save_part
 from ablate.train import Snapshot
+from ablate.train.group import ALONE, Group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import Tensor
+
+    from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.store.metrics import MetricsWriter
 
@@ -27,15 +34,17 @@ class Keeper:
     def __init__(
         self,
         folder: Path,
-        metrics: MetricsWriter,
+        metrics: MetricsWriter | None,
         start: Checkpoint | None,
         lease: Lease | None = None,
         *,
         every_sec: float,
         every_tokens: int | None = None,
+        group: Group = ALONE,
     ) -> None:
-        """``every_tokens``, where it is given, takes the place of ``every_sec``."""
+        """``every_tokens``, if given, takes the place of ``every_sec``; the first process has ``metrics``."""
         self._folder = folder
+        self._group = group
         self._metrics = metrics
         self._start = start
         self._lease = lease
@@ -61,22 +70,43 @@ class Keeper:
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint with the metrics that came before it, unless the run was taken over."""
-        if self._lease is not None and not self._lease.is_mine():
+        if not self._group.first(self._lease is None or self._lease.is_mine()):
             return  # the checkpoints there are another attempt's
         started = time.monotonic()
+        tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
+        part, fault = None, ""
+        try:
+            part = save_part(
+                self._folder, snapshot.step, tensors, index=self._group.rank, count=self._group.size
+            )
+        except OSError as error:
+            fault = str(error)
+        parts, faults = zip(*self._group.gathered((part, fault)), strict=True)
+        if any(faults):
+            _print_fault(snapshot, next(filter(None, faults)))
+        elif self._metrics is not None:
+            self._finish(snapshot, parts)
+        self._last = time.monotonic()
+        self._cost_sec = self._last - started
+
+    def _finish(self, snapshot: Snapshot, parts: Sequence[Part]) -> None:
+        assert self._metrics is not None
         try:
             count, digest = self._metrics.sync()
-            save_checkpoint(
+            save_manifest(
                 self._folder,
-                Checkpoint(
+                Manifest(
                     step=snapshot.step,
-                    tensors=snapshot.tensors,
+                    parts=parts,
                     numbers=snapshot.numbers,
+                    sharded=snapshot.sharded,
                     metrics_bytes=count,
                     metrics_hash=digest,
                 ),
             )
         except OSError as error:
-            print(f"checkpoint after step {snapshot.step} not written: {error}", flush=True)
-        self._last = time.monotonic()
-        self._cost_sec = self._last - started
+            _print_fault(snapshot, str(error))
+
+
+def _print_fault(snapshot: Snapshot, fault: str) -> None:
+    print(f"checkpoint after step {snapshot.step} not written: {fault}", flush=True)

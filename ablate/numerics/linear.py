@@ -85,8 +85,9 @@ class QuantLinear(nn.Linear):
         }
         if self._delayed:
             shape = (len(self._delayed), AMAX_HISTORY)
-            self.register_buffer("amax_history", torch.zeros(shape, dtype=torch.float32))
-            self.register_buffer("amax_step", torch.full(shape, -1, dtype=torch.int64))
+            self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
+            self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
+            self.forget_amax()
         self._calls, self._counted_step, self._evaluations = 0, -1, 0
         self._register()
 
@@ -97,6 +98,12 @@ class QuantLinear(nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._register()  # a copy is a site of its own
+
+    def forget_amax(self) -> None:
+        """Begin anew with the largest magnitudes that delayed scales look back on."""
+        if self._delayed:
+            self.get_buffer("amax_history").zero_()
+            self.get_buffer("amax_step").fill_(-1)
 
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows."""

@@ -2,12 +2,14 @@
 
 ::
 
-    checkpoints/<step>.safetensors   weights, optimizer, buffers
-                <step>.json          the manifest: the trainer's numbers, size and hash of the tensors, and
-                                     how far the metrics had come (bytes and hash)
+    checkpoints/<step>.safetensors         weights, optimizer, buffers
+                <step>.<i>of<n>.safetensors  of a run on n devices: the rows that process i holds <step>.json
+                the manifest: the trainer's numbers, size and hash of each file, and
+                                           how far the metrics had come (bytes and hash)
 
 The tensors are written, synced and renamed before the manifest is: a checkpoint without one does not exist.
-The last two are kept. Nothing here can run code: safetensors and JSON hold data alone.
+The last two are kept. Nothing here can run code: safetensors and JSON hold data alone. A tensor is read when
+it is asked for, whole or some rows of it, so that a run can go on with another number of devices.
 
 How it fails: a checkpoint that is truncated, or has a bit flipped, or belongs to metrics that are no longer
 there, is passed over for the one before it, and ``load_newest`` says so. Without a good one the run begins
@@ -20,20 +22,61 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.json_text import parse_json
 from ablate.store.files import write_json_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 _CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in the files of a checkpoint; of several files, each holds the rows that follow the last's."""
+
+    name: str
+    files: tuple[Path, ...]
+    shape: tuple[int, ...]
+    rows_of_files: tuple[int, ...]
+
+    def read(self, rows: slice) -> Tensor:
+        """Return some of its rows; all of a tensor without dimensions."""
+        import torch
+        from safetensors import safe_open
+
+        if not self.shape:
+            with safe_open(self.files[0], framework="pt") as file:
+                return file.get_tensor(self.name)  # type: ignore[no-any-return]
+        first, last, _ = rows.indices(self.shape[0])
+        pieces, before = [], 0
+        for path, count in zip(self.files, self.rows_of_files, strict=True):
+            start, stop = max(first - before, 0), min(last - before, count)
+            if start < stop:
+                with safe_open(path, framework="pt") as file:
+                    pieces.append(file.get_slice(self.name)[start:stop])
+            before += count
+        if not pieces:
+            with safe_open(self.files[0], framework="pt") as file:
+                return file.get_slice(self.name)[0:0]  # type: ignore[no-any-return]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,43 +84,71 @@ class Checkpoint:
     """A trainer's state: tensors by name, plain numbers, and the metrics written before it."""
 
     step: int
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
     numbers: dict[str, Any]
     metrics_bytes: int
     metrics_hash: str
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, then drop those before the last two.
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is said of a checkpoint whose files are written.
+
+    ``sharded``: names of the tensors that are spread over the files; the others are alike in all.
+    """
+
+    step: int
+    parts: Sequence[Part]
+    numbers: dict[str, Any]
+    metrics_bytes: int
+    metrics_hash: str
+    sharded: frozenset[str] = field(default=frozenset())
+
+
+def save_part(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], *, index: int = 0, count: int = 1
+) -> Part:
+    """Write the tensors of one process, out of ``count``; without a manifest they are no checkpoint yet.
 
     Raises:
-        OSError: it could not be written; what was there before is untouched.
+        OSError: they could not be written; what was there before is untouched.
     """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{checkpoint.step:012d}.safetensors"
+    which = f".{index}of{count}" if count > 1 else ""
+    target = folder / f"{step:012d}{which}.safetensors"
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
         # The library writes through memory that is mapped, or at once: it must be on disk before the rename.
-        save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, temporary)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        size, digest = temporary.stat().st_size, _hash(temporary)
+        part = Part(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    manifest = {
+    return part
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a checkpoint of written files, then drop those before the last two.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    content = {
         "format": FORMAT,
-        "step": checkpoint.step,
-        "numbers": checkpoint.numbers,
-        "bytes": size,
-        "hash": digest,
-        "metrics_bytes": checkpoint.metrics_bytes,
-        "metrics_hash": checkpoint.metrics_hash,
+        "step": manifest.step,
+        "numbers": manifest.numbers,
+        "files": [{"name": part.name, "bytes": part.bytes, "hash": part.hash} for part in manifest.parts],
+        "sharded": sorted(manifest.sharded),
+        "metrics_bytes": manifest.metrics_bytes,
+        "metrics_hash": manifest.metrics_hash,
     }
-    write_json_atomic(target.with_suffix(".json"), manifest | {"manifest_hash": _hash_of(manifest)})
+    path = folder / f"{manifest.step:012d}.json"
+    write_json_atomic(path, content | {"manifest_hash": _hash_of(content)})
     _prune(folder)
 
 
@@ -122,31 +193,57 @@ def hash_of_prefix(path: Path, count: int) -> str:
     return digest.hexdigest()
 
 
-def _load(path: Path, metrics_path: Path) -> Checkpoint:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def load_step(folder: Path, step: int, metrics_path: Path) -> Checkpoint:
+    """Return the checkpoint after a step.
 
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is not whole.
+    """
+    return _load(folder / f"{step:012d}.json", metrics_path)
+
+
+def _load(path: Path, metrics_path: Path) -> Checkpoint:
     manifest = parse_json(path.read_bytes())
     if manifest.pop("manifest_hash") != _hash_of(manifest):
         raise ValueError("its manifest is damaged")
     if manifest["format"] != FORMAT:
         raise ValueError(f"of format {manifest['format']}")
-    tensors = path.with_suffix(".safetensors")
-    if tensors.stat().st_size != manifest["bytes"] or _hash(tensors) != manifest["hash"]:
-        raise ValueError("its tensors are damaged")
+    files = [path.with_name(part["name"]) for part in manifest["files"]]
+    for part, file in zip(manifest["files"], files, strict=True):
+        if file.stat().st_size != part["bytes"] or _hash(file) != part["hash"]:
+            raise ValueError("its tensors are damaged")
     if hash_of_prefix(metrics_path, manifest["metrics_bytes"]) != manifest["metrics_hash"]:
         raise ValueError("the metrics before it are damaged")
-    try:
-        loaded = load_file(tensors)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
     return Checkpoint(
         step=int(manifest["step"]),
-        tensors=loaded,
+        tensors=_stored(files, frozenset(manifest["sharded"])),
         numbers=dict(manifest["numbers"]),
         metrics_bytes=int(manifest["metrics_bytes"]),
         metrics_hash=str(manifest["metrics_hash"]),
     )
+
+
+def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTensor]:
+    from safetensors import SafetensorError, safe_open
+
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    try:
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                shapes.append({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    found = {}
+    for name, shape in shapes[0].items():
+        if name in sharded:
+            rows = tuple(one[name][0] for one in shapes)
+            whole = (sum(rows), *shape[1:])
+            found[name] = StoredTensor(name=name, files=tuple(files), shape=whole, rows_of_files=rows)
+        else:
+            found[name] = StoredTensor(
+                name=name, files=(files[0],), shape=shape, rows_of_files=shape[:1] or (1,)
+            )
+    return found
 
 
 def _hash_of(manifest: dict[str, Any]) -> str:
@@ -165,5 +262,5 @@ def _prune(folder: Path) -> None:
         path.unlink(missing_ok=True)
     kept = {path.stem for path in manifests[:KEPT]}
     for path in folder.glob("*.safetensors"):
-        if path.stem not in kept:
+        if path.name.partition(".")[0] not in kept:
             path.unlink(missing_ok=True)

@@ -25,8 +25,12 @@ from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.numerics.state import EVAL_CALL, RecipeState
 from ablate.schedule import StepPlan, learning_rate, plan_steps
+from ablate.train.group import ALONE, Group
 from ablate.train.heap import keep_freed_memory
+from ablate.train.model import Decoder
 from ablate.train.network import Network, build_network
+from ablate.train.rows import is_sharded
+from ablate.train.shard import compile_blocks, compute_twice, shard
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
@@ -64,8 +68,13 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     checkpoints: Checkpoints | None = None,
     device: str = "cpu",
+    group: Group = ALONE,
+    checkpoint_activations: bool = False,
 ) -> TrainResult:
     """Train one run and return how it ended. From a checkpoint it goes on to the same bits.
+
+    On several devices each process calls this, with its place in the group; every micro-batch is quantised as
+    one process would that takes the same micro-batches, so that only the order of sums differs.
 
     Args:
         config: everything that can change the result.
@@ -76,6 +85,8 @@ def train(
         should_stop: asked after every step; true ends the run as interrupted, with a checkpoint.
         checkpoints: where snapshots are kept and a run goes on from; by default none are.
         device: a torch device.
+        group: the processes that train this run together; ``on_metrics`` matters in the first alone.
+        checkpoint_activations: keep of each block its input alone; the bits stay the same.
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
@@ -83,8 +94,8 @@ def train(
     keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
     settings = config.training
-    plan, state, network, optimizer = assemble(config, device)
-    model = network.module
+    trainee = assemble(config, device, group=group, checkpoint_activations=checkpoint_activations)
+    plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -102,16 +113,16 @@ def train(
         started = time.perf_counter()
         state.step, state.tokens = step, step * plan.tokens_per_step
         rate = learning_rate(settings, step)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
-        loss, norm = gradients(network, state, window_tokens, plan, settings, device)
+        loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
         done = step + 1
         seen = done * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
-            where = _first_bad_operand(network, state, window_tokens, plan, device)
+            where = _first_bad_operand(trainee, window_tokens)
             return TrainResult(
                 state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
             )
@@ -123,96 +134,131 @@ def train(
         if done % plan.log_every_steps == 0 or done == plan.steps:
             on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.flush()})
         if done % plan.eval_every_steps == 0 or done == plan.steps:
-            val_loss = evaluate(network, state, validation_tokens, settings, device)
+            val_loss = evaluate(trainee, validation_tokens, settings)
             if math.isfinite(val_loss):
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
             if message := guard.verdict(val_loss):
                 return TrainResult(state="diverged", tokens=seen, step=done, message=message)
         if done == plan.steps:
             break
-        if checkpoints is not None and checkpoints.due(seen):
+        if checkpoints is not None and group.first(checkpoints.due(seen)):
             keep(done)
-        if should_stop():
+        if group.any(should_stop()):
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
 
 
-def assemble(config: RunConfig, device: str) -> tuple[StepPlan, RecipeState, Network, torch.optim.Optimizer]:
-    """Return a run's step arithmetic, recipe state, model with initial weights, and optimizer.
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """What a step works on: the run's arithmetic, recipe state, model and optimizer, on this device."""
+
+    plan: StepPlan
+    state: RecipeState
+    network: Network
+    optimizer: torch.optim.Optimizer
+    device: str
+    group: Group
+
+
+def assemble(
+    config: RunConfig, device: str, *, group: Group = ALONE, checkpoint_activations: bool = False
+) -> Trainee:
+    """Put a run's parts together, with initial weights.
 
     Raises:
         UserError: a model that is not built in and cannot be used.
+        ValueError: a model without blocks that is to be laid out by blocks.
     """
-    plan = plan_steps(config.training)
+    settings = config.training
+    plan = plan_steps(settings, group.size)
     state = RecipeState(
         recipe=config.recipe,
         backend=Selection(config.backend),
         seed=config.seed,
         total_tokens=plan.steps * plan.tokens_per_step,
     )
-    network = build_network(config, state, initial_seed=stream_seed(config.seed, "initial weights"))
-    network.module.to(device)
-    return plan, state, network, build_optimizer(network.module, config.training)
+    initial_seed = stream_seed(config.seed, "initial weights")
+    with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
+        network = build_network(config, state, initial_seed=initial_seed)
+    module = network.module
+    if settings.master_weights == "bf16":
+        module.to(torch.bfloat16)
+    if checkpoint_activations:
+        compute_twice(module)
+    if settings.compile:
+        compile_blocks(module)
+    if group.size > 1:
+        dense = config.model.is_built_in and config.model.experts is None
+        shard(module, group, settings, gather_bf16=dense)
+    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds all of it
+        module.to_empty(device=device)
+        module.initialise(torch.Generator().manual_seed(initial_seed))
+    else:
+        module.to(device)
+    return Trainee(
+        plan=plan,
+        state=state,
+        network=network,
+        optimizer=build_optimizer(module, settings),
+        device=device,
+        group=group,
+    )
 
 
-def gradients(
-    network: Network,
-    state: RecipeState,
-    window: np.ndarray[Any, Any],
-    plan: StepPlan,
-    settings: TrainingConfig,
-    device: str,
-) -> tuple[float, float]:
+def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
     """Leave a step's clipped gradients in the model; return the loss (nats per token) and the norm before."""
-    loss = _accumulate(network, state, window, plan, device)
-    bound = settings.grad_clip if settings.grad_clip is not None else math.inf
-    return loss, torch.nn.utils.clip_grad_norm_(network.module.parameters(), bound).item()
+    loss = _accumulate(trainee, window)
+    bound = grad_clip if grad_clip is not None else math.inf
+    norm = torch.nn.utils.clip_grad_norm_(trainee.network.module.parameters(), bound)
+    return loss, (norm.full_tensor() if is_sharded(norm) else norm).item()  # type: ignore[attr-defined]
 
 
-def evaluate(
-    network: Network,
-    state: RecipeState,
-    tokens: np.ndarray[Any, Any],
-    settings: TrainingConfig,
-    device: str = "cpu",
-) -> float:
+def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any], settings: TrainingConfig) -> float:
     """Return the mean loss in nats per token on the fixed validation set, with the recipe's own Fprop."""
-    micro = settings.micro_batch_size or settings.batch_size
-    total, count = 0.0, 0
+    network, state, group = trainee.network, trainee.state, trainee.group
+    micro = settings.micro_batch_size or settings.batch_size // group.size
+    windows = list(
+        validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)
+    )
+    own: dict[int, float] = {}
     training_call = state.call
     network.module.eval()
     with torch.no_grad():
-        windows = validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro)
-        for index, window in enumerate(windows):
-            state.call = EVAL_CALL + index
-            inputs, targets = _split(window, device)
-            total += network.loss(network.module, inputs, targets, "sum")[1].item()
-            count += targets.numel()
+        for index in range(group.rank, len(windows) + -len(windows) % group.size, group.size):
+            # Gathering weights takes all processes: one without a batch of its own repeats the last.
+            taken = min(index, len(windows) - 1)
+            state.call = EVAL_CALL + taken
+            inputs, targets = _split(windows[taken], trainee.device)
+            own[index] = network.loss(network.module, inputs, targets, "sum")[1].item()
     network.module.train()
     state.call = training_call
-    return total / count
-
-
-def _accumulate(
-    network: Network, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
-) -> float:
-    """Run forward and backward over the micro-batches; return the mean loss in nats per token."""
     total = 0.0
-    for call, part in enumerate(np.split(window, plan.micro_batches)):
+    for loss in group.in_order(own, len(windows)):
+        total += loss
+    return total / sum(len(window) * settings.seq_len for window in windows)
+
+
+def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
+    """Run forward and backward over the micro-batches; return the mean loss in nats per token."""
+    network, state, group, count = trainee.network, trainee.state, trainee.group, trainee.plan.micro_batches
+    parts = np.split(window, count)
+    own: dict[int, float] = {}
+    for call in range(group.rank, count, group.size):
         state.call = call
         if network.draws:  # so that a resumed run drops out what an uninterrupted one does
             torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
-        inputs, targets = _split(part, device)
+        inputs, targets = _split(parts[call], trainee.device)
         trained, loss = network.loss(network.module, inputs, targets, "mean")
-        (trained / plan.micro_batches).backward()  # type: ignore[no-untyped-call]
-        total += (loss / plan.micro_batches).item()
+        (trained / count).backward()  # type: ignore[no-untyped-call]
+        own[call] = (loss / count).item()
+    total = 0.0
+    for loss_of_part in group.in_order(own, count):
+        total += loss_of_part
     return total
 
 
-def _first_bad_operand(
-    network: Network, state: RecipeState, window: np.ndarray[Any, Any], plan: StepPlan, device: str
-) -> str:
+def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
     """Replay the step and name the first operand of a GEMM that is not finite.
 
     The weights have not moved and the streams are counted, so the replay has the same bits; healthy steps pay
@@ -224,11 +270,11 @@ def _first_bad_operand(
         if not found and not bool(torch.isfinite(done.values).all()):
             found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
 
-    state.watch = watch
-    network.module.zero_grad(set_to_none=True)
-    _accumulate(network, state, window, plan, device)
-    state.watch = None
-    return found[0] if found else ""
+    trainee.state.watch = watch
+    trainee.network.module.zero_grad(set_to_none=True)
+    _accumulate(trainee, window)
+    trainee.state.watch = None
+    return trainee.group.first_said(found[0] if found else "")
 
 
 def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ablate.architecture import HEAD, model_places
 from ablate.numerics.linear import QuantLinear
 from ablate.train.experts import Experts
+from ablate.train.rows import local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,15 +56,24 @@ class Decoder(nn.Module):
         self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers)."""
+        """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers).
+
+        Of a sharded model each process draws all of them, one after the other, and keeps its rows.
+        """
         std = self.config.init_std
         shrink = 1 / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
+            local, rows = local_rows(parameter.detach())
             if parameter.dim() == 1:
-                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+                nn.init.constant_(local, 0.0 if name.endswith("bias") else 1.0)
                 continue
             into_residual = name.endswith(("out.weight", "down.weight"))
-            nn.init.normal_(parameter, std=std * (shrink if into_residual else 1), generator=generator)
+            whole = torch.empty(parameter.shape, dtype=torch.float32)
+            nn.init.normal_(whole, std=std * (shrink if into_residual else 1), generator=generator)
+            local.copy_(whole[rows])
+        for layer in self.modules():
+            if isinstance(layer, QuantLinear):
+                layer.forget_amax()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at every position."""

@@ -43,7 +43,7 @@ class Network:
 
 
 def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> Network:
-    """Return a run's model on the CPU (or torch's default device), with the weights of this seed.
+    """Return a run's model on torch's default device, with the weights of this seed; on meta with none.
 
     Raises:
         UserError: code or a configuration of others that cannot be used.
@@ -54,12 +54,7 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
     module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
     if not module.embedding.is_meta:
         module.initialise(torch.Generator().manual_seed(initial_seed))
-    return decoder_network(module)
-
-
-def decoder_network(module: Decoder) -> Network:
-    """Return a built-in model with its loss: cross-entropy, and that of its experts' balance in training."""
-    return Network(module=module, loss=_DecoderLoss(module.config.balance_loss), draws=False)
+    return Network(module=module, loss=_DecoderLoss(config.model.balance_loss), draws=False)
 
 
 def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> Network:

@@ -4,36 +4,55 @@ The random streams are counted from the seed, the step and the call, and the dat
 step, so that the step is all there is to say of them. What is left: weights, buffers (the largest magnitudes
 that delayed scales look back on), the optimizer's moments, and the trainer's own counters.
 
+On several devices each process takes and restores its own rows, whatever their number was before.
+
 How it fails: a snapshot of another model is a ``ValueError`` that names what does not fit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ablate.train.rows import is_sharded, local_rows
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
 
 
+class Rows(Protocol):
+    """A tensor of a snapshot, not read yet."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+
+    def read(self, rows: slice) -> Tensor:
+        """Return some of its rows; all of a tensor without dimensions."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A trainer's state after ``step`` optimizer steps."""
+    """A trainer's state after ``step`` optimizer steps.
+
+    ``sharded``: names of tensors of which this holds one process's rows alone.
+    """
 
     step: int
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor | Rows]
     numbers: dict[str, Any]
+    sharded: frozenset[str] = field(default=frozenset())
 
 
 class Checkpoints(Protocol):
     """Where a trainer's snapshots go, and come from when a run goes on."""
 
     def load(self) -> Snapshot | None:
-        """Return the snapshot to go on from, if there is one."""
+        """Return the snapshot to go on from, if there is one; of whole tensors."""
 
     def due(self, tokens: int) -> bool:
         """Return whether it is time for a snapshot."""
@@ -50,7 +69,10 @@ def take_snapshot(
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
     return Snapshot(
-        step=step, tensors={name: tensor.detach() for name, tensor in tensors.items()}, numbers=numbers
+        step=step,
+        tensors={name: local_rows(tensor.detach())[0] for name, tensor in tensors.items()},
+        numbers=numbers,
+        sharded=frozenset(name for name, tensor in tensors.items() if is_sharded(tensor)),
     )
 
 
@@ -66,21 +88,43 @@ def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapsho
         raise ValueError(f"a snapshot of another model: {odd[0]} is in one of them alone")
     with torch.no_grad():
         for name, tensor in own.items():
-            if tensor.shape != given[name].shape or tensor.dtype != given[name].dtype:
-                raise ValueError(f"a snapshot of another model: {name} differs in shape or type")
-            tensor.copy_(given[name])
+            if tuple(tensor.shape) != tuple(given[name].shape):
+                raise ValueError(f"a snapshot of another model: {name} differs in shape")
+            _copy(given[name], tensor, name)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in snapshot.tensors.items():
+    for name, source in snapshot.tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
+            target = parameters[int(index)].detach()
+            if tuple(source.shape) == tuple(target.shape) and is_sharded(target):
+                restored = torch.empty_like(target)
+                _copy(source, restored, name)
+            else:
+                restored = _read(source, slice(None))
+            state.setdefault(int(index), {})[key] = restored
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _copy(source: Tensor | Rows, target: Tensor, name: str) -> None:
+    local, rows = local_rows(target)
+    values = _read(source, rows)
+    if values.dtype != local.dtype:
+        raise ValueError(f"a snapshot of another model: {name} differs in type")
+    local.copy_(values)
+
+
+def _read(source: Tensor | Rows, rows: slice) -> Tensor:
+    if isinstance(source, torch.Tensor):
+        return source[rows] if source.dim() else source
+    return source.read(rows)
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and lasting buffers, each memory once (a tied head shares the embedding's)."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if tensor.data_ptr() not in seen or not tensor.numel():
-            seen.add(tensor.data_ptr())
+        memory = local_rows(tensor)[0].data_ptr()
+        if memory not in seen or not tensor.numel():
+            seen.add(memory)
             yield f"model.{name}", tensor

@@ -37,7 +37,7 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
         ValueError: an operand that its policy cannot take.
     """
     keep_freed_memory()
-    plan, state, network, optimizer = assemble(config, device)
+    trainee = assemble(config, device)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"
@@ -50,10 +50,10 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
         started = time.perf_counter()
         for _ in range(count):
             window = draw.integers(0, config.vocab_size, shape)
-            gradients(network, state, window, plan, config.training, device)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            state.step += 1
+            gradients(trainee, window, config.training.grad_clip)
+            trainee.optimizer.step()
+            trainee.optimizer.zero_grad(set_to_none=True)
+            trainee.state.step += 1
         if on_gpu:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
@@ -61,6 +61,6 @@ def time_steps(config: RunConfig, *, device: str, steps: int, warmup: int, repea
     take(warmup)
     return StepTimes(
         sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
-        tokens_per_step=plan.tokens_per_step,
+        tokens_per_step=trainee.plan.tokens_per_step,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
     )

@@ -1,11 +1,23 @@
-"""What ``ablate run`` says at its end. The whole verb is tested in ``tests/test_end_to_end.py``."""
+"""What ``ablate run`` says of tokens and at its end; the whole verb: ``tests/test_end_to_end.py``."""
 
+import gzip
 import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ablate.cli.run import _conclude
+from ablate.cli.run import _conclude, _requests
+from ablate.data.tokenizer import train_bpe
+from ablate.data.workers import num_cores
+from ablate.errors import UserError
 from ablate.execute.driver import Outcome
 from ablate.plan import build_plan
 from ablate.spec import load_study
@@ -84,3 +96,106 @@ def test_an_interruption_says_how_to_go_on(conclude):
     code, output = conclude({"bf16": "interrupted"}, interrupted=True)
     assert code == 130
     assert "go on with: ablate run small.yaml" in output
+
+
+def ablate_run(folder, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=folder, capture_output=True, text=True,
+        check=False, env=os.environ | {"ABLATE_STORAGE": "runs"}, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Return a function that goes as far as the tokens of a study, and returns what it said."""
+
+    def call(training, arms="  bf16: {recipe: bf16}\n"):
+        (tmp_path / "text.txt").write_text(
+            "\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(3000))
+        )
+        head = STUDY.split("arms:", maxsplit=1)[0]
+        base = "base:\n  data: {source: text, paths: [text.txt]}\n  training: {training}\narms:\n"
+        (tmp_path / "small.yaml").write_text(head + base.replace("{training}", training) + arms)
+        plan = build_plan(load_study(tmp_path / "small.yaml"))
+        output = io.StringIO()
+        chosen = {run.id for _, run in plan.runs()}
+        _requests(Console(file=output, width=200), StudyStore(tmp_path / "runs" / "small"), plan, chosen)
+        return output.getvalue()
+
+    return call
+
+
+def test_a_run_that_repeats_its_text_says_how_often(prepared):
+    training = "{tokens: 2_048_000, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
+    arms = (
+        "  bf16: {recipe: bf16}\n  fp8: {recipe: fp8}\n  short: {recipe: fp8, training: {tokens: 102_400}}\n"
+    )
+    said = prepared(training, arms)
+    count = int(re.search(r"([\d,]+) training and", said)[1].replace(",", ""))
+    assert 600_000 < count < 700_000
+    sentence = f"A run of 2,048,000 tokens sees its {count:,} training tokens {2_048_000 / count:.1f} times."
+    assert [line for line in said.splitlines() if "sees" in line] == [sentence]
+
+
+def test_every_arm_has_text_enough_before_anything_starts(prepared):
+    training = "{tokens: 102_400, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
+    arms = "  bf16: {recipe: bf16}\n  long: {recipe: bf16, training: {eval_tokens: 40_960_000}}\n"
+    with pytest.raises(
+        UserError, match=r"validation text has [\d,]+ tokens, but training\.eval_tokens asks for 640000"
+    ):
+        prepared(training, arms)
+    arms = (
+        "  bf16: {recipe: bf16}\n  wide: {recipe: bf16, training: {seq_len: 102_400, eval_tokens: 102_400}}\n"
+    )
+    with pytest.raises(UserError, match=r"lower training\.seq_len or add text"):
+        prepared(training, arms)
+
+
+def test_a_damaged_shard_is_one_line_before_any_run_starts(tmp_path):
+    whole = gzip.compress(b'{"text": "some words of a document"}\n' * 200_000)
+    (tmp_path / "train.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    data = "base:\n  data: {source: jsonl, paths: [train.jsonl.gz]}\narms:"
+    (tmp_path / "small.yaml").write_text(STUDY.replace("arms:", data))
+    done = ablate_run(tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search(
+        r"train\.jsonl\.gz:\d+: gzip data is damaged after this line.*fetch the file again", line
+    )
+    assert "Ray" not in done.stdout
+
+
+def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_no_process(tmp_path):
+    text = " ".join(f"word{n % 977} and" for n in range(400_000))
+    for n in range(4):
+        lines = (json.dumps({"text": f"{n} {m} {text[m : m + 4000]}"}) for m in range(0, 40_000, 8))
+        (tmp_path / f"{n}.jsonl").write_text("\n".join(lines))
+    train_bpe([text[:100_000].encode()], 400).save(tmp_path)
+    fields = "{source: jsonl, paths: ['{0..3}.jsonl'], tokenizer: hf, tokenizer_path: tokenizer.json}"
+    data = f"base:\n  data: {fields}\narms:"
+    (tmp_path / "small.yaml").write_text(STUDY.replace("arms:", data))
+    for kind in ("documents", "tokens"):  # while they are listed, and while they are tokenised
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=tmp_path, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"}, process_group=0,
+        )  # fmt: skip
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob(f"runs/tokens/.*.parts/*.{kind}*")):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        children = descendants(process.pid)
+        assert len(children) == (min(num_cores(), 4) if num_cores() > 1 else 0)
+        os.killpg(process.pid, signal.SIGINT)
+        begin = time.monotonic()
+        _, errors = process.communicate(timeout=20)
+        assert time.monotonic() - begin < 2
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+        assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert list(tmp_path.glob("runs/tokens/.*.parts/*.documents"))
+
+
+def descendants(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [*children, *(grandchild for child in children for grandchild in descendants(child))]

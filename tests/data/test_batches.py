@@ -97,6 +97,13 @@ def test_validation_windows_are_spread_over_the_whole_text():
     assert num_validation_windows(1000, SEQ_LEN, 104) == 13
 
 
+def test_the_first_validation_windows_follow_one_another():
+    tokens = np.arange(1000, dtype=np.uint16)
+    rows = np.concatenate(list(validation_batches(tokens, SEQ_LEN, 100, 5, which="first")))
+    assert rows.shape == (13, SEQ_LEN + 1)
+    assert rows[:, :-1].ravel().tolist() == list(range(104))
+
+
 def test_asking_for_all_validation_text_gives_every_window_once():
     tokens = np.arange(81, dtype=np.uint16)
     rows = np.concatenate(list(validation_batches(tokens, SEQ_LEN, 80, 4)))

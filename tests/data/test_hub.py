@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from ablate.config import DataConfig
-from ablate.data import hub, identify, open_tokens, prepare
+from ablate.data import hub, identify, open_tokens, parts, prepare
 from ablate.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -36,6 +37,85 @@ def test_another_split_is_the_validation_text_and_left_out_of_training(local, tm
     assert bytes(validation.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[45:])
     assert bytes(train.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[:45])
     assert json.loads((files.folder / "meta.json").read_text())["copies_left_out"] == 5
+
+
+@pytest.fixture
+def saved(texts, tmp_path):
+    """Return a function that saves the texts by ``datasets`` into a folder, and the data section for it."""
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    train = datasets.Dataset.from_dict({"id": list(range(50)), "body": texts[:50]})
+    validation = datasets.Dataset.from_dict({"id": list(range(15)), "body": texts[45:]})
+
+    def save(form):
+        folder = tmp_path / form
+        if form == "one":
+            train.save_to_disk(folder)
+        elif form == "splits":
+            datasets.DatasetDict({"train": train, "validation": validation}).save_to_disk(folder)
+        else:
+            folder.mkdir()
+            train.to_parquet(folder / "train-00000-of-00001.parquet")
+            validation.to_parquet(folder / "validation-00000-of-00001.parquet")
+        return DataConfig(source="hub", paths=[str(folder)], text_field="body")
+
+    return save
+
+
+def documents_of(files):
+    return [bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1] for tokens in open_tokens(files)]
+
+
+@pytest.mark.parametrize("form", ["one", "splits", "parquet"])
+def test_what_datasets_wrote_is_read(saved, tmp_path, texts, form):
+    train, validation = documents_of(prepare(saved(form), tmp_path / "cache"))
+    assert sorted(train + validation) == sorted(texts[:50])
+    assert train == [text for text in texts[:50] if text in train]
+
+
+@pytest.mark.parametrize("form", ["splits", "parquet"])
+def test_another_split_of_what_datasets_wrote(saved, tmp_path, texts, form):
+    data = replace(saved(form), validation_paths=["validation"])
+    assert documents_of(prepare(data, tmp_path / "cache")) == [texts[:45], texts[45:]]
+
+
+def test_what_a_saved_data_set_does_not_have_is_named(saved, tmp_path):
+    one = saved("one")
+    wrong = {
+        r"one: has no split 'test' \(splits here: train\)": replace(one, validation_paths=["test"]),
+        r"one: what save_to_disk wrote has no configurations": replace(one, paths=[*one.paths, "en"]),
+        r"one:1: no text in field 'text' \(fields here: id, body": replace(one, text_field="text"),
+    }
+    for message, data in wrong.items():
+        with pytest.raises(UserError, match=message):
+            prepare(data, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("form", ["one", "parquet", "jsonl"])
+@pytest.mark.parametrize("max_bytes", [None, 30_000])
+def test_a_stream_that_broke_goes_on_behind_the_last_whole_shard(
+    saved, local, tmp_path, form, max_bytes, monkeypatch
+):
+    data = replace(local if form == "jsonl" else saved(form), max_bytes=max_bytes)
+    whole = prepare(data, tmp_path / "whole")
+    monkeypatch.setattr(hub, "_SHARD_BYTES", 4000)
+    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    real, rows = hub._text, []
+
+    def count(source, number, *arguments):
+        rows.append(number)
+        if len(rows) == 23:
+            raise ConnectionError("the network is gone")
+        return real(source, number, *arguments)
+
+    monkeypatch.setattr(hub, "_text", count)
+    with pytest.raises(UserError, match="cannot be read: the network is gone"):
+        prepare(data, tmp_path / "cache")
+    again = len(rows)
+    files = prepare(data, tmp_path / "cache", num_workers=2)
+    assert rows[again] == 21  # five shards of four rows are whole
+    assert len(rows) - again < 32
+    for name in ("train.bin", "validation.bin"):
+        assert (files.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
 def vars_of(data):

@@ -235,7 +235,7 @@ def test_progress_rises_to_one_and_names_the_stages(data, tmp_path):
     assert fractions[-1] == 1.0
     assert list(dict.fromkeys(what for _, what in seen)) == [
         "reading text",
-        "comparing both sides",
+        "holding out validation text",
         "learning the BPE",
         "tokenising",
         "tokens are ready",

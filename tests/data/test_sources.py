@@ -94,3 +94,50 @@ def test_a_python_without_sources_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path / "lib.zip"))
     with pytest.raises(UserError, match=r"no source files of its standard library \(use data.source: text"):
         stdlib_files()
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Return the folder of 12 shards named as C4's."""
+    folder = tmp_path / "c4"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"c4-train.{n:05}-of-01024.json.gz").write_text("x")
+    return folder
+
+
+def test_a_range_names_shards_by_index(shards):
+    found = names([shards / "c4-train.{00008..00011}-of-01024.json.gz"])
+    assert found == [f"c4-train.{n:05}-of-01024.json.gz" for n in (8, 9, 10, 11)]
+    assert found == names([shards / "c4-train.0000[89]-*", shards / "c4-train.0001*"])
+    assert len(names([shards / "c4-train.0000{0..9}*"])) == 10
+    assert names([shards / "*{00007..00007}*"]) == ["c4-train.00007-of-01024.json.gz"]
+
+
+def test_the_missing_shards_of_a_range_are_counted_and_named(shards):
+    for n in (3, 5, 6, 7):
+        (shards / f"c4-train.{n:05}-of-01024.json.gz").unlink()
+    path = shards / "c4-train.{00002..00013}-of-01024.json.gz"
+    with pytest.raises(UserError) as error:
+        names([path])
+    assert str(error.value) == (
+        f"{path}: 6 of the 12 shards are missing: 00003, 00005–00007, 00012–00013 "
+        "(fetch them, or name a range that is there)"
+    )
+
+
+def test_two_ranges_and_a_range_that_is_none(tmp_path):
+    for n in range(8, 11):
+        (tmp_path / f"part{n}").mkdir()
+        for m in range(2):
+            (tmp_path / f"part{n}" / f"{m}.txt").write_text("x")
+    assert names([tmp_path / "part{8..10}" / "{0..1}.txt"]) == [
+        f"part{n}/{m}.txt" for n in (10, 8, 9) for m in (0, 1)
+    ]
+    (tmp_path / "part8" / "2.txt").write_text("x")
+    with pytest.raises(UserError, match=r"part9/\{0\.\.2\}\.txt: 1 of the 3 shards are missing: 2"):
+        names([tmp_path / "part{8..10}" / "{0..2}.txt"])
+    with pytest.raises(UserError, match=r"\{5\.\.2\} is no range of shards"):
+        names([tmp_path / "{5..2}.txt"])
+    (tmp_path / "{5..2}.txt").write_text("x")
+    assert names([tmp_path / "{5..2}.txt"]) == ["{5..2}.txt"]

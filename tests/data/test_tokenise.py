@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from ablate.config import DataConfig
 from ablate.data import open_tokens, prepare
 from ablate.data.tokenizer import train_bpe
+from ablate.data.workers import Workers
 from ablate.errors import UserError
 
 
@@ -123,7 +124,8 @@ def test_bpe_never_sees_held_out_documents(tmp_path, write_json, texts, monkeypa
         seen.extend(documents)
         return train_bpe(seen, vocab_size)
 
-    monkeypatch.setattr("ablate.data.tokenise.train_bpe", spy)
+    monkeypatch.setattr("ablate.data.parts.train_bpe", spy)
+    monkeypatch.setattr("ablate.data.tokenise.Workers", lambda _number: Workers(0))  # here, to be heard
     data = DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", texts))])
     train, validation, _ = sides(data, tmp_path / "cache")
     prepare(replace(data, tokenizer="bpe", vocab_size=300), tmp_path / "cache")

@@ -38,6 +38,7 @@ OTHERS = {
     "data.tokenizer": "bpe",
     "data.token_dtype": "uint32",
     "training.schedule": "cosine",
+    "training.eval_windows": "first",
     "backend": "reference",
 }
 

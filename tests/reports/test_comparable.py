@@ -60,6 +60,7 @@ def test_waived_in_the_study_or_in_the_call(make_study):
         ("data", {"data_digest": "other"}),
         ("tokenizer", {"vocab_size": 999}),
         ("evaluation", {"training": {"tokens": 300, "eval_tokens": 7}}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}),
     ],
 )
 def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):

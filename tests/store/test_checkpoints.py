@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,14 +11,45 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ablate.store.checkpoints import (
-    Checkpoint,
+    Manifest,
     drop_checkpoints,
     hash_of_prefix,
     load_newest,
-    save_checkpoint,
+    load_step,
+    save_manifest,
+    save_part,
 )
 
 ROWS = b'{"a":1}\n{"a":2}\n'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What goes into a checkpoint."""
+
+    step: int
+    tensors: dict
+    numbers: dict
+    metrics_bytes: int
+    metrics_hash: str
+
+
+def save_checkpoint(folder, saved, processes=1):
+    """Write a checkpoint as so many processes do, each with its rows of the weight."""
+    parts = []
+    for index in range(processes):
+        own = dict(saved.tensors)
+        if processes > 1:
+            rows = torch.chunk(own["model.w"], processes)
+            own["model.w"] = rows[index] if index < len(rows) else own["model.w"][:0]
+        parts.append(save_part(folder, saved.step, own, index=index, count=processes))
+    save_manifest(
+        folder,
+        Manifest(
+            step=saved.step, parts=parts, numbers=saved.numbers, metrics_bytes=saved.metrics_bytes,
+            metrics_hash=saved.metrics_hash, sharded=frozenset({"model.w"} if processes > 1 else ()),
+        ),
+    )  # fmt: skip
 
 
 def checkpoint(step, metrics, count=8):
@@ -30,7 +62,7 @@ def checkpoint(step, metrics, count=8):
         "model.t": torch.randn(4, 3, generator=generator).t(),
     }
     numbers = {"evaluations_above_bound": 1, "window": {"loss": 0.1 + 0.2, "steps": step}}
-    return Checkpoint(
+    return Saved(
         step=step, tensors=tensors, numbers=numbers, metrics_bytes=count,
         metrics_hash=hash_of_prefix(metrics, count),
     )  # fmt: skip
@@ -49,8 +81,9 @@ def same(found, saved):
         and found.numbers == saved.numbers
         and found.tensors.keys() == saved.tensors.keys()
         and all(
-            torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype
+            torch.equal(read, tensor) and read.dtype == tensor.dtype
             for name, tensor in saved.tensors.items()
+            for read in [found.tensors[name].read(slice(None))]
         )
     )
 
@@ -61,6 +94,31 @@ def test_what_is_saved_is_loaded_to_the_bit(tmp_path, metrics):
     found, passed_over = load_newest(tmp_path / "c", metrics)
     assert passed_over == []
     assert same(found, saved)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_what_several_processes_saved_is_one_checkpoint(tmp_path, metrics, processes):
+    saved = checkpoint(3, metrics)
+    save_checkpoint(tmp_path / "c", saved, processes)
+    found = load_step(tmp_path / "c", 3, metrics)
+    assert same(found, saved)
+    weight = found.tensors["model.w"]
+    assert weight.shape == (7, 5)
+    for first in range(8):
+        for last in range(first, 9):
+            assert torch.equal(weight.read(slice(first, last)), saved.tensors["model.w"][first:last])
+
+
+def test_all_parts_of_old_checkpoints_go_and_a_missing_part_is_seen(tmp_path, metrics):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path / "c", checkpoint(step, metrics), 2)
+    assert len(list((tmp_path / "c").glob("*.safetensors"))) == 4
+    (tmp_path / "c" / "000000000003.1of2.safetensors").unlink()
+    found, passed_over = load_newest(tmp_path / "c", metrics)
+    assert found.step == 2
+    assert len(passed_over) == 1
+    drop_checkpoints(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
 
 
 def test_the_last_two_are_kept_and_the_newest_is_taken(tmp_path, metrics):

@@ -110,7 +110,7 @@ def losses(rows):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_hugging_face_configuration_trains_with_its_layers_quantised(make_config, tokens, hf, kind):
     config = config_with(make_config, {"hf": hf(kind)})
-    _, _, network, _ = assemble(config, "cpu")
+    network = assemble(config, "cpu").network
     layers = [module for module in network.module.modules() if isinstance(module, QuantLinear)]
     assert len(layers) == 2 * {"gpt2": 4}.get(kind, 7) + 1
     assert not any(type(module) is torch.nn.Linear for module in network.module.modules())

@@ -101,6 +101,14 @@ def test_a_loss_above_the_bound_for_several_evaluations_is_a_divergence(make_con
     assert len(evals(rows)) == 2
 
 
+def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make_config, tokens):
+    train_tokens, validation_tokens = tokens
+    short = {"tokens": 1024, "eval_every_tokens": 512, "eval_tokens": 512}
+    first = evals(curve(make_config(eval_windows="first", **short), tokens)[1])
+    assert first == evals(curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1])
+    assert first != evals(curve(make_config(**short), tokens)[1])
+
+
 def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch):
     keys = []
     original = EmulatedBackend.quantize

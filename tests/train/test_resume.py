@@ -8,7 +8,7 @@ import torch
 
 from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
-from ablate.store.checkpoints import Checkpoint, hash_of_prefix, load_newest, save_checkpoint
+from ablate.store.checkpoints import Manifest, hash_of_prefix, load_newest, save_manifest, save_part
 from ablate.train import Snapshot, train
 
 RECIPES = {
@@ -61,10 +61,11 @@ class Folder:
 
     def save(self, snapshot):
         self.last = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
-        save_checkpoint(
+        part = save_part(self.path / "c", snapshot.step, snapshot.tensors)
+        save_manifest(
             self.path / "c",
-            Checkpoint(
-                step=snapshot.step, tensors=snapshot.tensors, numbers=snapshot.numbers, metrics_bytes=0,
+            Manifest(
+                step=snapshot.step, parts=[part], numbers=snapshot.numbers, metrics_bytes=0,
                 metrics_hash=hash_of_prefix(self.metrics, 0),
             ),
         )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Which rows of a sharded tensor this process holds.
+
+FSDP2 shares out the first dimension, as ``torch.chunk`` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Tell whether other processes hold the rest of a tensor."""
+    return hasattr(tensor, "to_local")  # a DTensor, whose module takes half a second to import
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
+    """Return what this process holds of a tensor, and which rows of the whole that is."""
+    if not is_sharded(tensor):
+        return tensor, slice(None)
+    whole: Any = tensor
+    (placement,) = whole.placements
+    assert placement.is_shard(0)
+    rows, size = whole.shape[0], whole.device_mesh.size()
+    chunk = -(-rows // size)
+    start = min(chunk * whole.device_mesh.get_local_rank(), rows)
+    local: Tensor = whole.to_local()
+    assert local.shape[0] == min(start + chunk, rows) - start
+    return local, slice(start, start + local.shape[0])

@@ -1,0 +1,95 @@
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ablate.data.workers import Job, Workers
+from ablate.errors import UserError
+from tests.data import jobs
+
+
+def squares(seconds):
+    return [Job(function=jobs.wait_and_square, arguments=(n, sec)) for n, sec in enumerate(seconds)]
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_results_come_in_the_order_of_the_jobs(number):
+    units = []
+    with Workers(number) as workers:
+        results = list(workers.run(squares([0.3, 0, 0.1, 0, 0]), units.append))
+    assert [square for square, _ in results] == [0, 1, 4, 9, 16]
+    assert len({pid for _, pid in results}) == max(1, min(number, 5))
+    assert (os.getpid() in {pid for _, pid in results}) == (number == 0)
+    assert units == sorted(units)
+    assert units[-1] == 10
+
+
+def test_the_processes_serve_several_runs_and_go_with_the_context():
+    with Workers(2) as workers:
+        first = {pid for _, pid in workers.run(squares([0.1] * 4), lambda _units: None)}
+        second = {pid for _, pid in workers.run(squares([0.1] * 4), lambda _units: None)}
+        assert first == second
+        assert all(map(alive, first))
+    assert not any(map(alive, first))
+
+
+def test_a_problem_keeps_its_place_and_comes_after_the_results_before_it():
+    work = [*squares([0.3, 0.2]), Job(function=jobs.refuse, arguments=(7,)), *squares([0])]
+    got = []
+    with Workers(2) as workers, pytest.raises(UserError) as error:
+        got.extend(workers.run(work, lambda _units: None))
+    assert len(got) == 2
+    assert str(error.value) == "shard.json.gz:7: is damaged (fetch it again)"
+
+
+def test_an_error_of_the_system_is_passed_on():
+    with Workers(1) as workers, pytest.raises(OSError, match="No space left") as error:
+        list(workers.run([Job(function=jobs.no_space, arguments=())], lambda _units: None))
+    assert (error.value.errno, error.value.filename) == (28, "train.bin")
+
+
+def test_a_killed_worker_is_one_line():
+    with Workers(2) as workers, pytest.raises(UserError, match=r"was killed by signal 9 \(is memory short\?"):
+        list(workers.run([*squares([5]), Job(function=jobs.die, arguments=())], lambda _units: None))
+
+
+def test_who_wants_no_more_waits_for_nothing():
+    begin = time.monotonic()
+    with Workers(2) as workers:
+        results = workers.run(squares([0, 60, 60, 60]), lambda _units: None)
+        assert next(results)[0] == 0
+        results.close()
+        assert [square for square, _ in workers.run(squares([0, 0]), lambda _units: None)] == [0, 1]
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("signal", [9, 2])
+def test_workers_end_with_their_parent(tmp_path, signal):
+    program = f"""
+from ablate.data.workers import Job, Workers
+from tests.data import jobs
+work = [Job(function=jobs.work_for_ever, arguments=({str(tmp_path)!r},))] * 2
+with Workers(2) as workers:
+    list(workers.run(work, lambda _units: None))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    end = time.monotonic() + 30
+    while len(list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    parent.send_signal(signal)
+    parent.communicate(timeout=10)
+    begin = time.monotonic()
+    while any(alive(path.name) for path in tmp_path.iterdir()):
+        assert time.monotonic() - begin < 2
+        time.sleep(0.02)

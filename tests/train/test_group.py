@@ -1,0 +1,198 @@
+"""Processes that train one run together, through gloo: the curve of one, to the bit where it can be."""
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import distributed
+from torch.multiprocessing import spawn
+
+from ablate.config import ModelConfig, TrainingConfig
+from ablate.execute.keeper import Keeper
+from ablate.recipes import RecipeSpec
+from ablate.store.checkpoints import load_newest
+from ablate.store.metrics import MetricsWriter
+from ablate.train import train
+from ablate.train.group import join_group
+
+ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
+NVFP4 = {"preset": "nvidia-nvfp4", "layers": [{"last": 1, "recipe": "bf16"}]}
+MODELS = {
+    "llama": {},
+    "untied": {"tied_head": False, "kv_heads": 1},
+    "gpt": {"architecture": "gpt"},
+    "experts": {"experts": 3},
+}
+
+
+def changed(config, **settings):
+    return replace(config, training=TypeAdapter(TrainingConfig).validate_python(
+        {**config.training.__dict__, **settings}))  # fmt: skip
+
+
+def member(rank, size, folder, stop_after):
+    """One process of a group; the first writes its rows and how it ended."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    config, tokens, options = pickle.loads((folder / "task").read_bytes())
+    group = join_group("cpu")
+    rows, steps = [], [0]
+
+    def should_stop():
+        steps[0] += 1
+        return rank == size - 1 and steps[0] == stop_after  # one process alone is told to stop
+
+    start, _ = load_newest(folder / "c", folder / "metrics")
+    metrics = MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) if rank == 0 else None
+
+    def on_metrics(row):
+        rows.append(row)
+        if metrics is not None:
+            metrics.append(row)
+
+    keeper = Keeper(folder / "c", metrics, start, every_sec=1e9, group=group)
+    result = train(
+        config, on_metrics, tokens=tokens, group=group, checkpoints=keeper, should_stop=should_stop, **options
+    )
+    if rank == 0:
+        (folder / "out").write_text(json.dumps([result.state, result.step, rows]))
+    distributed.destroy_process_group()
+    # With gloo's threads alive the interpreter's own end aborts now and then (torch 2.13).
+    os._exit(0)
+
+
+def together(folder, config, tokens, size=2, stop_after=-1, **options):
+    folder.mkdir(exist_ok=True)
+    (folder / "meet").unlink(missing_ok=True)
+    (folder / "task").write_bytes(pickle.dumps((config, tokens, options)))
+    if size == 1:
+        config, tokens, options = pickle.loads((folder / "task").read_bytes())
+        start, _ = load_newest(folder / "c", folder / "metrics")
+        rows = []
+        with MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) as metrics:
+            keeper = Keeper(folder / "c", metrics, start, every_sec=1e9)
+            result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
+        return result.state, result.step, clean(rows)
+    spawn(member, args=(size, folder, stop_after), nprocs=size)
+    state, step, rows = json.loads((folder / "out").read_text())
+    return state, step, clean(rows)
+
+
+def clean(rows):
+    return [{key: value for key, value in row.items() if key != "tokens_per_sec"} for row in rows]
+
+
+def losses(rows):
+    return [row.get("val_loss", row.get("loss")) for row in rows]
+
+
+@pytest.mark.parametrize(("model", "recipe"), [
+    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}), ("experts", ALL),
+])  # fmt: skip
+def test_two_processes_have_the_curve_of_one_to_the_bit(tmp_path, make_config, tokens, model, recipe):
+    """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
+    recipe = TypeAdapter(RecipeSpec).validate_python(recipe)
+    shape = {"layers": 3, **MODELS[model]}
+    config = make_config(
+        recipe, model=shape, tokens=4096, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
+    )
+    alone = []
+    assert train(config, alone.append, tokens=tokens).state == "finished"
+    state, _, rows = together(tmp_path / "two", config, tokens)
+    assert state == "finished"
+    alone = clean(alone)
+    assert losses(rows) == losses(alone)
+    norms, own_norms = ([row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone))
+    assert norms == pytest.approx(own_norms, rel=1e-5)  # a sum over other rows
+
+
+def test_more_micro_batches_and_clipping_differ_by_the_order_of_sums_alone(tmp_path, make_config, tokens):
+    recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
+    config = make_config(recipe, tokens=4096, eval_every_tokens=1024, micro_batch_size=4)
+    alone = []
+    train(config, alone.append, tokens=tokens)
+    _, _, rows = together(tmp_path / "two", config, tokens)
+    assert losses(rows) == pytest.approx(losses(alone), abs=0.01)
+    assert losses(rows)[0] == pytest.approx(losses(alone)[0], rel=1e-6)
+
+
+def test_without_a_micro_batch_size_each_takes_its_share(tmp_path, make_config, tokens):
+    config = make_config(tokens=2048, eval_every_tokens=1024, grad_clip=None)
+    alone = []
+    train(changed(config, micro_batch_size=8), alone.append, tokens=tokens)
+    assert losses(together(tmp_path / "two", config, tokens)[2]) == losses(clean(alone))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3)])
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, sizes):
+    recipe = TypeAdapter(RecipeSpec).validate_python({**ALL, "stabiliser": "dht"})
+    config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
+    whole = []
+    train(config, whole.append, tokens=tokens)
+    first, second = sizes
+    stops = {"stop_after": 7} if first > 1 else {"should_stop": Stop(7)}
+    state, step, begun = together(tmp_path / "run", config, tokens, first, **stops)
+    assert (state, step) == ("interrupted", 7)
+    files = sorted(path.name for path in (tmp_path / "run" / "c").glob("*.safetensors"))
+    assert len(files) == first
+    state, step, rest = together(tmp_path / "run", config, tokens, second)
+    assert (state, step) == ("finished", 16)
+    assert losses(begun + rest) == pytest.approx(losses(clean(whole)), abs=0.01)
+
+
+class Stop:
+    """True from the n-th question on."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def __call__(self):
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens):
+    recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
+    config = make_config(recipe, tokens=4096, eval_every_tokens=1024)
+    _, _, whole = together(tmp_path / "whole", config, tokens)
+    _, step, begun = together(tmp_path / "parts", config, tokens, stop_after=3)
+    assert step == 3
+    _, _, rest = together(tmp_path / "parts", config, tokens)
+    assert begun + rest == whole
+
+
+@pytest.mark.parametrize("settings", [{}, {"master_weights": "bf16"}, {"reduction": "bf16"}])
+def test_precision_options_train(tmp_path, make_config, tokens, settings):
+    config = make_config(tokens=4096, eval_every_tokens=1024, **settings)
+    _, _, rows = together(tmp_path / "two", config, tokens)
+    assert losses(rows)[-1] < losses(rows)[0]
+
+
+def test_a_divergence_is_found_in_all_and_names_the_operand(tmp_path, make_config, tokens):
+    config = make_config(TypeAdapter(RecipeSpec).validate_python(ALL), learning_rate=1e4, grad_clip=None)
+    state, _, _ = together(tmp_path / "two", config, tokens)
+    assert state == "diverged"
+
+
+@pytest.mark.parametrize("model", [{}, {"experts": 3}, {"architecture": "gpt"}])
+def test_computing_activations_twice_changes_no_bit(make_config, tokens, model):
+    recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
+    config = make_config(recipe, model=model, tokens=2048, eval_every_tokens=1024)
+    once, twice = [], []
+    train(config, once.append, tokens=tokens)
+    train(config, twice.append, tokens=tokens, checkpoint_activations=True)
+    assert clean(once) == clean(twice)
+
+
+def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, tokens, tmp_path):
+    (tmp_path / "m.py").write_text(
+        "from torch import nn\ndef build(*, vocab_size, seq_len):\n"
+        "    return nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))\n"
+    )
+    config = replace(make_config(), model=ModelConfig(function=f"{tmp_path}/m.py:build"))
+    with pytest.raises(ValueError, match="activation_checkpointing needs blocks"):
+        train(config, print, tokens=tokens, checkpoint_activations=True)
