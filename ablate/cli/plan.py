@@ -168,7 +168,7 @@ def show(
         for cell in cells:
             click.echo(f"  {cell.name}: {cell.reason}")
     if plan.missing:
-        click.echo("\nno ids: a run's id is a hash of its data, too, and these cannot be used as they are")
+        click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
     else:
         click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
 

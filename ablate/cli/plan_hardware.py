@@ -143,7 +143,9 @@ def _memory_lines(arms: Sequence[PlannedArm], model: HardwareModel, hardware: Se
 
 
 def _hours(found: OnHardware | None) -> str:
-    return "–" if found is None or found.gpu_hours is None else f"{found.gpu_hours:,.3g}"
+    if found is None or found.gpu_hours is None:
+        return "–"
+    return f"{found.gpu_hours:,.1f}" if found.gpu_hours >= 0.1 else "< 0.1"
 
 
 def _gigabytes(count: int) -> str:
