@@ -1,25 +1,41 @@
 """The memory that `ablate plan` models for a training step, beside the measured peak, on the CPU.
 
     python benchmarks/memory_model.py
+    python benchmarks/memory_model.py --devices 2
 
 Measured: two real optimizer steps of the shared trainer under torch's profiler, which sees every allocation
 of a tensor, inside of custom operators too; the largest sum of what was alive. What the process holds besides
 tensors (torch itself, the compiled quantiser's scratch) is in neither figure. One thread; half a minute.
+
+With several devices, processes that share the model (FSDP2) through gloo. When gloo frees its copies depends
+on how fast they are sent, so that these peaks differ from one run to the next.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import os
+import tempfile
 from dataclasses import dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
+from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
 from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.plan.memory import Memory, step_memory
 from ablate.recipes import RecipeSpec, expand_word, resolve
+from ablate.train.group import join_group
+from ablate.train.loop import assemble, gradients
 from ablate.train.throughput import time_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LLAMA = {"width": 256, "layers": 4, "heads": 4, "ffn": 704}
 GROUPED = LLAMA | {"heads": 8, "kv_heads": 2, "tied_head": False}
@@ -51,12 +67,10 @@ class Case:
             seed=0,
         )
 
-    def modelled(self) -> Memory:
+    def modelled(self, devices: int = 1) -> Memory:
         """Return what the plan says of it."""
-        run = self.config()
-        return step_memory(
-            run.model, run.vocab_size, run.training, run.recipe, ResourcesConfig(), hardware=None
-        ).peak
+        run, resources = self.config(), ResourcesConfig(devices_per_run=devices)
+        return step_memory(run.model, run.vocab_size, run.training, run.recipe, resources, hardware=None).peak
 
 
 CASES = {
@@ -76,6 +90,12 @@ CASES = {
     ),
     "llama, quartet (mask), bytes": Case(model=LLAMA, recipe="quartet", vocab_size=256),
     "llama, tetrajet (double quantisation), bytes": Case(model=LLAMA, recipe="tetrajet", vocab_size=256),
+    "llama, mxfp4, weights in bf16": Case(
+        model=LLAMA,
+        recipe="mxfp4",
+        vocab_size=256,
+        training={"micro_batch_size": 2, "master_weights": "bf16"},
+    ),
     "grouped heads, mxfp4": Case(model=GROUPED, recipe="mxfp4"),
     "grouped heads, mxfp4, one sequence at a time": Case(
         model=GROUPED, recipe="mxfp4", training={"micro_batch_size": 1}
@@ -95,8 +115,46 @@ CASES = {
 
 def measured_bytes(config: RunConfig) -> int:
     """Return the largest sum of tensors alive at once while a run is built and takes two steps on the CPU."""
+    return _peak_bytes(lambda: time_steps(config, device="cpu", steps=1, warmup=1, repeats=1))
+
+
+def measured_bytes_of_one(config: RunConfig, devices: int) -> int:
+    """Return the same of the first of several processes that train a run together."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        members = [
+            context.Process(target=_member, args=(config, rank, devices, folder)) for rank in range(devices)
+        ]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
+        return int((Path(folder) / "peak").read_text())
+
+
+def _member(config: RunConfig, rank: int, devices: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=devices)
+    group = join_group("cpu")
+
+    def two_steps() -> None:
+        trainee = assemble(config, "cpu", group=group)
+        shape = (config.training.batch_size, config.training.seq_len + 1)
+        for window in np.random.default_rng(0).integers(0, config.vocab_size, (2, *shape)):
+            gradients(trainee, window, config.training.grad_clip)
+            trainee.optimizer.step()
+            trainee.optimizer.zero_grad(set_to_none=True)
+            trainee.state.step += 1
+
+    peak = _peak_bytes(two_steps)
+    if rank == 0:
+        (Path(folder) / "peak").write_text(str(peak))
+    os._exit(0)  # with gloo's threads alive the interpreter's own end aborts now and then
+
+
+def _peak_bytes(work: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        time_steps(config, device="cpu", steps=1, warmup=1, repeats=1)
+        work()
     assert found.profiler is not None
     assert found.profiler.kineto_results is not None
     changes = sorted(_changes(found.profiler.kineto_results.experimental_event_tree()))
@@ -120,11 +178,20 @@ def _changes(events: list[Any]) -> list[tuple[int, int]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", type=int, default=1)
+    devices = parser.parse_args().devices
     torch.set_num_threads(1)
     parts = [part.name for part in fields(Memory)]
     print(f"{'':<45} {'measured':>9} {'modelled':>9} {'off by':>7}   " + " ".join(f"{p:>11}" for p in parts))
     for name, case in CASES.items():
-        measured, modelled = measured_bytes(case.config()), case.modelled()
+        config, modelled = case.config(), case.modelled(devices)
+        per_pass = config.training.micro_batch_size or 1
+        if config.training.batch_size // per_pass % devices:
+            continue
+        measured = measured_bytes(config) if devices == 1 else measured_bytes_of_one(config, devices)
         print(
             f"{name:<45} {measured / 1e6:7.1f}MB {modelled.total / 1e6:7.1f}MB "
             f"{modelled.total / measured - 1:+7.1%}   "

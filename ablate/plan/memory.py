@@ -150,11 +150,18 @@ class _Step:
         self._head = self._master * self._table
         outside = self._table * (1 if model.tied_head else 2) + model.width
         outside += training.seq_len * model.width if model.architecture == "gpt" else 0
-        self._outside, self._of_block = outside, (parameters - outside) // model.layers
+        of_block = (parameters - outside) // model.layers
         self._gradients = self._master * parameters // devices
+        self._gradients_of_block = self._master * of_block // devices
+        self._gathered = Memory(weights=2 * self._in_block * of_block if self._sharded else 0)
+        # A tied head's gradient waits for the embedding's; one that is sharded, for the end of the pass.
+        self._waiting = self._head if self._tied or self._sharded else 0
+        # What is reduced is copied together for it, and what comes of it added; gloo makes a copy of its own.
+        reduced = (_FP32 if training.reduction == "fp32" else _BF16) * (1 if self._pass.on_gpu else 2)
+        self._reducing_block = self._sharded * (reduced * of_block + self._gradients_of_block)
+        self._reducing_outside = self._sharded * reduced * outside
         self._held = Memory(
-            weights=self._master * parameters // devices
-            + self._sharded * (2 * self._in_block * self._of_block + self._master * outside),
+            weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
             optimizer=2 * self._master * parameters // devices,
         )
 
@@ -172,20 +179,26 @@ class _Step:
         kept = self._model.layers * self._kept
         above = kept + work.norm + work.rows(self._model.width)  # the last norm's, and the head's input
         # Log-softmax in fp32, kept, and the gradients before and after it; the latter in bf16.
-        yield self._at(above + 3 * _FP32 * self._logits, 0)
-        yield self._at(above + (_FP32 + _BF16) * self._logits, 0)
+        yield self._at(above + 3 * _FP32 * self._logits)
+        yield self._at(above + (_FP32 + _BF16) * self._logits)
         for moment in self._gemms(HEAD, work.tokens)[0]:
-            yield self._at(above + _BF16 * self._logits, 0) + moment
-        yield self._at(kept + norm_backward(work), self._head)
+            yield self._at(above + _BF16 * self._logits) + moment
+        yield self._at(kept + norm_backward(work), finished=self._head - self._waiting, working=self._waiting)
 
     def blocks(self) -> Iterator[Memory]:
         """Yield the moments of the blocks' backward pass."""
-        done = self._head
+        last = self._model.layers - 1
         for index in reversed(range(self._model.layers)):
             below = index * self._kept + self._twice * self._pass.rows(self._model.width)
+            finished = self._head - self._waiting + (last - index) * self._gradients_of_block
+            reducing = self._reducing_block if index < last else 0  # the block before
             in_block = 0
             for stage in self._stages:
-                here = self._at(below + stage.live, done, in_block)
+                here = self._gathered + self._at(
+                    below + stage.live,
+                    finished=finished + (0 if self._sharded else in_block),
+                    working=self._waiting + reducing + (in_block if self._sharded else 0),
+                )
                 if stage.layer is None:
                     yield here
                     continue
@@ -193,21 +206,20 @@ class _Step:
                 for moment in moments:
                     yield here + moment
                 in_block += gradient
-            done += 0 if self._sharded else in_block
 
     def embedding(self) -> Memory:
         """Return the end: the embedding's gradient in bf16, and cast to what its weights are in."""
-        done = self._head if self._sharded else self._gradients - (0 if self._tied else self._head)
-        ends = (_BF16 + self._master) * self._table + self._sharded * self._reduced * self._outside
-        return self._at(self._pass.rows(self._model.width), done) + Memory(gradients=ends)
+        finished = self._head - self._waiting + self._model.layers * self._gradients_of_block
+        working = self._waiting + (_BF16 + self._master) * self._table + self._reducing_outside
+        return self._at(self._pass.rows(self._model.width), finished=finished, working=working)
 
-    def _at(self, activations: int, done: int, in_block: int = 0) -> Memory:
-        """Return a moment without what GEMMs allocate, given bytes of weights' gradients so far."""
-        gradients = done + in_block
-        if self._sharded:  # the block before is being reduced
-            gradients += self._gradients + self._reduced * self._of_block
-        elif self._accumulates:  # a tied head's gradient waits for the embedding's
-            gradients = self._gradients + min(done, self._head * self._tied)
+    def _at(self, activations: int, *, finished: int = 0, working: int = 0) -> Memory:
+        """Return a moment without what GEMMs allocate.
+
+        ``finished``: bytes of gradients of this pass that are where they stay; those of passes before are
+        there already. ``working``: of others.
+        """
+        gradients = working + (self._gradients if self._accumulates else finished)
         return self._held + Memory(gradients=gradients, activations=activations)
 
     def _gemms(self, name: str, rows: int) -> tuple[list[Memory], int]:

@@ -90,7 +90,12 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
     shared = memory()
     assert shared.optimizer == parameters
     outside, block = 2 * 128_256 * 4096 + 4096, 218_112_000
-    assert shared.weights == pytest.approx(parameters // 2 + 4 * outside + 2 * 2 * block, rel=1e-3)
+    assert step().at == "loss"  # no block is gathered there
+    assert shared.weights == parameters // 2 + 4 * outside
+    few = step(vocab_size=256)
+    assert few.at == "blocks"
+    outside = 2 * 256 * 4096 + 4096
+    assert few.peak.weights == (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
     assert shared.activations == alone.activations
     narrow = memory(training=replace(LONG, master_weights="bf16"))
     assert narrow.optimizer == parameters // 2
