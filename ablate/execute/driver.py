@@ -11,24 +11,27 @@ does not grow with them.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 import uuid
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
 from ablate.execute.cancel import Cancellation
 from ablate.execute.environment import git_commit
+from ablate.execute.gang import execute_together
 from ablate.execute.head import Head
 from ablate.execute.token import use_token
-from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run
+from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, RunDir, State, StudyStore
 from ablate.store.leases import STALE_SEC, Leases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.config import ResourcesConfig
@@ -127,6 +130,9 @@ class _Queue:
 
         # Ray's own retries know neither pauses nor the ledger.
         self._remote = ray.remote(max_retries=0)(execute_run)
+        self._remote_together = ray.remote(max_retries=0)(execute_together)
+        self._turns: deque[tuple[str, int]] = deque()
+        self._gangs = _gangs_at_once(runs)
         self._store = store
         self._requests = {run.run_id: run for run in runs}
         self._trainer, self._stop_path, self._commit, self._stale_sec = trainer, stop_path, commit, stale_sec
@@ -143,10 +149,16 @@ class _Queue:
     @property
     def is_open(self) -> bool:
         """Whether any run has not come to an end."""
-        return bool(self.handed or self._waiting or self._elsewhere)
+        return bool(self.handed or self._waiting or self._elsewhere or self._turns)
+
+    def _is_gang(self, run_id: str) -> bool:
+        return self._requests[run_id].resources.devices_per_run > 1
 
     def _hand_over(self, run_id: str, given_up: int = 0) -> None:
         run = self._requests[run_id]
+        if self._is_gang(run_id) and sum(map(self._is_gang, self.handed.values())) >= self._gangs:
+            self._turns.append((run_id, given_up))  # each that waits inside of Ray holds a process
+            return
         task = RunTask(
             run_dir=str(self._store.run(run_id).path.resolve()),
             tokens_dir=run.tokens_dir,
@@ -159,17 +171,22 @@ class _Queue:
             stale_sec=self._stale_sec,
             given_up=given_up,
         )
-        options = self._remote.options(
-            num_cpus=run.resources.cpus,
-            num_gpus=run.resources.gpus,
-            resources=run.resources.custom or None,
-            name=run_id,
-        )
+        if self._is_gang(run_id):  # the processes that Ray Train starts hold the devices
+            options = self._remote_together.options(num_cpus=0, name=run_id)
+        else:
+            options = self._remote.options(
+                num_cpus=run.resources.cpus,
+                num_gpus=run.resources.gpus,
+                resources=run.resources.custom or None,
+                name=run_id,
+            )
         self.handed[options.remote(task)] = run_id
 
     def move(self) -> None:
         """Collect what has ended, and hand over again what is due."""
         self.collect()
+        for _ in range(len(self._turns)):
+            self._hand_over(*self._turns.popleft())
         now = time.monotonic()
         for run_id in [run_id for run_id, due in self._waiting.items() if due <= now]:
             del self._waiting[run_id]
@@ -194,7 +211,7 @@ class _Queue:
             except ray.exceptions.TaskCancelledError:
                 end = TaskEnd(state="pending")
             except ray.exceptions.RayError as error:
-                end = _lost(self._store.run(run_id), error)
+                end = lost_run(self._store.run(run_id), str(error).strip().splitlines()[0])
             self._take(run_id, end)
 
     def _take(self, run_id: str, end: TaskEnd) -> None:
@@ -225,8 +242,9 @@ class _Queue:
         """Hand nothing over any more, and cancel the tasks that have not begun; the others see the stop."""
         import ray
 
-        for run_id in (*self._waiting, *self._elsewhere):
+        for run_id in (*self._waiting, *self._elsewhere, *(run_id for run_id, _ in self._turns)):
             self.states[run_id] = self._store.run(run_id).state()
+        self._turns.clear()
         self._waiting.clear()
         self._elsewhere.clear()
         for reference, run_id in self.handed.items():
@@ -264,18 +282,6 @@ def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
                     queue.collect()
                     on_poll()
     return interrupted
-
-
-def _lost(run: RunDir, error: Exception) -> TaskEnd:
-    """Return how a task ended whose worker died: by what its ledger says, or as lost."""
-    state = run.state()
-    if state in END_STATES:
-        return TaskEnd(state=state)
-    leases = Leases(run.attempts)
-    record = leases.read(leases.latest())
-    message = record.message if record is not None and record.outcome is not None else None
-    first = str(error).strip().splitlines()[0]
-    return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {first}")
 
 
 def _give_up(run: RunDir, end: TaskEnd) -> State:
@@ -320,19 +326,43 @@ def _ray(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_resources(runs: Sequence[RunRequest]) -> None:
+def _nodes() -> list[dict[str, float]]:
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for wanted in {tuple(_wanted(run.resources).items()): None for run in runs}:
-        if not any(all(node.get(key, 0) >= n for key, n in wanted) for node in nodes):
-            asked = " and ".join(f"{n:g} {_named(key)}" for key, n in wanted)
-            there = ", ".join(
-                " ".join(f"{node.get(key, 0):g} {_named(key)}" for key, _ in wanted) for node in nodes
-            )
-            raise UserError(
-                f"a run asks for {asked}, which no node has (nodes: {there}; change base.resources)"
-            )
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _places(resources: ResourcesConfig, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return how many devices of a run the nodes hold at once."""
+    wanted = {key: n for key, n in _wanted(resources).items() if n}
+    return sum(min(math.floor(node.get(key, 0) / n) for key, n in wanted.items()) for node in nodes)
+
+
+def _gangs_at_once(runs: Sequence[RunRequest]) -> int:
+    """Return how many runs on several devices the cluster holds at once, at least one."""
+    nodes = _nodes()
+    gangs = [run.resources for run in runs if run.resources.devices_per_run > 1]
+    return max((_places(one, nodes) // one.devices_per_run for one in gangs), default=1) or 1
+
+
+def _check_resources(runs: Sequence[RunRequest]) -> None:
+    nodes = _nodes()
+    distinct = {
+        (run.resources.devices_per_run, *_wanted(run.resources).items()): run.resources for run in runs
+    }
+    for resources in distinct.values():
+        wanted = _wanted(resources).items()
+        if _places(resources, nodes) >= resources.devices_per_run:
+            continue
+        asked = " and ".join(f"{n:g} {_named(key)}" for key, n in wanted)
+        there = ", ".join(
+            " ".join(f"{node.get(key, 0):g} {_named(key)}" for key, _ in wanted) for node in nodes
+        )
+        lacking = "which no node has"
+        if resources.devices_per_run > 1:
+            asked = f"{resources.devices_per_run} × ({asked})"
+            lacking = "which the cluster does not have"
+        raise UserError(f"a run asks for {asked}, {lacking} (nodes: {there}; change base.resources)")
 
 
 def _wanted(resources: ResourcesConfig) -> dict[str, float]:

@@ -81,10 +81,12 @@ def describe_environment(
     commit: str | None,
     *,
     others: str | None,
+    world_size: int = 1,
 ) -> dict[str, Any]:
     """Return the environment record of one attempt (see docs/architecture.md).
 
-    ``others``: what else was at work on the device before, see ``alone.other_work``.
+    ``others``: what else was at work on the device before, see ``alone.other_work``. ``world_size``: devices
+    that train the run together.
     """
     import torch
 
@@ -109,7 +111,7 @@ def describe_environment(
         "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": None if gpu is None else gpu.name,
         "gpu_uuid": None if gpu is None else str(gpu.uuid),
-        "world_size": 1,  # devices that train this run
+        "world_size": world_size,
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,

@@ -31,12 +31,19 @@ from ablate.store.metrics import MetricsWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ablate.config import ResourcesConfig, RunConfig
+    from ablate.execute.keeper import Keeper
     from ablate.execute.watch import Watch
+    from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
+    from ablate.train.group import Group
+
+    Begin = Callable[[int], Group]
 
 DEFAULT_TRAINER = "ablate.train:train"
 EXIT_GPU = 74
 """Exit code of a worker whose GPU failed (EX_IOERR)."""
+LOST_PEER = "another process of the run is gone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +81,12 @@ class _TakenOverError(Exception):
     """Somebody else executes the run now: this attempt must write nothing more."""
 
 
-def execute_run(task: RunTask) -> TaskEnd:
-    """Execute one run. Never raises for a fault of the run itself."""
+def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
+    """Execute one run. Never raises for a fault of the run itself.
+
+    ``begin`` is called with the step that training begins after, when all is ready, and returns the group of
+    the processes that train the run together; by default this one is alone.
+    """
     keep_others_out()
     run = RunDir(Path(task.run_dir))
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
@@ -90,7 +101,7 @@ def execute_run(task: RunTask) -> TaskEnd:
         lease.end("superfluous")
         return TaskEnd(state=state)
     try:
-        return _attempt(task, run, lease)
+        return _attempt(task, run, lease, begin)
     except _TakenOverError:
         return TaskEnd(state="elsewhere")
     except OSError as error:
@@ -100,7 +111,7 @@ def execute_run(task: RunTask) -> TaskEnd:
         return TaskEnd(state="interrupted", transient=True, message=_one_line(error))
 
 
-def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
+def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
     started = time.time()
     status = Status(
         state="running", attempt=lease.record.attempt, started_unix=run.status().started_unix or started
@@ -114,7 +125,7 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
         contextlib.redirect_stderr(file),
     ):
         try:
-            status, preempted = _train(task, run, lease, status)
+            status, preempted = _train(task, run, lease, status, begin)
             transient = preempted
         except _TakenOverError:
             print("another worker has taken this run over")
@@ -123,9 +134,10 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
             status = replace(status, state="interrupted", message="interrupted")
         except Exception as error:  # whatever a trainer raises is this run's failure, not the study's
             traceback.print_exc()
-            transient, broken_gpu = _may_pass(error), _is_gpu_fault(error)
+            end, broken_gpu = end_of(error), _is_gpu_fault(error)
+            transient = end.transient
             state: State = "interrupted" if transient else "failed"
-            status = replace(status, state=state, message=_one_line(error))
+            status = replace(status, state=state, message=end.message)
     if not lease.is_mine():
         raise _TakenOverError
     run.write_status(replace(status, ended_unix=time.time()))
@@ -137,21 +149,21 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease) -> TaskEnd:
     return TaskEnd(state=status.state, transient=transient, message=status.message)
 
 
-def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[Status, bool]:
+def _train(
+    task: RunTask, run: RunDir, lease: Lease, status: Status, begin: Begin | None
+) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the status at the end, and whether it was preempted."""
     import torch
     from pydantic import TypeAdapter
 
     from ablate.backends.select import overall_mode
-    from ablate.code import load_function
     from ablate.config import ResourcesConfig, RunConfig
-    from ablate.data import load, open_tokens
     from ablate.execute.alone import other_work
     from ablate.execute.environment import describe_environment
-    from ablate.execute.keeper import Keeper
     from ablate.execute.preflight import fit_choices, run_self_tests
     from ablate.execute.usage import Usage
     from ablate.execute.watch import Watch
+    from ablate.train.group import ALONE
 
     torch.set_num_threads(task.threads)
     config = TypeAdapter(RunConfig).validate_python(run.config())
@@ -173,7 +185,10 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
         # Looked at before our own first work. Emulated timing is no timing anyway.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        environment = describe_environment(choices, tests, task.device, task.git_commit, others=others)
+        environment = describe_environment(
+            choices, tests, task.device, task.git_commit,
+            others=others, world_size=resources.devices_per_run,
+        )  # fmt: skip
         write_json_atomic(run.environment_path, environment)
         start, passed_over = load_newest(run.checkpoints, run.metrics_path)
         for line in passed_over:
@@ -185,17 +200,14 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
             MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
             _terminations() as terminated,
         ):
-            keeper = Keeper(
-                run.checkpoints, metrics, start, lease,
-                every_sec=resources.checkpoint_every_sec, every_tokens=resources.checkpoint_every_tokens,
-            )  # fmt: skip
-            result = load_function(config.trainer or task.trainer)(
+            group = begin(start.step if start else 0) if begin else ALONE
+            result = _call_trainer(
+                task,
                 config,
-                _row_sink(metrics, watch),
-                tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
+                group,
+                on_metrics=_row_sink(metrics, watch),
                 should_stop=_stop_question(Path(task.stop_path), watch, terminated),
-                checkpoints=keeper,
-                device=task.device,
+                checkpoints=_keeper(run, resources, metrics, start, lease, group),
             )
             count, digest = metrics.sync()
     if result.state == "interrupted" and watch.lost:
@@ -206,6 +218,80 @@ def _train(task: RunTask, run: RunDir, lease: Lease, status: Status) -> tuple[St
     )  # fmt: skip
     preempted = result.state == "interrupted" and terminated.is_set()
     return (replace(ended, message="preempted (SIGTERM)") if preempted else ended), preempted
+
+
+def follow_run(task: RunTask, group: Group, step: int) -> None:
+    """Train along with the process that executes a run, from after ``step`` on.
+
+    Raises:
+        Exception: whatever the trainer raises; whoever started this process ends the others.
+    """
+    import torch
+    from pydantic import TypeAdapter
+
+    from ablate.config import ResourcesConfig, RunConfig
+    from ablate.store.checkpoints import load_step
+
+    keep_others_out()
+    torch.set_num_threads(task.threads)
+    run = RunDir(Path(task.run_dir))
+    start = load_step(run.checkpoints, step, run.metrics_path) if step else None
+    _call_trainer(
+        task,
+        TypeAdapter(RunConfig).validate_python(run.config()),
+        group,
+        on_metrics=lambda _: None,
+        should_stop=lambda: False,
+        checkpoints=_keeper(run, ResourcesConfig(**task.resources), None, start, None, group),
+    )
+
+
+def lost_run(run: RunDir, fault: str) -> TaskEnd:
+    """Return how a task ended whose process died: by what its ledger says, or as lost."""
+    state = run.state()
+    if state in END_STATES:
+        return TaskEnd(state=state)
+    leases = Leases(run.attempts)
+    record = leases.read(leases.latest())
+    message = record.message if record is not None and record.outcome is not None else None
+    return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {fault}")
+
+
+def _keeper(
+    run: RunDir,
+    resources: ResourcesConfig,
+    metrics: MetricsWriter | None,
+    start: Checkpoint | None,
+    lease: Lease | None,
+    group: Group,
+) -> Keeper:
+    from ablate.execute.keeper import Keeper
+
+    return Keeper(
+        run.checkpoints, metrics, start, lease, group=group,
+        every_sec=resources.checkpoint_every_sec, every_tokens=resources.checkpoint_every_tokens,
+    )  # fmt: skip
+
+
+def _call_trainer(task: RunTask, config: RunConfig, group: Group, **callbacks: Any) -> Any:
+    """Call the study's trainer, or ours, which alone knows of groups and of how a model is laid out."""
+    from ablate.code import load_function
+    from ablate.data import load, open_tokens
+
+    name = config.trainer or task.trainer
+    ours: dict[str, Any] = {}
+    if name == DEFAULT_TRAINER:
+        ours = {
+            "group": group,
+            "checkpoint_activations": task.resources.get("activation_checkpointing", False),
+        }
+    return load_function(name)(
+        config,
+        tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
+        device=task.device,
+        **callbacks,
+        **ours,
+    )
 
 
 def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]], None]:
@@ -228,11 +314,10 @@ def _stop_question(stop: Path, watch: Watch, terminated: threading.Event) -> Cal
 def _terminations() -> Iterator[threading.Event]:
     """Note a SIGTERM, as a preemption sends it, so that the run can end with a checkpoint."""
     seen = threading.Event()
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
-    except ValueError:  # not in the main thread: nobody sends it signals
+    if threading.current_thread() is not threading.main_thread():  # nobody sends it signals
         yield seen
         return
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
     try:
         yield seen
     finally:
@@ -246,13 +331,29 @@ def _is_gpu_fault(error: Exception) -> bool:
     return any(word in str(error) for word in _GPU_WORDS)
 
 
+def _is_lost_peer(error: Exception) -> bool:
+    """Tell whether another process of the run does not answer any more."""
+    from torch import distributed
+
+    known = distributed.is_available() and isinstance(error, distributed.DistError)
+    return known or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def end_of(error: Exception) -> TaskEnd:
+    """Return how a process ends that raised this."""
+    transient = _may_pass(error)
+    return TaskEnd(
+        state="interrupted" if transient else "failed", transient=transient, message=_one_line(error)
+    )
+
+
 def _may_pass(error: Exception) -> bool:
     """Tell whether a fault may pass by itself: not a bug, not a configuration, not too small a memory."""
     if isinstance(error, OSError):
         return error.errno in (
             errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
         )  # fmt: skip
-    return _is_gpu_fault(error)
+    return _is_gpu_fault(error) or _is_lost_peer(error)
 
 
 def _one_line(error: Exception) -> str:
@@ -267,6 +368,8 @@ def _one_line(error: Exception) -> str:
         return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size needs less"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no space left on the storage; free some and run the same command again"
+    if _is_lost_peer(error):
+        return LOST_PEER
     if _is_gpu_fault(error):
         return f"the GPU failed: {lines[0]}; `ablate doctor` tests it"
     return f"{name}: {lines[0]}"

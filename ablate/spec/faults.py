@@ -213,7 +213,7 @@ def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
         if homes:
             return f"it belongs in '{homes[0]}'"
     if close is None and here:
-        return f"expected {one_of(list(here))}" if len(here) <= 8 else None
+        return f"expected {one_of(list(here))}" if len(here) <= 10 else None
     return close
 
 

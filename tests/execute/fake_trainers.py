@@ -97,3 +97,44 @@ def slow(config, on_metrics, **options):
         time.sleep(0.2)
         on_metrics(train_row(step, step, 3.0))
     return TrainResult(state="finished", tokens=30, step=5)
+
+
+def second_process_dies_once(config, on_metrics, **options):
+    """The shared trainer in a group, whose second process dies after the first checkpoint."""
+    import numpy as np
+    from torch import distributed
+
+    from ablate.train import train
+    from ablate.train.group import join_group
+
+    tokens = (np.arange(60_000) % 61, np.arange(10_000) % 61)
+
+    group, checkpoints = join_group(options["device"]), options["checkpoints"]
+    fresh = checkpoints.load() is None
+
+    class Deadly:
+        load, due = checkpoints.load, staticmethod(lambda _tokens: True)
+
+        @staticmethod
+        def save(snapshot):
+            checkpoints.save(snapshot)
+            if fresh and snapshot.step == 2 and distributed.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(config, on_metrics, **{**options, "checkpoints": Deadly(), "tokens": tokens}, group=group)
+
+
+def _fails(rank, which):
+    from torch import distributed
+
+    if distributed.get_rank() == rank:
+        raise ValueError(f"a bug in the {which} process")
+    distributed.barrier()
+
+
+def first_process_fails(config, on_metrics, **options):
+    _fails(0, "first")
+
+
+def second_process_fails(config, on_metrics, **options):
+    _fails(1, "second")

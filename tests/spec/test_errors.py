@@ -78,9 +78,28 @@ arms: {a: }
 """,
         [
             (
-                "5:15: base.resources.cores: unknown key (expected cpus, gpus, custom, checkpoint_every_sec, "
-                "checkpoint_every_tokens, hang_after_sec, require_native or allow_failed_self_test)"
+                "5:15: base.resources.cores: unknown key (expected devices_per_run, cpus, gpus, custom, "
+                "activation_checkpointing, checkpoint_every_sec, checkpoint_every_tokens, hang_after_sec, "
+                "require_native or allow_failed_self_test)"
             ),
+        ],
+    ),
+    "devices that cannot share the batch": (
+        HEAD
+        + """\
+base:
+  training: {batch_size: 12, micro_batch_size: 3}
+  resources: {devices_per_run: 8}
+arms:
+  a:
+  b: {training: {micro_batch_size: null, batch_size: 20}}
+""",
+        [
+            (
+                "6:32: base.resources.devices_per_run: batch_size 12 is not a multiple of devices_per_run 8 "
+                "× micro_batch_size 3 (in arm 'a')"
+            ),
+            "9:36: arms.b.training.micro_batch_size: batch_size 20 is not a multiple of devices_per_run 8",
         ],
     ),
     "wrong types": (

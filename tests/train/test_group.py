@@ -29,6 +29,15 @@ MODELS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As each process of a group has here: sums over threads have an order of their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def changed(config, **settings):
     return replace(config, training=TypeAdapter(TrainingConfig).validate_python(
         {**config.training.__dict__, **settings}))  # fmt: skip
@@ -110,24 +119,17 @@ def test_two_processes_have_the_curve_of_one_to_the_bit(tmp_path, make_config, t
     assert norms == pytest.approx(own_norms, rel=1e-5)  # a sum over other rows
 
 
-def test_more_micro_batches_and_clipping_differ_by_the_order_of_sums_alone(tmp_path, make_config, tokens):
-    recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
-    config = make_config(recipe, tokens=4096, eval_every_tokens=1024, micro_batch_size=4)
-    alone = []
-    train(config, alone.append, tokens=tokens)
-    _, _, rows = together(tmp_path / "two", config, tokens)
-    assert losses(rows) == pytest.approx(losses(alone), abs=0.01)
-    assert losses(rows)[0] == pytest.approx(losses(alone)[0], rel=1e-6)
-
-
-def test_without_a_micro_batch_size_each_takes_its_share(tmp_path, make_config, tokens):
-    config = make_config(tokens=2048, eval_every_tokens=1024, grad_clip=None)
+def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(tmp_path, make_config, tokens):
+    """Without a micro-batch size each process takes its half of the batch."""
+    config = make_config(TypeAdapter(RecipeSpec).validate_python(ALL), tokens=4096, eval_every_tokens=1024)
     alone = []
     train(changed(config, micro_batch_size=8), alone.append, tokens=tokens)
-    assert losses(together(tmp_path / "two", config, tokens)[2]) == losses(clean(alone))
+    _, _, rows = together(tmp_path / "two", config, tokens)
+    assert losses(rows) == pytest.approx(losses(alone), abs=0.01)
+    assert losses(rows)[0] == losses(alone)[0]
 
 
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 3)])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, sizes):
     recipe = TypeAdapter(RecipeSpec).validate_python({**ALL, "stabiliser": "dht"})
     config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
@@ -165,9 +167,8 @@ def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens)
     assert begun + rest == whole
 
 
-@pytest.mark.parametrize("settings", [{}, {"master_weights": "bf16"}, {"reduction": "bf16"}])
-def test_precision_options_train(tmp_path, make_config, tokens, settings):
-    config = make_config(tokens=4096, eval_every_tokens=1024, **settings)
+def test_lower_precision_of_weights_and_sums_trains(tmp_path, make_config, tokens):
+    config = make_config(tokens=4096, eval_every_tokens=1024, master_weights="bf16", reduction="bf16")
     _, _, rows = together(tmp_path / "two", config, tokens)
     assert losses(rows)[-1] < losses(rows)[0]
 

@@ -1,0 +1,113 @@
+"""A run on several devices: Ray Train starts a process on each; the first executes it, the others follow.
+
+The first process does everything that one on a single device does: it holds the lease, writes metrics, status
+and log. The others train along and write their rows of each checkpoint.
+
+How it fails: a process that dies ends the run's attempt, with the reason in its ledger, and the driver tries
+again from the last checkpoint, on other devices if need be. When the first process fails by itself, it brings
+the others down, which would wait for it forever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ablate.execute.worker import LOST_PEER, RunTask, TaskEnd, end_of, execute_run, follow_run, lost_run
+from ablate.store import RunDir, write_json_atomic
+from ablate.store.files import read_json
+
+if TYPE_CHECKING:
+    from ablate.train.group import Group
+
+
+def execute_together(task: RunTask) -> TaskEnd:
+    """Execute one run on as many devices as its resources say, and wait for its end."""
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    wanted = task.resources
+    run = RunDir(Path(task.run_dir))
+    end_path = run.path / f".end-{uuid.uuid4().hex[:8]}"
+    scratch = f".ray-train-{uuid.uuid4().hex[:8]}"
+    trainer = TorchTrainer(
+        _member,
+        train_loop_config={"task": asdict(task), "end_path": str(end_path)},
+        torch_config=TorchConfig(
+            backend="nccl" if wanted["gpus"] else "gloo", timeout_s=round(2 * wanted["hang_after_sec"])
+        ),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=wanted["devices_per_run"],
+            use_gpu=bool(wanted["gpus"]),
+            resources_per_worker={"CPU": wanted["cpus"], "GPU": wanted["gpus"], **wanted["custom"]},
+        ),
+        run_config=ray.train.RunConfig(name=scratch, storage_path=str(run.path)),
+    )
+    fault = "a process of the run ended"
+    try:
+        trainer.fit()
+    except Exception as error:  # what a process raised, in one of Ray's many wrappers
+        fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    finally:
+        shutil.rmtree(run.path / scratch, ignore_errors=True)
+    return _end(run, end_path, fault)
+
+
+def _end(run: RunDir, end_path: Path, fault: str) -> TaskEnd:
+    """Put together how the processes ended: what another one raised says more than that the first lost it."""
+    ends = {}
+    for path in sorted(run.path.glob(f"{end_path.name}*")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            ends[path] = TaskEnd(**read_json(path))
+        with contextlib.suppress(OSError):
+            path.unlink()
+    end = ends.pop(end_path, None) or lost_run(run, fault)
+    cause = next((other for other in ends.values() if other.message != LOST_PEER), None)
+    if cause is None or not end.transient:
+        return end
+    if not cause.transient:
+        with contextlib.suppress(OSError, ValueError):
+            run.write_status(replace(run.status(), state="failed", message=cause.message))
+    return cause
+
+
+def _member(config: dict[str, Any]) -> None:
+    """Be one process of a run."""
+    from ray.train.torch import get_device
+
+    from ablate.train.group import join_group
+
+    task = RunTask(**config["task"])
+    device = str(get_device())
+    task = RunTask(**{**asdict(task), "device": device})
+    group = join_group(device)
+    if group.rank > 0:
+        unknown: int | None = None
+        step = group.first(unknown)
+        if step is None:
+            return
+        try:
+            follow_run(task, group, step)
+        except Exception as error:
+            write_json_atomic(Path(f"{config['end_path']}.{group.rank}"), asdict(end_of(error)))
+            raise
+        return
+    begun: list[int] = []
+
+    def begin(step: int) -> Group:
+        begun.append(step)
+        group.first(step)
+        return group
+
+    try:
+        end = execute_run(task, begin)
+    finally:
+        if not begun:  # the others wait for a word
+            group.first(None)
+    write_json_atomic(Path(config["end_path"]), asdict(end))
+    if begun and (end.state == "failed" or end.transient):
+        raise RuntimeError(end.message)  # Ray Train then ends the others, which wait for this process

@@ -1,0 +1,75 @@
+"""A run on two devices through Ray Train: its end, a process that dies, a fault of the run itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from ablate.config import ResourcesConfig
+from ablate.errors import UserError
+from ablate.execute import driver
+from ablate.execute.driver import execute_study
+from ablate.store.leases import Leases
+
+TWO = ResourcesConfig(devices_per_run=2)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(driver, "_PAUSES_SEC", (0.1, 0.1, 0.1))
+
+
+def of_two(study):
+    store, requests = study
+    config = requests[0].config
+    training = {**config["training"], "tokens": 40_000, "eval_every_tokens": 8192, "eval_tokens": 4096}
+    model = {**config["model"], "width": 64, "heads": 2, "ffn": 96, "layers": 2}
+    config = {**config, "training": training, "model": model}
+    return store, [dataclasses.replace(requests[0], resources=TWO, config=config)]
+
+
+def ledger(run):
+    leases = Leases(run.attempts)
+    return [leases.read(number) for number in range(1, leases.latest() + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(study):
+    store, (request,) = of_two(study)
+    result = execute_study(store, [request], trainer="fake_trainers:second_process_dies_once")
+    assert set(result.states.values()) == {"finished"}
+    run = store.run(request.run_id)
+    assert ledger(run)[-1].outcome == "finished"
+    assert len(ledger(run)) == 2
+    assert ledger(run)[1].resumed_from_step > 0
+    environment = json.loads(run.environment_path.read_text())
+    assert environment["world_size"] == 2
+    rows = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    steps = [(row["kind"], row["step"]) for row in rows]
+    assert len(steps) == len(set(steps)), "no row twice"
+    assert rows[-1]["kind"] == "eval"
+    assert not list(run.path.glob(".*")), "nothing of Ray Train's is left"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["first", "second"])
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(study, which):
+    store, (request,) = of_two(study)
+    result = execute_study(store, [request], trainer=f"fake_trainers:{which}_process_fails")
+    assert set(result.states.values()) == {"failed"}
+    status = store.run(request.run_id).status()
+    assert (status.state, status.message) == ("failed", f"ValueError: a bug in the {which} process")
+    assert len(ledger(store.run(request.run_id))) == 1
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_more_devices_than_there_are_is_one_line(study):
+    store, requests = study
+    request = dataclasses.replace(requests[0], resources=ResourcesConfig(devices_per_run=64))
+    with pytest.raises(UserError, match=r"64 × \(1 CPUs.*which the cluster does not have") as caught:
+        execute_study(store, [request])
+    assert "\n" not in str(caught.value)
