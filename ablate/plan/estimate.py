@@ -94,5 +94,6 @@ def _wall_seconds(plan: Plan, progress: Progress, run_seconds: dict[str, float],
         if arm.resources.gpus:
             gpu_work += left * seconds
         else:
-            cpu_work += left * seconds * min(1.0, arm.resources.cpus / cores)
+            taken = arm.resources.cpus * arm.resources.devices_per_run
+            cpu_work += left * seconds * min(1.0, taken / cores)
     return max(longest, cpu_work, gpu_work)
