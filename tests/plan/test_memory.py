@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.config import ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.plan.arithmetic import model_size
-from ablate.plan.memory import Memory, step_memory
+from ablate.plan.memory import Memory, _moments, step_memory
 from ablate.presets import PRESETS as MODELS
 from ablate.recipes import PRESETS, Recipe
 from ablate.train import model as built_in
@@ -39,10 +39,10 @@ def one_thread():
 
 
 @pytest.mark.parametrize("name", benchmark.CASES)
-def test_within_a_twentieth_of_the_measured_peak(name):
+def test_within_three_percent_of_the_measured_peak(name):
     case = benchmark.CASES[name]
     measured = benchmark.measured_bytes(case.config())
-    assert case.modelled().total == pytest.approx(measured, rel=0.05)
+    assert case.modelled().total == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("vocab_size", [256, 2048])
@@ -66,7 +66,7 @@ def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
         for again in (True, False)
     )
     measured = benchmark.measured_bytes(run)
-    assert twice.total == pytest.approx(measured, rel=0.05)
+    assert twice.total == pytest.approx(measured, rel=0.03)
     assert once.total > 1.3 * measured
 
 
@@ -133,6 +133,21 @@ def test_packed_copies_are_smaller_than_emulated_ones():
     )
     assert emulated.at == "blocks"
     assert emulated.peak.quantised > packed.peak.quantised
+
+
+def test_a_layers_gemms_take_its_gradients_and_casts():
+    m, n, k = 8, 16, 32
+    moments = list(_moments(BF16, m, n, k, 4, None))
+    assert {one.activations for one in moments} == {2 * m * k}  # dx
+    assert (
+        max(one.gradients for one in moments) == (2 + 4) * n * k
+    )  # dw in bf16, and in what the weight is in
+    assert max(one.weights for one in moments) == 2 * n * k
+    gathered = list(_moments(BF16, m, n, k, 2, None))
+    assert max(one.gradients for one in gathered) == 2 * n * k
+    assert {one.weights for one in gathered} == {0}
+    mxfp4 = list(_moments(PRESETS["amd-fdw"].recipe, m, n, k, 4, None))
+    assert {one.quantised for one in mxfp4} >= {2 * (m * n + n * k), 2 * (m * n + m * k), 2 * m * n}
 
 
 def test_parts_add_up():
