@@ -113,7 +113,8 @@ class DataConfig:
     ] = "bytes"
     tokenizer_path: Annotated[str | None, Field(description="hf: a local path or a hub name")] = None
     vocab_size: Annotated[
-        PositiveInt | None, Field(description="bpe: size to train; tokens: size of the vocabulary")
+        PositiveInt | None,
+        Field(description="bpe: size to train; tokens: size of the vocabulary; hf: what its size must be"),
     ] = None
     token_dtype: Annotated[Literal["uint16", "uint32"], Field(description="tokens: element type")] = "uint16"  # noqa: S105  a data type, no password
     max_bytes: Annotated[

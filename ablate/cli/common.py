@@ -13,7 +13,7 @@ from ablate.errors import UserError
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ablate.backends.device import Device
 
@@ -82,3 +82,27 @@ def known_backend(name: str) -> None:
 
     if name not in backend_names():
         raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
+
+
+def parse_prices(texts: Sequence[str]) -> dict[str, float]:
+    """Return USD for a device-hour by hardware, of texts such as ``B200=4``.
+
+    Raises:
+        UserError: hardware that is not known, or no price.
+    """
+    if not texts:
+        return {}
+    from ablate.hardware import PEAKS
+
+    prices = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in PEAKS:
+            raise UserError(f"--price: no hardware '{name}' (expected {', '.join(PEAKS)}, then =USD)")
+        try:
+            prices[name] = float(number)
+        except ValueError:
+            prices[name] = -1.0
+        if not 0 < prices[name] < float("inf"):
+            raise UserError(f"--price: '{text}' has no price (expected a number above 0, such as {name}=2.5)")
+    return prices

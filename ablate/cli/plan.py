@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.cli.common import storage_option
+from ablate.cli.common import parse_prices, storage_option
 from ablate.cli.table import format_table
 
 if TYPE_CHECKING:
@@ -33,23 +33,55 @@ _MAX_GROUPS = 4
 )
 @click.option("--layers", is_flag=True, help="List what each linear layer of each arm carries.")
 @click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
+@click.option(
+    "--hardware",
+    multiple=True,
+    metavar="NAME",
+    help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="HARDWARE=USD",
+    help="USD for a device-hour, such as B200=4: adds what the study costs there.",
+)
 @storage_option
-def command(study: str, *, as_json: bool, dry_run: bool, layers: bool, all_runs: bool, storage: Path) -> None:
+def command(
+    study: str,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    layers: bool,
+    all_runs: bool,
+    hardware: tuple[str, ...],
+    prices: tuple[str, ...],
+    storage: Path,
+) -> None:
     """Show the runs of STUDY without starting any.
 
     STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
-    their state; `ablate run` would start the others.
+    their state; `ablate run` would start the others. Where the data are not there, all that does not depend
+    on them is shown, and then what is missing.
+
+    Memory and GPU-hours on named hardware are modelled. They are shown for studies that take GPUs, and with
+    --hardware and --price for any.
 
     \b
     Example:
       ablate plan quickstart
       ablate plan my-study.yaml --json | jq '.arms[].name'
+      ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
+    from ablate.errors import UserError
     from ablate.plan import build_plan, estimate, read_progress
     from ablate.spec import load_study
     from ablate.store import StudyStore
 
-    plan = build_plan(load_study(study))
+    usd = parse_prices(prices)
+    plan = build_plan(load_study(study), without_data=True)
+    named = chosen_hardware(plan, hardware, usd)
     progress = read_progress(plan, StudyStore(storage / plan.study))
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else None
@@ -57,9 +89,14 @@ def command(study: str, *, as_json: bool, dry_run: bool, layers: bool, all_runs:
         content = to_json(plan, progress, costs)
         for entry, found in zip(content["arms"], tried or (), strict=False):
             entry["dry_run"] = found
+        on_hardware, content["on_hardware"] = hardware_json(plan, named, usd)
+        for entry, where in zip(content["arms"], on_hardware, strict=True):
+            entry["on_hardware"] = where
         click.echo(json.dumps(content, indent=1, ensure_ascii=False))
     else:
-        show(plan, progress, costs, all_runs=all_runs)
+        width = max(80, shutil.get_terminal_size((100, 24)).columns)
+        on_hardware_lines = hardware_text(plan, named, usd, width) if named else []
+        show(plan, progress, costs, all_runs=all_runs, on_hardware=on_hardware_lines)
         if layers:
             click.echo("\n" + _layers_table(plan))
         for arm, found in zip(plan.arms, tried or (), strict=False):
@@ -67,6 +104,8 @@ def command(study: str, *, as_json: bool, dry_run: bool, layers: bool, all_runs:
                 f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
                 f"layers, forward and backward of {found['tokens']:,} tokens fit"
             )
+    if plan.missing:
+        raise UserError(*plan.missing)
 
 
 def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
@@ -80,6 +119,7 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
         for run in entry["runs"]:
             run["state"] = progress.state(run["id"])
+            run["id"] = run["id"] or None
         config = asdict(arm.config(arm.runs[0].seed))
         del config["seed"]
         entry |= {
@@ -91,9 +131,11 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
             "layers": [asdict(group) for group in _layer_groups(arm)],
             "out_of_reach": list(arm.uncovered),
             "flops_per_token": arm.size.flops_per_token,
+            "flops_per_run": arm.size.flops_per_token * arm.batches.tokens,
             "seconds_per_run": costs.run_seconds[arm.name],
             "seconds_are": costs.ground[arm.name],
         }
+    content["missing"] = [str(problem) for problem in plan.missing]
     content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
     content["estimate"] = {
         "wall_seconds": costs.wall_seconds,
@@ -103,8 +145,10 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
     return content
 
 
-def show(plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool) -> None:
-    """Print a plan for people."""
+def show(
+    plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool, on_hardware: Iterable[str] = ()
+) -> None:
+    """Print a plan for people; ``on_hardware``: lines about named hardware, after the figures."""
     width = max(80, shutil.get_terminal_size((100, 24)).columns)
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
@@ -116,14 +160,17 @@ def show(plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool) -> 
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
     click.echo(_arms_table(plan, progress, width) + "\n")
-    for line in _figures(plan, progress, costs):
+    for line in (*_figures(plan, progress, costs), *on_hardware):
         click.echo(line)
     for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
         if cells:
             click.echo(f"\n{title}: {len(cells):,} {'cell' if len(cells) == 1 else 'cells'} of the grid")
         for cell in cells:
             click.echo(f"  {cell.name}: {cell.reason}")
-    click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+    if plan.missing:
+        click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
+    else:
+        click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
@@ -206,6 +253,8 @@ def _batch_text(arm: PlannedArm) -> str:
     text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
     if batches.micro_batches > 1:
         text += f", in {batches.micro_batches} micro-batches of {training.micro_batch_size}"
+    if arm.resources.devices_per_run > 1:
+        text += f", on {arm.resources.devices_per_run} devices"
     return text
 
 

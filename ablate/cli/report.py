@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ablate.cli.common import find_study, storage_option
+from ablate.cli.common import find_study, parse_prices, storage_option
 from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(
     Works on a study that is still running: what is missing is said at the top.
     """
     store = find_study(storage, study)
-    options: dict[str, Any] = {"waive": _settings(waive), "prices": _prices(prices)}
+    options: dict[str, Any] = {"waive": _settings(waive), "prices": parse_prices(prices)}
     if watch:
         return _watch(store, out, options, every)
     from ablate.reports import write_report
@@ -139,22 +139,3 @@ def _settings(names: Sequence[str]) -> tuple[str, ...]:
         if name not in known:
             raise UserError(f"--waive: no setting '{name}' (expected {', '.join(known)})")
     return tuple(names)
-
-
-def _prices(texts: Sequence[str]) -> dict[str, float]:
-    if not texts:
-        return {}
-    from ablate.hardware import PEAKS
-
-    prices = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if name not in PEAKS:
-            raise UserError(f"--price: no hardware '{name}' (expected {', '.join(PEAKS)}, then =USD)")
-        try:
-            prices[name] = float(number)
-        except ValueError:
-            prices[name] = -1.0
-        if not 0 < prices[name] < float("inf"):
-            raise UserError(f"--price: '{text}' has no price (expected a number above 0, such as {name}=2.5)")
-    return prices

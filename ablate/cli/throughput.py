@@ -81,7 +81,7 @@ def command(
     if as_json:
         click.echo(json.dumps(content, indent=1))
     else:
-        _show(content, plan.baseline)
+        _show(content, plan)
     click.echo("\n" + _keep(StudyStore(storage / plan.study), content, plan.baseline), err=as_json)
 
 
@@ -93,7 +93,7 @@ def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
     return [arm for arm in plan.arms if not names or arm.name in names]
 
 
-def _show(content: dict[str, Any], baseline: str) -> None:
+def _show(content: dict[str, Any], plan: Plan) -> None:
     width = shutil.get_terminal_size((110, 24)).columns
     device = content["device"]
     repeats = 2 * content["settings"]["repeats"]
@@ -106,15 +106,33 @@ def _show(content: dict[str, Any], baseline: str) -> None:
             f"{one['median']:,.0f}",
             f"{one['spread']:.1%}",
             "–" if one["over_baseline"] is None else f"{one['over_baseline']:.2f}",
-            "–" if one["peak_memory_bytes"] is None else f"{one['peak_memory_bytes'] / 2**30:.2f} GiB",
+            _memory(plan.arm(one["arm"]), one["peak_memory_bytes"], device["name"]),
             one["why_not"] or "native",
         )
         for one in content["arms"]
     ]
-    header = ("arm", "tokens/s", "spread", f"× {baseline}", "memory", "timing")
+    header = ("arm", "tokens/s", "spread", f"× {plan.baseline}", "memory", "timing")
     click.echo(format_table(header, rows, width=width))
     if content["other_work"]:
         click.echo(f"\nPerhaps not alone on the device: {content['other_work']}. Compare with care.")
+
+
+def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
+    """Return the measured peak, with what the plan models for one such device that computes nothing twice."""
+    if peak_bytes is None:
+        return "–"
+    from ablate.config import ResourcesConfig
+    from ablate.hardware import PEAKS
+    from ablate.plan.memory import step_memory
+
+    measured = f"{peak_bytes / 1e9:.2f} GB"
+    hardware = next((name for name in PEAKS if name in device_name), None)
+    if hardware is None or not arm.model.is_built_in or arm.trainer is not None:
+        return measured
+    modelled = step_memory(
+        arm.model, arm.vocab_size, arm.training, arm.recipe, ResourcesConfig(), hardware=hardware
+    )
+    return f"{measured} (modelled {modelled.peak.total / 1e9:.2f})"
 
 
 def _keep(store: StudyStore, content: dict[str, Any], baseline: str) -> str:

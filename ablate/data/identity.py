@@ -85,6 +85,9 @@ def resolve(data: DataConfig) -> Corpus:
     _check_fields(data)
     hub_source = hub.locate(data) if data.source == "hub" else None
     hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
+    if hf is not None and data.vocab_size not in (None, hf.vocab_size):
+        what = f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}"
+        raise UserError(Problem(file=str(hf.json_path), what=what, hint="is it the one that was meant?"))
     train: list[SourceFile]
     validation: list[SourceFile] = []
     if data.source == "stdlib":
@@ -166,7 +169,7 @@ def _check_fields(data: DataConfig) -> None:
         need(
             enough, f"data.vocab_size is {got}", f"tokenizer: bpe needs at least {BPE_MINIMUM}, such as 4096"
         )
-    else:
+    elif data.tokenizer != "hf":
         need(data.vocab_size is None, f"data.vocab_size has no effect with {tokenizer}", "leave it out")
     if data.tokenizer == "hf":
         hint = "a tokenizer.json, its folder or a hub name"

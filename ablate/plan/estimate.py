@@ -76,7 +76,7 @@ def _work_tokens(arm: PlannedArm) -> float:
 
 def _modelled_seconds(arm: PlannedArm) -> float:
     rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
-    return _work_tokens(arm) * arm.size.flops_per_token / rate
+    return _work_tokens(arm) * arm.size.flops_per_token / (rate * arm.resources.devices_per_run)
 
 
 def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
@@ -94,5 +94,6 @@ def _wall_seconds(plan: Plan, progress: Progress, run_seconds: dict[str, float],
         if arm.resources.gpus:
             gpu_work += left * seconds
         else:
-            cpu_work += left * seconds * min(1.0, arm.resources.cpus / cores)
+            taken = arm.resources.cpus * arm.resources.devices_per_run
+            cpu_work += left * seconds * min(1.0, taken / cores)
     return max(longest, cpu_work, gpu_work)

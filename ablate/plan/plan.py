@@ -5,7 +5,8 @@ section; and of a model or trainer that is not ours, its code (``foreign``). No 
 torch for models that are built in.
 
 How it fails: ``UserError`` from ``identify`` (files that are missing), for all data sections at once; code
-that cannot be used; and two arms whose data differ in name alone, which are one arm.
+that cannot be used; and two arms whose data differ in name alone, which are one arm. With ``without_data``
+the plan of a study whose data are not there is its arithmetic alone: ``missing`` says so, no run has an id.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ablate.recipes import Recipe, describe
 from ablate.spec.study import again_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.spec import DroppedCell, FoldedCell, ResolvedArm, Study, Target
 
@@ -51,7 +52,7 @@ class DataIdentity(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One arm with one seed."""
+    """One arm with one seed. ``id`` is empty where the data are not there, which it is a hash of."""
 
     id: str
     arm: str
@@ -107,7 +108,7 @@ class PlannedArm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything that a study will run."""
+    """Everything that a study will run. ``missing``: what is wrong with its data; then no run has an id."""
 
     study: str
     description: str | None
@@ -119,6 +120,7 @@ class Plan:
     arms: tuple[PlannedArm, ...]
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
+    missing: tuple[Problem, ...] = ()
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -134,8 +136,24 @@ class Plan:
                 yield arm, run
 
 
-def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> Plan:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Absent:
+    """Data that cannot be identified, but whose vocabulary the study states."""
+
+    digest: str = ""
+    vocab_size: int
+
+
+def build_plan(
+    study: Study,
+    identify: Callable[[DataConfig], DataIdentity] | None = None,
+    *,
+    without_data: bool = False,
+) -> Plan:
     """Plan a study. ``identify`` tells what a data section's content is; default: ``ablate.data.identify``.
+
+    ``without_data``: where data cannot be used but the study states the size of their vocabulary, plan
+    without ids instead of raising.
 
     Raises:
         UserError: data that cannot be used, or two arms that are the same run.
@@ -144,7 +162,7 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
         from ablate.data import identify as identify_data
 
         identify = identify_data
-    identities = _identify_all(study, identify)
+    identities, missing = _identify_all(study, identify, without_data=without_data)
     ids = RunIds()
     differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
     described: dict[int, str] = {}
@@ -180,7 +198,7 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
             "trainer": arm.trainer,
             "code_digest": digest,
         }
-        runs = zip(ids.of_arm(fields, study.seeds), study.seeds, strict=True)
+        runs = zip(_run_ids(ids, fields, study.seeds), study.seeds, strict=True)
         arms.append(
             PlannedArm(
                 name=arm.name,
@@ -213,7 +231,12 @@ def build_plan(study: Study, identify: Callable[[DataConfig], DataIdentity] | No
         arms=tuple(arms),
         folded=study.folded,
         dropped=study.dropped,
+        missing=missing,
     )
+
+
+def _run_ids(ids: RunIds, fields: dict[str, Any], seeds: Sequence[int]) -> list[str]:
+    return ids.of_arm(fields, seeds) if fields["data_digest"] else [""] * len(seeds)
 
 
 def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
@@ -222,7 +245,7 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
     fields = {name: getattr(baseline, name) for name in ARM_FIELDS}
-    runs = zip(ids.of_arm(fields, seeds), seeds, strict=True)
+    runs = zip(_run_ids(ids, fields, seeds), seeds, strict=True)
     return replace(
         baseline,
         name=name,
@@ -234,8 +257,10 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
     )
 
 
-def _identify_all(study: Study, identify: Callable[[DataConfig], DataIdentity]) -> dict[int, DataIdentity]:
-    """Return the identity of each data section, by the section's id; asks once for equal sections."""
+def _identify_all(
+    study: Study, identify: Callable[[DataConfig], DataIdentity], *, without_data: bool
+) -> tuple[dict[int, DataIdentity], tuple[Problem, ...]]:
+    """Return the identity of each data section by the section's id, and what is wrong with any."""
     by_id: dict[int, DataIdentity] = {}
     by_content: dict[str, DataIdentity | None] = {}
     problems: dict[Problem, None] = {}
@@ -247,14 +272,24 @@ def _identify_all(study: Study, identify: Callable[[DataConfig], DataIdentity]) 
             try:
                 by_content[content] = identify(arm.data)
             except UserError as error:
-                by_content[content] = None
+                vocab_size = _stated_vocabulary(arm.data)
+                by_content[content] = None if vocab_size is None else _Absent(vocab_size=vocab_size)
                 problems |= dict.fromkeys(error.problems)
         identity = by_content[content]
         if identity is not None:
             by_id[id(arm.data)] = identity
-    if problems:
+    if problems and not (without_data and all(by_content.values())):
         raise UserError(*problems)
-    return by_id
+    return by_id, tuple(problems)
+
+
+def _stated_vocabulary(data: DataConfig) -> int | None:
+    """Return the size of the vocabulary as far as the study itself tells it."""
+    if data.vocab_size is None and data.tokenizer == "bytes" and data.source != "tokens":
+        from ablate.data.identity import BYTES_VOCABULARY
+
+        return BYTES_VOCABULARY
+    return data.vocab_size
 
 
 def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
@@ -262,7 +297,7 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
     problems = []
     for arm in arms:
         same = first.setdefault(arm.runs[0].id, arm.name)
-        if same != arm.name:
+        if same != arm.name and arm.data_digest:
             what = f"arm '{arm.name}' is the same as arm '{same}'"
             problems.append(Problem(file=str(study.path), what=what, hint="their data have the same content"))
     if problems:

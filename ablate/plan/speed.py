@@ -238,7 +238,7 @@ def _bits(policy: OperandPolicy) -> float:
     return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
 
 
-def _bytes(policy: OperandPolicy) -> float:
+def operand_bytes(policy: OperandPolicy) -> float:
     """Return bytes an element, with its share of a block's scale."""
     block = {"mxfp": 1 / 32, "nvfp": 1 / 16}.get(policy.format[:4], 0.0)
     return _bits(policy) / 8 + block
@@ -256,6 +256,11 @@ def _peak(policy: GemmPolicy, peaks: Peaks) -> float | None:
     return peaks.bf16 if bits == 16 else peaks.fp8 if bits > 4 else peaks.fp4
 
 
+def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
+    """Tell whether hardware multiplies both quantised operands as they are packed."""
+    return max(_bits(policy.left), _bits(policy.right)) < 16 and _peak(policy, peaks) is not None
+
+
 def _gemm_seconds(
     policy: GemmPolicy, tokens: int, inputs: int, outputs: int, name: Gemm, peaks: Peaks
 ) -> float | None:
@@ -266,8 +271,8 @@ def _gemm_seconds(
     left, right = OPERANDS[name]
     result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # of the same shape
     moved = (
-        elements[left] * _bytes(policy.left)
-        + elements[right] * _bytes(policy.right)
+        elements[left] * operand_bytes(policy.left)
+        + elements[right] * operand_bytes(policy.right)
         + elements[result] * _BF16_BYTES
     )
     compute = 2.0 * tokens * inputs * outputs / _rate(peak, GEMM_SHARE)
@@ -289,7 +294,7 @@ def _quantise_seconds(
             uses.setdefault(operand, []).append(policy)
     for operand, policies in uses.items():
         reads = 2 if any(policy.scale in _WHOLE_TENSOR for policy in policies) else 1
-        moved = elements[operand] * (_BF16_BYTES * reads + sum(map(_bytes, policies)))
+        moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
         rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
         seconds = max(moved / _rate(peaks.memory, MEMORY_SHARE), rotations / _rate(peaks.bf16, GEMM_SHARE))
         yield ("backward" if operand == "dy" else "forward"), seconds

@@ -167,9 +167,9 @@ class ArmChecks:
         if data.tokenizer == "bpe" and data.vocab_size is not None and data.vocab_size < BPE_MINIMUM:
             what = f"vocab_size {data.vocab_size} is too small for bpe"
             self._add(what, vocab, tokenizer, hint=f"from {BPE_MINIMUM} up: the bytes and an end of text")
-        if data.tokenizer != "bpe" and data.vocab_size is not None:
+        if data.tokenizer == "bytes" and data.vocab_size is not None:
             what = f"tokenizer {data.tokenizer} has a vocabulary of its own"
-            self._add(what, vocab, tokenizer, hint="vocab_size is for bpe, and for source tokens")
+            self._add(what, vocab, tokenizer, hint="vocab_size is for bpe, hf, and source tokens")
         self._tokenizer_path(data, tokenizer)
 
     def _tokenizer_path(self, data: DataConfig, tokenizer: FieldPath) -> None:

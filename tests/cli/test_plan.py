@@ -189,6 +189,116 @@ def test_missing_data_are_named(here):
     assert result.returncode == 2
     assert f"{here}/nowhere" in result.stderr
     assert result.stderr.count("\n") == 1
+    assert "width 64, 2 layers" in result.stdout
+    assert result.stdout.endswith(
+        "no ids: a run's id is a hash of its data, too, and they cannot be used as they are:\n"
+    )
+    as_json = ablate("plan", "study.yaml", "--json", cwd=here)
+    content = json.loads(as_json.stdout)
+    assert as_json.returncode == 2
+    assert content["missing"] == [as_json.stderr.rstrip("\n")]
+    assert {run["id"] for arm in content["arms"] for run in arm["runs"]} == {None}
+    assert content["arms"][0]["parameters"] > 0
+
+
+def test_without_the_data_and_their_vocabulary_there_is_no_plan(here):
+    data = "data: {source: text, paths: [nowhere], tokenizer: hf, tokenizer_path: ./neither}"
+    (here / "study.yaml").write_text(STUDY.replace("base:\n", f"base:\n  {data}\n"))
+    result = ablate("plan", "study.yaml", cwd=here)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "neither: no such tokenizer" in result.stderr
+
+
+def test_runs_of_missing_data_do_not_start(here):
+    (here / "study.yaml").write_text(
+        STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n")
+    )
+    result = ablate("run", "study.yaml", cwd=here)
+    assert result.returncode == 2
+    assert "nowhere: no such file or folder" in result.stderr
+
+
+def test_hardware_is_shown_where_it_is_asked_for(here):
+    text = plan("study.yaml", "--hardware", "H100", "--price", "MI355X=3")
+    assert "FLOPs a run" in text
+    assert "H100 has 80: fits" in text
+    lines = text[text.index("GPU-hours a run, modelled") :].splitlines()
+    assert lines[1].split() == ["arm", "H100", "MI355X"]
+    assert lines[3].split() == ["all", "–", "<", "0.1"]
+    assert lines[8].split()[0] == "USD"
+    assert "GPU-hours" not in plan("study.yaml")
+
+
+def test_studies_that_take_gpus_are_shown_on_usual_hardware(here):
+    (here / "study.yaml").write_text(STUDY.replace("base:\n", "base:\n  resources: {gpus: 1}\n"))
+    text = plan("study.yaml")
+    assert re.search(r"\narm +B200 +B300 +MI355X +H100\n", text)
+    content = json.loads(plan("study.yaml", "--json", "--price", "B200=4"))
+    assert set(content["on_hardware"]) == {"B200", "B300", "MI355X", "H100"}
+    whole = content["on_hardware"]["B200"]
+    assert whole["fits"] is True
+    assert whole["usd"] == pytest.approx(4 * whole["gpu_hours"])
+    assert content["on_hardware"]["H100"] == {"fits": True, "gpu_hours": None, "usd": None}
+    one = content["arms"][1]["on_hardware"]["B200"]
+    assert set(one) == {
+        *("memory_bytes", "peak_at", "largest_quantised_bytes", "capacity_bytes", "fits"),
+        *("gpu_hours_per_run", "usd_per_run", "figures_are"),
+    }
+    parts = one["memory_bytes"]
+    assert parts.pop("total") == sum(parts.values())
+    assert set(parts) == {"weights", "gradients", "optimizer", "activations", "quantised"}
+    assert (one["capacity_bytes"], one["figures_are"]) == (180 * 10**9, "modelled")
+    assert one["usd_per_run"] == pytest.approx(4 * one["gpu_hours_per_run"])
+    hours = sum(len(arm["runs"]) * arm["on_hardware"]["B200"]["gpu_hours_per_run"] for arm in content["arms"])
+    assert whole["gpu_hours"] == pytest.approx(hours)
+
+
+def test_on_the_cpu_memory_is_modelled_alone(here):
+    content = json.loads(plan("study.yaml", "--json"))
+    assert content["on_hardware"] == {}
+    for arm in content["arms"]:
+        assert list(arm["on_hardware"]) == ["cpu"]
+        assert arm["on_hardware"]["cpu"]["memory_bytes"]["total"] > 12 * arm["parameters"]
+        assert arm["on_hardware"]["cpu"]["fits"] is arm["on_hardware"]["cpu"]["gpu_hours_per_run"] is None
+        assert arm["flops_per_run"] == arm["flops_per_token"] * arm["batches"]["tokens"]
+
+
+def test_models_and_trainers_of_others_have_no_figures(here):
+    (here / "mine.py").write_text("def train(config, on_metrics, **more): ...\n")
+    (here / "study.yaml").write_text(
+        STUDY.replace("{recipe: mxfp4}", "{recipe: mxfp4, trainer: mine.py:train}")
+    )
+    text = plan("study.yaml", "--hardware", "B200")
+    said = "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for all"
+    assert text.count(said) == 1
+    content = json.loads(plan("study.yaml", "--hardware", "B200", "--json"))
+    assert [arm["on_hardware"]["B200"] is None for arm in content["arms"]] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert content["on_hardware"]["B200"]["gpu_hours"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        (
+            "--hardware",
+            "H1",
+            "--hardware: no hardware 'H1' (expected H100, H200, B200, B300, MI350X, MI355X)",
+        ),
+        ("--price", "B200=free", "--price: 'B200=free' has no price"),
+    ],
+)
+def test_hardware_that_is_not_known_is_one_line(here, option, value, said):
+    result = ablate("plan", "study.yaml", option, value, cwd=here)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("\n") == 1
 
 
 def test_planning_writes_nothing(here):

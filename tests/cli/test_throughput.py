@@ -7,12 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.cli import cli
+from ablate.cli.throughput import _memory
 from ablate.config import ResourcesConfig
 from ablate.errors import UserError
 from ablate.execute import throughput
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import measure
 from ablate.plan import build_plan
+from ablate.plan.memory import step_memory
 from ablate.spec import load_study
 from ablate.train.throughput import StepTimes
 
@@ -100,6 +102,17 @@ def test_a_table_for_people(study):
     assert "tokens/s" in text
     assert "emulated arithmetic" in text
     assert "plain" not in text.split("timing", 1)[1].split("Not kept", 1)[0]
+
+
+def test_the_measured_memory_stands_beside_the_modelled_one(study):
+    arm = build_plan(load_study(study)).arms[0]
+    resources = ResourcesConfig()
+    peak = step_memory(
+        arm.model, arm.vocab_size, arm.training, arm.recipe, resources, hardware="B200"
+    ).peak.total
+    assert _memory(arm, 3_000_000_000, "NVIDIA B200") == f"3.00 GB (modelled {peak / 1e9:.2f})"
+    assert _memory(arm, 3_000_000_000, "NVIDIA GeForce RTX 5090") == "3.00 GB"
+    assert _memory(arm, None, "a CPU") == "–"
 
 
 def test_an_arm_that_is_not_there(study):

@@ -51,6 +51,15 @@ def test_a_modelled_time_is_operations_over_the_assumed_rate(planned):
     assert estimate(planned, NOTHING, cores=100).wall_seconds == pytest.approx(seconds)
 
 
+def test_devices_that_share_a_run_share_its_time_and_take_their_cores(planned, plan):
+    alone = estimate(planned, NOTHING, cores=2)
+    shared = estimate(
+        plan(STUDY.replace("base:\n", "base:\n  resources: {devices_per_run: 2}\n")), NOTHING, cores=2
+    )
+    assert shared.run_seconds["a"] == pytest.approx(alone.run_seconds["a"] / 2)
+    assert shared.wall_seconds == pytest.approx(alone.wall_seconds)
+
+
 def test_measured_speeds_are_used_and_scale_the_rest(planned, store):
     runs = planned.arms[0].runs
     finish(store, runs[0], [1000.0, 3000.0])

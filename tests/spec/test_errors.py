@@ -866,7 +866,7 @@ arms:
             "10:20: arms.a.data.token_dtype: source text has no token_dtype",
             (
                 "11:19: arms.a.data.vocab_size: tokenizer bytes has a vocabulary of its own (vocab_size is "
-                "for bpe, and for source tokens)"
+                "for bpe, hf, and source tokens)"
             ),
             "12:23: arms.a.data.tokenizer_path: tokenizer bytes takes no tokenizer_path",
             "13:53: arms.b.data.tokenizer: source tokens takes no tokenizer bpe",

@@ -1,0 +1,93 @@
+"""What an arm takes on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
+
+GPU-hours are ``speed.token_time`` over the run's tokens, those of evaluation as forward passes, and one
+forward pass more where activations are computed twice. They are hours of all devices of a run together, of
+devices that wait for nothing: no communication, launches, data or checkpoints. Emulated formats have none.
+
+How it fails: unknown hardware is a ``KeyError``; an arm with a model or a trainer of its own gives None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.hardware import PEAKS
+from ablate.plan.memory import StepMemory, step_memory
+from ablate.plan.speed import Workload, token_time
+
+if TYPE_CHECKING:
+    from ablate.plan.plan import PlannedArm
+
+FITS_SHARE = 0.9
+"""Of a device's memory: the rest is for what is not counted, and for what the allocator cannot use."""
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnHardware:
+    """One arm on one kind of hardware.
+
+    ``capacity_bytes`` and ``fits`` are None for a CPU, ``gpu_hours`` (of one run) where the hardware has no
+    unit for one of the arm's formats.
+    """
+
+    memory: StepMemory
+    capacity_bytes: int | None
+    fits: bool | None
+    gpu_hours: float | None
+
+
+class HardwareModel:
+    """Models arms on hardware; what arms share is worked out once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], OnHardware] = {}
+
+    def of(self, arm: PlannedArm, hardware: str) -> OnHardware | None:
+        """Return what an arm takes on ``hardware``, of ``PEAKS`` or ``CPU``; None for code of others."""
+        if not arm.model.is_built_in or arm.trainer is not None:
+            return None
+        parts = (arm.model, arm.training, arm.recipe, arm.resources)
+        key = (*map(id, parts), arm.vocab_size, hardware)  # the plan keeps them, so that ids stay their own
+        if key not in self._found:
+            self._found[key] = _on_hardware(arm, hardware)
+        return self._found[key]
+
+
+def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
+    memory = step_memory(
+        arm.model,
+        arm.vocab_size,
+        arm.training,
+        arm.recipe,
+        arm.resources,
+        hardware=None if hardware == CPU else hardware,
+    )
+    if hardware == CPU:
+        return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
+    capacity = round(PEAKS[hardware].capacity * 1e9)
+    return OnHardware(
+        memory=memory,
+        capacity_bytes=capacity,
+        fits=memory.peak.total <= FITS_SHARE * capacity,
+        gpu_hours=_gpu_hours(arm, hardware),
+    )
+
+
+def _gpu_hours(arm: PlannedArm, hardware: str) -> float | None:
+    work = Workload(
+        model=arm.model,
+        vocab_size=arm.vocab_size,
+        seq_len=arm.training.seq_len,
+        tokens_per_step=arm.batches.tokens_per_step,
+        devices=arm.resources.devices_per_run,
+    )
+    time = token_time(work, arm.recipe, hardware)
+    if time is None:
+        return None
+    forward = time.fprop + time.quantise_forward + time.rest_forward
+    twice = forward if arm.resources.activation_checkpointing else 0.0
+    evaluation = arm.batches.evals * arm.training.eval_tokens
+    return (arm.batches.tokens * (time.total + twice) + evaluation * forward) / 3600
