@@ -112,7 +112,8 @@ def _rows(
         if names and arm.name not in names:
             continue
         training = arm.training
-        rows = tokens or (training.micro_batch_size or training.batch_size) * training.seq_len
+        share = training.batch_size // arm.resources.devices_per_run
+        rows = tokens or (training.micro_batch_size or share) * training.seq_len
         chosen = backend or arm.backend
         for part, count, inputs, outputs, recipe in _layers(arm):
             shape = Shape(tokens=rows, inputs=inputs, outputs=outputs)

@@ -183,7 +183,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     found = []
     for arm in plan.arms:
         try:
-            found.append(asdict(dry_run(arm.config(arm.runs[0].seed))))
+            found.append(asdict(dry_run(arm.config(arm.runs[0].seed), arm.resources.devices_per_run)))
         except ValueError as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
     return found

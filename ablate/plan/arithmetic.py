@@ -41,9 +41,9 @@ class ModelSize:
     flops_per_token: int
 
 
-def batches(training: TrainingConfig) -> Batches:
-    """Return the batch arithmetic of a training section."""
-    plan = plan_steps(training)
+def batches(training: TrainingConfig, devices: int = 1) -> Batches:
+    """Return the batch arithmetic of a training section, on so many devices a run."""
+    plan = plan_steps(training, devices)
     evals = math.ceil(plan.steps / plan.eval_every_steps)
     return Batches(
         tokens_per_step=plan.tokens_per_step,

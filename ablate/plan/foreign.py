@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.architecture import LinearLayer
-    from ablate.config import TrainingConfig
-    from ablate.recipes import Recipe
     from ablate.spec import ResolvedArm, Study
     from ablate.train.outline import Outline
 
@@ -86,7 +84,7 @@ class Foreigners:
     def _problems(self, arm: ResolvedArm, layers: tuple[LinearLayer, ...]) -> Iterator[Problem]:
         for fault in rule_faults(layer_places(layers), arm.recipe):
             yield self._at(arm, "recipe", Problem(what=f"{fault.what}; arm '{arm.name}'", hint=fault.hint))
-        if (what := _misfit(layers, arm.training, arm.recipe)) is not None:
+        if (what := _misfit(layers, arm)) is not None:
             hint = "give the layer a rule of its own: recipe.layers: [{match: …, recipe: bf16}]"
             yield self._at(arm, "recipe", Problem(what=f"{what}; arm '{arm.name}'", hint=hint))
 
@@ -104,9 +102,10 @@ class Foreigners:
         return replace(problem, file=str(self._study.path), line=line, column=column)
 
 
-def _misfit(layers: tuple[LinearLayer, ...], training: TrainingConfig, recipe: Recipe) -> str | None:
+def _misfit(layers: tuple[LinearLayer, ...], arm: ResolvedArm) -> str | None:
     """Return the first dimension that a block, tile or Hadamard group does not divide, in words."""
-    tokens = (training.micro_batch_size or training.batch_size) * training.seq_len
+    training, devices = arm.training, arm.resources.devices_per_run
+    tokens = (training.micro_batch_size or training.batch_size // devices) * training.seq_len
     where = layer_places(layers)
     for layer in layers:
         m, n, k = (
@@ -119,7 +118,7 @@ def _misfit(layers: tuple[LinearLayer, ...], training: TrainingConfig, recipe: R
             ("fprop", "x"): (k, m), ("fprop", "w"): (k, n), ("dgrad", "dy"): (n, m),
             ("dgrad", "w"): (n, k), ("wgrad", "dy"): (m, n), ("wgrad", "x"): (m, k),
         }  # fmt: skip
-        for stage in stages(recipe, where[layer.name]):
+        for stage in stages(arm.recipe, where[layer.name]):
             for gemm, operand, policy in stage.recipe.operands():
                 needs = (group_size(policy), block_shape(policy)[0])
                 for (size, words), divisor in zip(dimensions[gemm, operand], needs, strict=True):

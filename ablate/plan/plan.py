@@ -166,7 +166,7 @@ def build_plan(
     ids = RunIds()
     differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
     described: dict[int, str] = {}
-    counted: dict[int, Batches] = {}
+    counted: dict[tuple[int, int], Batches] = {}
     sized: dict[tuple[int, int, int], tuple[ModelSize, tuple[LinearLayer, ...], tuple[str, ...]]] = {}
     foreigners = Foreigners(study)
     folded: dict[str, list[str]] = {}
@@ -177,8 +177,9 @@ def build_plan(
         identity = identities[id(arm.data)]
         if id(arm.recipe) not in described:
             described[id(arm.recipe)] = describe(arm.recipe)
-        if id(arm.training) not in counted:
-            counted[id(arm.training)] = batches(arm.training)
+        counted_key = (id(arm.training), arm.resources.devices_per_run)
+        if counted_key not in counted:
+            counted[counted_key] = batches(arm.training, arm.resources.devices_per_run)
         size_key = (id(arm.model), identity.vocab_size, arm.training.seq_len)
         digest = foreigners.digest(arm)
         outline = foreigners.outline(arm, identity.vocab_size)
@@ -211,7 +212,7 @@ def build_plan(
                 runs=tuple(PlannedRun(id=run_id, arm=arm.name, seed=seed) for run_id, seed in runs),
                 **fields,
                 resources=arm.resources,
-                batches=counted[id(arm.training)],
+                batches=counted[counted_key],
                 size=sized[size_key][0],
                 layers=sized[size_key][1],
                 uncovered=sized[size_key][2],

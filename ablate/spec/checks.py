@@ -191,9 +191,16 @@ class ArmChecks:
             what = f"vocab_size {data.vocab_size} does not fit uint16"
             self._add(what, vocab, ("data", "token_dtype"), hint="token_dtype: uint32?")
 
-    def shapes(self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe) -> None:
+    def shapes(
+        self,
+        model: ModelConfig,
+        training: TrainingConfig | None,
+        recipe: Recipe,
+        resources: ResourcesConfig | None,
+    ) -> None:
         """Check that blocks, tiles and Hadamard groups divide the dimensions that they lie along."""
-        for misfit in self._shapes.misfits(model, training, recipe):
+        devices = 1 if resources is None else resources.devices_per_run
+        for misfit in self._shapes.misfits(model, training, recipe, devices):
             node = self._draft.blame(*misfit.paths)
             if node is self._draft.node:  # the sizes are the defaults: the recipe is what was written
                 node = self._draft.blame(("recipe",))

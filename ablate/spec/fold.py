@@ -105,7 +105,7 @@ class ArmCollector:
         if data is not None:
             checks.data(data)
         if has_heads and recipe is not None:
-            checks.shapes(model, training, recipe)
+            checks.shapes(model, training, recipe, built["resources"])
             checks.rules(model, recipe)
         if training is not None and recipe is not None:
             checks.phases(training, recipe)

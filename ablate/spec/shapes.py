@@ -72,7 +72,7 @@ class Shapes:
         self._needs: dict[tuple[int, int], tuple[ModelConfig, Recipe, _Needs]] = {}
 
     def misfits(
-        self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe
+        self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe, devices: int = 1
     ) -> Iterator[Misfit]:
         """Yield every dimension that a block, a tile or a Hadamard group does not divide.
 
@@ -85,7 +85,7 @@ class Shapes:
         needs = self._needs[key][2]
         if not needs:
             return
-        for shown, size, gemm, parts, paths in _dimensions(model, training):
+        for shown, size, gemm, parts, paths in _dimensions(model, training, devices):
             here = {part: need for part in parts if (need := needs.get((part, gemm))) and size % need.divisor}
             if not here:
                 continue
@@ -120,7 +120,7 @@ def _listed(parts: dict[str, Need], *, kv: bool) -> str:
 
 
 def _dimensions(
-    model: ModelConfig, training: TrainingConfig | None
+    model: ModelConfig, training: TrainingConfig | None, devices: int
 ) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[FieldPath, ...]]]:
     """Yield (dimension in words, size, GEMM that contracts over it, layers, fields)."""
     width, ffn = model.width, model.ffn
@@ -142,8 +142,10 @@ def _dimensions(
     yield f"ffn {ffn}", ffn, "dgrad", inner, of_ffn
     if training is None:
         return
-    micro = training.micro_batch_size or training.batch_size
+    micro = training.micro_batch_size or training.batch_size // devices
     micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
+    if devices > 1 and not training.micro_batch_size:
+        micro_name = f"batch_size {training.batch_size} / devices_per_run {devices} ="
     tokens = micro * training.seq_len
     # The tokens of an expert are filled up to whole blocks.
     yield (

@@ -42,14 +42,14 @@ class DryRun:
     tokens: int
 
 
-def dry_run(config: RunConfig) -> DryRun:
-    """Build a run's model, and take one micro-batch forward and backward through it, by shapes alone.
+def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
+    """Build a run's model, and take a device's micro-batch forward and backward through it, by shapes alone.
 
     Raises:
         ValueError: an operand that its policy cannot take.
     """
     settings = config.training
-    sequences = settings.micro_batch_size or settings.batch_size
+    sequences = settings.micro_batch_size or settings.batch_size // devices
     state = RecipeState(
         recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
     )

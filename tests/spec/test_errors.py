@@ -102,6 +102,23 @@ arms:
             "9:36: arms.b.training.micro_batch_size: batch_size 20 is not a multiple of devices_per_run 8",
         ],
     ),
+    "a device's share of the batch that the blocks do not divide": (
+        HEAD
+        + """\
+base:
+  training: {batch_size: 4, seq_len: 24}
+  resources: {devices_per_run: 4}
+arms:
+  a: {recipe: mxfp4}
+""",
+        [
+            (
+                "5:38: base.training.seq_len: batch_size 4 / devices_per_run 4 = 1 × seq_len 24 = 24 tokens "
+                "is not a multiple of 32, as Wgrad of every layer needs it (its block of 32 lies along this "
+                "dimension; in arm 'a')"
+            ),
+        ],
+    ),
     "wrong types": (
         HEAD
         + """\
