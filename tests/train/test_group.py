@@ -197,3 +197,19 @@ def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, tokens
     config = replace(make_config(), model=ModelConfig(function=f"{tmp_path}/m.py:build"))
     with pytest.raises(ValueError, match="activation_checkpointing needs blocks"):
         train(config, print, tokens=tokens, checkpoint_activations=True)
+
+
+def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path, make_config, tokens):
+    pytest.importorskip("transformers")
+    content = {
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 64,
+    }  # fmt: skip
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
+    recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
+    config = make_config(recipe, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None)
+    config = replace(config, model=ModelConfig(hf=str(tmp_path / "hf")))
+    alone = []
+    train(config, alone.append, tokens=tokens)
+    _, _, rows = together(tmp_path / "two", config, tokens, checkpoint_activations=True)
+    assert losses(rows) == losses(clean(alone))
