@@ -77,13 +77,15 @@ def _end(run: RunDir, end_path: Path, fault: str) -> TaskEnd:
 
 def _member(config: dict[str, Any]) -> None:
     """Be one process of a run."""
+    import torch
     from ray.train.torch import get_device
 
     from ablate.train.group import join_group
 
-    task = RunTask(**config["task"])
     device = str(get_device())
-    task = RunTask(**{**asdict(task), "device": device})
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # FSDP2 gathers on the process's current one
+    task = RunTask(**{**config["task"], "device": device})
     group = join_group(device)
     if group.rank > 0:
         unknown: int | None = None
