@@ -183,6 +183,7 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
             "against it are bounds at best. Take a target that it reaches, or a larger budget."
         )
     notes.extend(_gemm_note(analysis))
+    notes.extend(_speed_notes(analysis))
     with_interval = [arm for arm in analysis.others if arm.token_cost.kind == "interval"]
     if with_interval:
         text = "Brackets are 95\u00a0% intervals"
@@ -218,6 +219,29 @@ def _gemm_note(analysis: Analysis) -> list[str]:
         f"{words.percent(step.cost.estimate)} tokens {interval}, above every other step."
     )
     return [text]
+
+
+def _speed_notes(analysis: Analysis) -> list[str]:
+    """Say of each arm with native timing whether it is faster to the target, tokens and time together."""
+    notes = []
+    for arm in analysis.others:
+        if arm.measured is None or arm.measured.end_to_end.estimate is None:
+            continue
+        found = arm.measured.end_to_end
+        if found.low is None or found.high is None:
+            outcome = "which is no finding without an interval"
+        elif found.low > 1:
+            outcome = "so it is faster"
+        elif found.high < 1:
+            outcome = "so it is slower"
+        else:
+            outcome = "so whether it is faster is not settled"
+        timed = "timed alone" if arm.measured.alone else "as timed in its runs"
+        notes.append(
+            f"End to end, throughput over token cost, {arm.name} goes to the target at {words.times(found)} "
+            f"the speed of {analysis.baseline}, {timed}: {outcome}."
+        )
+    return notes
 
 
 def _runs(count: int) -> str:

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthetic_study import TRAINING, line, resolved_recipe, smooth_curve
+from synthetic_study import (
+    TRAINING,
+    line,
+    native_study,
+    resolved_recipe,
+    smooth_curve,
+    speed_of,
+    write_throughput,
+)
 
 from ablate.reports import caveats, words
 from ablate.reports.analyse import analyse
@@ -136,3 +144,20 @@ def test_warnings_that_do_not_apply_are_silent(make_study):
         target=TARGET,
     )
     assert caveats.warnings(analyse(load_frames(store)), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"),
+    [(3.0, "so it is faster."), (1.05, "not settled."), (0.3, "so it is slower.")],
+)
+def test_native_timing_is_judged_with_the_token_cost(tmp_path, factor, outcome):
+    store = native_study(tmp_path)
+    base = speed_of(store, "fp8")
+    rates = tuple(factor * rate for rate in base.tokens_per_sec)
+    write_throughput(store, base, speed_of(store, "fp4", tokens_per_sec=rates))
+    verdict, text = verdict_of(store)
+    note = next(note for note in verdict.notes if note.startswith("End to end"))
+    assert "fp4 goes to the target at" in note
+    assert "the speed of fp8, timed alone" in note
+    assert note.endswith(outcome)
+    assert "no claim on speed" not in text
