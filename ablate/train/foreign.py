@@ -63,12 +63,15 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
 
     try:
         own = {} if model.pretrained else {"vocab_size": vocab_size, **_no_special_tokens()}
-        config = AutoConfig.from_pretrained(folder, **own, **model.options)
+        # Said aloud, because transformers would ask on the terminal.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **own, **model.options)
         _check(model, config, vocab_size, seq_len)
         if model.pretrained:
-            module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+            module = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            )
         else:
-            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # of many types, with one remedy

@@ -147,6 +147,12 @@ def test_options_change_a_configuration(hf):
         ("gpt2", {}, (64, 128), "has 64 positions, but seq_len is 128 (lower training.seq_len"),
         ("llama", {"num_attention_heads": 5}, (64, 32), "cannot be built"),
         ("llama", {"model_type": "nothing-known"}, (64, 32), "cannot be built"),
+        (
+            "llama",
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.Own"}},
+            (64, 32),
+            "cannot be built",
+        ),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, sizes, said):
