@@ -5,8 +5,8 @@ import pytest
 
 TRAINERS = Path(__file__).parent / "execute"
 
-# Test processes side by side that all compute on all cores get in each other's way: tests/train/test_foreign.py
-# beside another one on two cores took 142 s instead of 19 s. Before torch is imported, and for children too.
+# Test processes side by side that all compute on all cores get in each other's way: beside another one on two
+# cores tests/train/test_foreign.py took 142 s instead of 19 s. Before torch is imported; children inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
