@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
 
 _MAX_GROUPS = 4
+_HIGH_PRECISION = "bf16"
+"""How a layer is described that no recipe touches."""
 
 
 @click.command("plan")
@@ -237,6 +239,7 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
     figures += [("budget", text) for text in _each(plan, _budget_text)]
     figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.training))]
     figures += [("model", text) for text in _each(plan, _model_text)]
+    figures += [("layers", text) for text in _each(plan, _carried_text)]
     states = _states(progress, (run.id for run in runs))
     figures.append(("runs", f"{len(runs):,} ({states}), {tokens:,} tokens in all"))
     figures.append(("time", _time_text(plan, costs)))
@@ -252,7 +255,8 @@ def _batch_text(arm: PlannedArm) -> str:
     training, batches = arm.training, arm.batches
     text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
     if batches.micro_batches > 1:
-        text += f", in {batches.micro_batches} micro-batches of {training.micro_batch_size}"
+        of = training.batch_size // batches.micro_batches
+        text += f", in {batches.micro_batches} micro-batches of {of}"
     if arm.resources.devices_per_run > 1:
         text += f", on {arm.resources.devices_per_run} devices"
     return text
@@ -276,6 +280,15 @@ def _model_text(arm: PlannedArm) -> str:
         ffn = f"{model.experts} experts of ffn {model.ffn}, {model.experts_per_token} a token"
     kind = "" if model.architecture == "llama" else f"{model.architecture}, "
     return f"{kind}width {model.width}, {layers}, {model.heads} heads, {ffn}: {parameters}"
+
+
+def _carried_text(arm: PlannedArm) -> str:
+    groups = _layer_groups(arm)
+    carrying = sum(group.count for group in groups if group.recipe != _HIGH_PRECISION)
+    text = f"{carrying or 'none'} of {len(arm.layers)} linear layers in low precision"
+    if arm.uncovered:
+        text += f", {len(arm.uncovered)} matrices out of reach"
+    return text
 
 
 def _parameters(count: int) -> str:

@@ -87,6 +87,9 @@ schedule  constant at 0.004 (bf16, all, F plain and 1 more)
           cosine from 0.004 to 0.0004 at the end of the budget (long)
 model     width 64, 2 layers, 2 heads, ffn 96: 0.0863 M parameters (bf16, all, F plain and 1 more)
           width 64, 1 layer, 2 heads, ffn 96: 0.0514 M parameters (long)
+layers    none of 9 linear layers in low precision (bf16)
+          8 of 9 linear layers in low precision (all, F plain, F SR)
+          4 of 5 linear layers in low precision (long)
 runs      10 (10 to do), 139,264 tokens in all
 time      …
 storage   about 135 kB, without the token cache
@@ -329,3 +332,12 @@ def test_a_table_that_is_too_wide_wraps_its_widest_column():
         "n  words         last\na  one two       xxxxxxxxxx\n   three four\n   five\nb                y"
     )
     assert format_table(("n", "m"), [("表", "x")], width=20) == "n   m\n表  x"
+
+
+def test_how_many_layers_carry_anything_and_how_a_batch_is_shared(here):
+    text = STUDY.replace("base:\n", "base:\n  resources: {devices_per_run: 4}\n", 1)
+    (here / "study.yaml").write_text(text)
+    shown = plan("study.yaml")
+    assert "none of 9 linear layers in low precision (bf16" in shown
+    assert "8 of 9 linear layers in low precision (all" in shown
+    assert "32 sequences × 128 tokens = 4,096 a step, in 4 micro-batches of 8, on 4 devices" in shown
