@@ -23,6 +23,7 @@ from ablate.reports.losses import Curve, LossDifference, final_difference, final
 from ablate.reports.power import Power, power_of
 from ablate.reports.published import Published, published_for
 from ablate.reports.same import SameArm, compare_with_itself
+from ablate.reports.sensitivity import RateCurve, rate_curves
 from ablate.reports.speed import (
     Measured,
     Modelled,
@@ -137,6 +138,7 @@ class Analysis:
     training: dict[str, Any]
     arms: tuple[ArmResult, ...]
     steps: tuple[Step, ...]
+    rate_curves: tuple[RateCurve, ...]
     resolution: Resolution
     timing: RunTiming
     throughput: Throughput | None
@@ -258,6 +260,7 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
             {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
             paired=paired,
         ),
+        rate_curves=rate_curves(arms, frames.configs, base),
         resolution=_resolution(every, outcomes.get(base, [])),
         timing=timing,
         throughput=throughput,

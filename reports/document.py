@@ -91,6 +91,24 @@ def build_document(
         ]
         if any(arm.modelled for arm in analysis.arms)
         else [],
+        "learning_rate": [
+            {
+                "name": curve.name,
+                "best": None if curve.best is None else curve.best.learning_rate,
+                "best_is_outermost": curve.best_is_outermost,
+                "rates": [
+                    {
+                        "learning_rate": rate.learning_rate,
+                        "arm": rate.arm,
+                        "final_loss": _interval(rate.loss),
+                        "n": rate.n,
+                        "diverged": rate.diverged,
+                    }
+                    for rate in curve.rates
+                ],
+            }
+            for curve in analysis.rate_curves
+        ],
         "failed_self_tests": analysis.failed_self_tests,
         "same_arm": None
         if analysis.same_arm is None

@@ -126,6 +126,7 @@ def build_study(
     resolved: Mapping[str, dict[str, Any]] | None = None,
     target: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    own_training: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, Any] | None = ENVIRONMENT,
     factors: Mapping[str, Mapping[str, Any]] | None = None,
     study: str = "synthetic",
@@ -135,7 +136,7 @@ def build_study(
     store = StudyStore(folder / study)
     arms = []
     for name, seeds in curves.items():
-        own = TRAINING | dict(training or {})
+        own = TRAINING | dict(training or {}) | dict((own_training or {}).get(name, {}))
         runs = []
         for seed, points in enumerate(seeds):
             run_id = hashlib.sha256(f"{study}/{name}/{seed}".encode()).hexdigest()[:12]
