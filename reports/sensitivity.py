@@ -65,7 +65,11 @@ def rate_curves(
         point = Rate(learning_rate=rate, arm=arm.name, loss=arm.final_loss, n=arm.n, diverged=arm.diverged)
         groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
     usual = _rate_of(configs.get(baseline, {}))
-    return tuple(_curve(points, usual) for points in groups.values() if len(points) > 1)
+    return tuple(
+        _curve(points, usual)
+        for points in groups.values()
+        if len({point.learning_rate for point in points}) > 1
+    )
 
 
 def _curve(points: list[Rate], usual: float | None) -> RateCurve:
