@@ -296,9 +296,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "trainer: evaluation draws as training",
         "ablate/train/loop.py",
-        "EVAL_CALL + index",
-        "index",
+        "EVAL_CALL + taken",
+        "taken",
         first="tests/train/test_loop.py",
+    ),
+    one(
+        "trainer: processes draw alike",
+        "ablate/train/loop.py",
+        "        state.call = call\n",
+        "        state.call = call // group.size\n",
+        first="tests/train/test_group.py",
     ),
 )
 
