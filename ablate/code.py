@@ -1,7 +1,7 @@
 """Functions that a study names: ``package.module:function``, or ``path/to/file.py:function``.
 
-Planning only finds their file and hashes it; nothing of it is run before a model is built. A digest covers
-that one file: what it imports from elsewhere can change a result without changing the run's id.
+Their file is found and hashed without being run (of a dotted name Python imports the packages above it). A
+digest covers that one file: what it imports from elsewhere can change a result without changing the run's id.
 
 How it fails: ``UserError`` for a name of another form, a module or file that is not there, no such function.
 """

@@ -182,8 +182,10 @@ def assemble(
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
         network = build_network(config, state, initial_seed=initial_seed)
     module = network.module
+    module.train()  # a checkpoint of transformers comes as for evaluation, without dropout
     if settings.master_weights == "bf16":
-        module.to(torch.bfloat16)
+        for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
+            parameter.data = parameter.data.to(torch.bfloat16)
     if checkpoint_activations:
         compute_twice(module)
     if settings.compile:

@@ -136,6 +136,23 @@ def test_a_checkpoint_gives_its_weights(make_config, tokens, hf, tmp_path):
     assert losses(rows)[-1] < losses(rows)[0]
 
 
+def test_a_checkpoint_trains_with_dropout_from_its_first_step(make_config, hf, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    own = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(hf("gpt2")))
+    own.save_pretrained(tmp_path / "saved")
+    config = config_with(make_config, {"hf": str(tmp_path / "saved"), "pretrained": True})
+    module = assemble(config, "cpu").network.module
+    assert all(part.training for part in module.modules())
+
+
+def test_weights_in_bf16_leave_the_rotary_frequencies_alone(make_config, hf):
+    config = config_with(make_config, {"hf": hf("llama")}, master_weights="bf16")
+    module = assemble(config, "cpu").network.module
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    buffers = {buffer.dtype for buffer in module.buffers() if buffer.is_floating_point()}
+    assert buffers == {torch.float32}
+
+
 def test_options_change_a_configuration(hf):
     model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
     assert len(outline(model, vocab_size=64, seq_len=32).layers) == 8
