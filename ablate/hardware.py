@@ -11,6 +11,7 @@ class Peaks:
 
     ``capacity``: memory in GB (10⁹ bytes). NVIDIA's: the "GPU memory" of the datasheets named, as NIM's
     support matrix (docs.nvidia.com/nim) lists it; of B200 180, of which an HGX or DGX board has eight.
+    AMD's 288 is as others cite it, and not checked against its datasheet.
     ``nvfp4``: whether its FP4 unit takes E4M3 scales for 16 elements; CDNA 4's takes E8M0 for 32 alone.
     """
 
