@@ -50,7 +50,9 @@ def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
             faults.add(item, f"a look after {item.value} seeds, of which the study has {seeds}")
         elif item.value < 2:
             faults.add(item, "a look needs 2 seeds for an interval")
-        elif item.value <= before:
+        elif item.value == before:
+            faults.add(item, f"a second look after {before} seeds")
+        elif item.value < before:
             faults.add(item, f"a look after {item.value} seeds comes before the one after {before}")
         before = max(before, item.value)
     if [item.value for item in looks.items if isinstance(item, Scalar)] == [seeds]:
