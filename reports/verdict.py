@@ -236,8 +236,8 @@ def _stop_notes(analysis: Analysis) -> list[str]:
         saved = sum(arm.tokens_saved for arm in analysis.stopped)
         of_all = saved / max(1, sum(run.budget for arm in analysis.arms for run in arm.runs))
         notes.append(
-            f"Early stops saved {words.tokens(saved)} tokens ({words.share(of_all)} of the study's budget), "
-            f"of {_runs(unused)} that {'was' if unused == 1 else 'were'} not needed."
+            f"Early stops saved {words.tokens(saved)} tokens ({words.share(of_all)} of the study's budget): "
+            f"{_runs(unused)} {'was' if unused == 1 else 'were'} not needed."
         )
     return notes
 

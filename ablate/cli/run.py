@@ -14,6 +14,7 @@ from ablate.cli.common import storage_option
 from ablate.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ablate.data import TokenFiles
     from ablate.execute.driver import Outcome, RunRequest
     from ablate.plan import Plan, PlannedArm
-    from ablate.reports.unneeded import Unneeded
     from ablate.store import StudyStore
     from ablate.track import MirrorReport
 
@@ -119,14 +119,13 @@ def _run(
     uri: str,
 ) -> int:
     from ablate.execute.driver import Outcome, missing_runs
-    from ablate.reports.unneeded import Unneeded
     from ablate.track import redact, start_mirror
 
     if address is None:
         _check_devices(plan)
     requests = _requests(console, store, plan, chosen)
     missing = missing_runs(store, requests, retry_failed=retry_failed)
-    unneeded = Unneeded(store)
+    unneeded = _unneeded(store, plan)
     todo = [run for run in missing if run.run_id not in unneeded()]
     ended = f"{len(requests) - len(missing)} of those asked for have ended before"
     if len(missing) > len(todo):
@@ -150,6 +149,15 @@ def _run(
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
     return _conclude(console, store, plan, chosen - unneeded().keys(), outcome, study=study)
+
+
+def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
+    """Return what tells which runs the study's stop rule makes unneeded; without a rule it costs nothing."""
+    if plan.stop is None:
+        return dict
+    from ablate.reports.unneeded import Unneeded
+
+    return Unneeded(store)
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
@@ -247,7 +255,11 @@ def _prepare_kernel(console: Console, plan: Plan) -> None:
 
 
 def _execute(
-    console: Console, store: StudyStore, todo: list[RunRequest], address: str | None, unneeded: Unneeded
+    console: Console,
+    store: StudyStore,
+    todo: list[RunRequest],
+    address: str | None,
+    unneeded: Callable[[], Mapping[str, str]],
 ) -> Outcome:
     from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import execute_study
