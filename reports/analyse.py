@@ -243,6 +243,8 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     alphas = {
         entry["name"]: stops[entry["name"]].alpha
         if entry["name"] in stops
+        else ALPHA
+        if entry["name"] == base
         else alpha_of(
             outcomes.get(entry["name"], []),
             outcomes.get(base, []),
@@ -255,6 +257,8 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     throughput = judge_throughput(frames, left_out=apart.keys(), waived=waived)
     configs = read_configs(frames.configs)
     horizon = common_horizon(outcomes.values())
+    # Their other runs are those that happened to end before: no interval comes of them.
+    selected = {name for name, stop in stops.items() if stop.kind == "diverged"}
     # At a look both sides have its number of seeds.
     seeds = {
         entry["name"]: stops[entry["name"]].seeds if entry["name"] in stops else None
@@ -277,8 +281,9 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
             baseline=base,
             paired=paired,
             rule=target.rule,
-            alpha=ALPHA if entry["name"] == base else alphas[entry["name"]],
+            alpha=alphas[entry["name"]],
             stopped=stops.get(entry["name"]),
+            selected=entry["name"] in selected,
         )
         for entry in plan["arms"]
     )
@@ -293,11 +298,17 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
         rule=rule,
         training=dict(plan.get("training") or {}),
         arms=arms,
-        steps=find_steps(
-            frames.configs,
-            {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
-            paired=paired,
-            alphas=alphas,
+        steps=tuple(
+            step
+            if {step.from_arm, step.to_arm}.isdisjoint(selected)
+            else replace(step, cost=replace(step.cost, restricted=None))
+            for step in find_steps(
+                frames.configs,
+                {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
+                paired=paired,
+                alphas=alphas,
+                seeds=seeds,
+            )
         ),
         rate_curves=rate_curves(arms, frames.configs, base),
         resolution=_resolution(every, outcomes.get(base, [])),
@@ -471,6 +482,7 @@ def _arm_result(
     rule: Rule,
     alpha: float,
     stopped: Stopped | None,
+    selected: bool,
 ) -> ArmResult:
     is_baseline = entry["name"] == baseline
     ends = [run.end for run in outcomes]
@@ -480,8 +492,6 @@ def _arm_result(
         else token_cost(outcomes, base_outcomes, paired=paired, alpha=alpha)
     )
     mean = mean_tokens(outcomes, alpha)
-    # Of an arm that was stopped because runs diverged the others are those that happened to end before.
-    selected = stopped is not None and stopped.kind == "diverged"
     if selected:
         cost = replace(cost, restricted=None)
 

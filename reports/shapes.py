@@ -59,7 +59,7 @@ class _Training(_Open):
 class _Hopeless(_Open):
     cost_above: Annotated[_Number, Field(ge=0)]
     spending: Literal["obrien-fleming", "pocock"]
-    looks: Annotated[list[Annotated[StrictInt, Field(ge=2, lt=1 << 31)]], Field(min_length=2)]
+    looks: Annotated[list[Annotated[StrictInt, Field(ge=2, lt=1 << 31)]], Field(min_length=2, max_length=50)]
 
     @field_validator("looks")
     @classmethod

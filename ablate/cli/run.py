@@ -126,7 +126,8 @@ def _run(
     requests = _requests(console, store, plan, chosen)
     missing = missing_runs(store, requests, retry_failed=retry_failed)
     unneeded = _unneeded(store, plan)
-    todo = [run for run in missing if run.run_id not in unneeded()]
+    settled = unneeded()
+    todo = [run for run in missing if run.run_id not in settled]
     ended = f"{len(requests) - len(missing)} of those asked for have ended before"
     if len(missing) > len(todo):
         ended += f", {len(missing) - len(todo)} are not needed"

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import line, smooth_curve
+from synthetic_study import line, resolved_recipe, smooth_curve
 
-from ablate.reports import words, write_report
+from ablate.reports import caveats, words, write_report
 from ablate.reports.analyse import analyse
 from ablate.reports.crossing import Outcome
 from ablate.reports.load import load_frames
@@ -220,6 +220,8 @@ def test_the_verdict_names_the_level_the_stops_and_what_they_saved(stopped):
     assert "biased away from zero" in text
     assert "Early stops saved" in text
     assert "Partial" not in text
+    cautions = " ".join(caveats.warnings(analyse(load_frames(stopped)), ()))
+    assert "add seeds" not in cautions  # of an arm that was stopped on purpose
 
 
 def test_the_report_without_a_rule_is_as_it_was(stopped):
@@ -261,6 +263,28 @@ def test_no_effects_of_factors_from_a_selection(make_study):
     effects = analyse(load_frames(store)).token_effects
     assert effects.effects == ()
     assert "stopped early (1 0, 1 1)" in effects.reason
+
+
+def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
+    rng = np.random.default_rng(3)
+    curves = {
+        "bf16": [smooth_curve(rng) for _ in range(5)],
+        "fprop": [smooth_curve(rng, cost=0.5) for _ in range(3)] + [[], []],
+        "fprop+dgrad": [smooth_curve(rng, cost=0.6) for _ in range(5)],
+    }
+    resolved = {
+        "bf16": resolved_recipe(),
+        "fprop": resolved_recipe("fprop"),
+        "fprop+dgrad": resolved_recipe("fprop", "dgrad"),
+    }
+    states = {("fprop", seed): "stopped" for seed in (3, 4)}
+    store = make_study(curves, resolved=resolved, states=states, target={"value": 2.14}, stop=STOP)
+    analysis = analyse(load_frames(store))
+    arms = {arm.name: arm for arm in analysis.arms}
+    first, second = analysis.steps
+    assert arms["fprop"].stopped is not None
+    assert first.cost == arms["fprop"].token_cost
+    assert (second.cost.n, second.cost.n_baseline) == (arms["fprop"].n, arms["fprop"].n)
 
 
 def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
