@@ -12,6 +12,7 @@ from synthetic_study import line, resolved_recipe, smooth_curve
 
 from ablate.reports import caveats, words, write_report
 from ablate.reports.analyse import analyse
+from ablate.reports.cost import token_cost
 from ablate.reports.crossing import Outcome
 from ablate.reports.load import load_frames
 from ablate.reports.stopping import (
@@ -101,6 +102,15 @@ def test_nothing_is_stopped_below_the_bound_or_before_both_sides_have_their_resu
     gap = [*hits(150), *missing(1, 1), *hits(145, 155, 150)[1:], *missing(1, 4)]
     assert verdicts(gap) is None  # which runs ended first plays no part
     assert verdicts(hits(145, 155, 150, 150, 151)) is None  # nothing is left to be stopped
+
+
+def test_the_decision_is_taken_at_the_looks_own_level():
+    """A plain 95 % interval of these runs begins far above the bound; that of the first look does not."""
+    arm = [*hits(148, 152), *missing(3, 2)]
+    strict = Hopeless(cost_above=0.1, spending="obrien-fleming", looks=(2, 3, 5))
+    assert token_cost(arm[:2], BASE[:2]).low > 0.1
+    assert verdicts(arm, rule=StopRule(diverged=None, hopeless=strict)) is None
+    assert verdicts(arm).look == 1
 
 
 def test_later_results_change_nothing_at_a_look():
