@@ -156,11 +156,12 @@ def _resolution(analysis: Analysis) -> list[str]:
 
 
 def _samples(analysis: Analysis) -> list[str]:
-    sizes = [arm.n for arm in analysis.arms if arm.n]
+    # An arm that was stopped early has so few results on purpose.
+    sizes = [arm.n for arm in analysis.arms if arm.n and arm.stopped is None]
     if not sizes or not analysis.others:
         return []
     if min(sizes) == 1:
-        single = [arm.name for arm in analysis.arms if arm.n == 1]
+        single = [arm.name for arm in analysis.arms if arm.n == 1 and arm.stopped is None]
         return [f"One result only, so no interval: {', '.join(single)}. Add seeds."]
     if min(sizes) == 2:
         return [

@@ -37,16 +37,23 @@ def find_steps(
     outcomes: Mapping[str, Sequence[Outcome]],
     *,
     paired: bool,
+    alphas: Mapping[str, float],
+    seeds: Mapping[str, int | None],
 ) -> tuple[Step, ...]:
-    """Return every pair of arms in which the second puts exactly one more GEMM into FP4."""
+    """Return every pair of arms in which the second puts exactly one more GEMM into FP4.
+
+    ``alphas``: each arm's level; two arms are compared at the stricter of theirs. ``seeds``: at how many an
+    arm was stopped, None where it was not; of the other arm only as many count.
+    """
     usable = {arm: config for arm, config in configs.items() if _has_recipe(config)}
+
+    def cost(first: str, second: str) -> Cost:
+        n = min((n for n in (seeds[first], seeds[second]) if n is not None), default=None)
+        alpha = min(alphas[first], alphas[second])
+        return token_cost(outcomes[second][:n], outcomes[first][:n], paired=paired, alpha=alpha)
+
     return tuple(
-        Step(
-            gemm=gemm,
-            from_arm=first,
-            to_arm=second,
-            cost=token_cost(outcomes[second], outcomes[first], paired=paired),
-        )
+        Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second))
         for first, config in usable.items()
         for second, other in usable.items()
         if (gemm := _added_gemm(config, other)) is not None

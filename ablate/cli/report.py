@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore
 
-_ENDED = ("finished", "diverged", "failed")
+_ENDED = ("finished", "diverged", "failed", "stopped")
 
 
 @click.command(

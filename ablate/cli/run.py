@@ -14,6 +14,7 @@ from ablate.cli.common import storage_option
 from ablate.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -123,10 +124,16 @@ def _run(
     if address is None:
         _check_devices(plan)
     requests = _requests(console, store, plan, chosen)
-    todo = missing_runs(store, requests, retry_failed=retry_failed)
+    missing = missing_runs(store, requests, retry_failed=retry_failed)
+    unneeded = _unneeded(store, plan)
+    settled = unneeded()
+    todo = [run for run in missing if run.run_id not in settled]
+    ended = f"{len(requests) - len(missing)} of those asked for have ended before"
+    if len(missing) > len(todo):
+        ended += f", {len(missing) - len(todo)} are not needed"
     console.print(
         f"Study {plan.study}: {len(plan.arms)} arms, {sum(1 for _ in plan.runs())} runs; "
-        f"{len(todo)} to run, {len(requests) - len(todo)} of those asked for have ended before.",
+        f"{len(todo)} to run, {ended}.",
         markup=False,
         soft_wrap=True,
     )
@@ -136,13 +143,22 @@ def _run(
     outcome = Outcome(states={}, interrupted=False)
     try:
         if todo:
-            outcome = _execute(console, store, todo, address)
+            outcome = _execute(console, store, todo, address, unneeded)
         if not outcome.interrupted:
             _report(console, store)
     finally:
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
-    return _conclude(console, store, plan, chosen, outcome, study=study)
+    return _conclude(console, store, plan, chosen - unneeded().keys(), outcome, study=study)
+
+
+def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
+    """Return what tells which runs the study's stop rule makes unneeded; without a rule it costs nothing."""
+    if plan.stop is None:
+        return dict
+    from ablate.reports.unneeded import Unneeded
+
+    return Unneeded(store)
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
@@ -239,14 +255,20 @@ def _prepare_kernel(console: Console, plan: Plan) -> None:
         console.print(f"Emulating with plain torch, several times slower: {kernel.reason}.", markup=False)
 
 
-def _execute(console: Console, store: StudyStore, todo: list[RunRequest], address: str | None) -> Outcome:
+def _execute(
+    console: Console,
+    store: StudyStore,
+    todo: list[RunRequest],
+    address: str | None,
+    unneeded: Callable[[], Mapping[str, str]],
+) -> Outcome:
     from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import execute_study
     from ablate.execute.progress import ProgressReader
 
     console.print(f"Starting Ray {f'at {address}' if address else 'on this machine'} …", markup=False)
     with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
-        return execute_study(store, todo, address=address, on_poll=display.update)
+        return execute_study(store, todo, address=address, on_poll=display.update, unneeded=unneeded)
 
 
 def _report(console: Console, store: StudyStore) -> None:

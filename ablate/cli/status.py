@@ -51,10 +51,13 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     console.print(
         f"{store.path.name}: {summary(runs)}{' · being run now' if running else ''}", highlight=False
     )
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        if run.message and run.state in ("failed", "diverged", "interrupted"):
-            line = safe_text(f"{run.arm} seed {run.seed} {run.state}: {run.message}")
-            console.print(line, markup=False, highlight=False)
+        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped"):
+            alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
+    for (arm, state, message), seeds in alike.items():
+        line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _watch(store: StudyStore) -> None:

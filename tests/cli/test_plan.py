@@ -55,6 +55,17 @@ def ablate(*arguments, cwd):
     )
 
 
+def test_a_stop_rule_with_its_looks_and_their_levels(here):
+    rule = "seeds: 5\nstop: {diverged: 2, hopeless: {cost_above: 0.125}}"
+    (here / "study.yaml").write_text(STUDY.replace("seeds: [3, 4]", rule))
+    text = plan("study.yaml")
+    assert "stop      an arm after 2 diverged runs" in text
+    assert "an arm whose token cost is shown to be above 12.5 %: looks after 2, 3, 4 and 5 seeds, at" in text
+    assert "nominal levels of 0.079, 0.74, 2.2 and 4.2\u00a0% (obrien-fleming)" in text
+    content = json.loads(plan("study.yaml", "--json"))
+    assert content["stop"]["hopeless"]["looks"] == [2, 3, 4, 5]
+
+
 def test_the_plan_for_people(here):
     text = plan("study.yaml")
     ids = [run["id"] for arm in json.loads(plan("study.yaml", "--json"))["arms"] for run in arm["runs"]]

@@ -1,0 +1,102 @@
+"""`ablate run` with a stop rule, on real Ray: a bad arm is stopped, and goes on without the rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from ablate.store import StudyStore
+
+TRAINER = """\
+import random
+import time
+
+from ablate.train.loop import TrainResult
+
+
+def train(config, on_metrics, *, tokens, should_stop, checkpoints, device):
+    pace = 1.0 if config.training.learning_rate > 1e-3 else 0.6
+    pace *= 1 + 0.01 * random.Random(f"{config.seed} {pace}").random()
+    for step in range(1, 21):
+        # The last seeds go slowly, so that there is something to be stopped.
+        time.sleep(0.3 if config.seed > 2 else 0.01)
+        loss = 4.0 - 0.15 * step * pace
+        on_metrics({"kind": "eval", "tokens": 512 * step, "step": step, "val_loss": loss})
+        if should_stop():
+            return TrainResult(state="interrupted", tokens=512 * step, step=step, message="asked to")
+    return TrainResult(state="finished", tokens=512 * 20, step=20)
+"""
+STUDY = """\
+name: small
+baseline: good
+target: {val_loss: 2.6}
+seeds: 5
+stop:
+  hopeless: {cost_above: 0.1, spending: pocock}
+base:
+  trainer: trainer.py:train
+  data: {source: stdlib, tokenizer: bytes, max_bytes: 500_000}
+  training:
+    {tokens: 10_240, seq_len: 64, batch_size: 8, warmup_tokens: 512, eval_every_tokens: 512, eval_tokens: 512}
+arms:
+  good: {recipe: bf16}
+  bad: {recipe: bf16, training: {learning_rate: 1e-5}}
+"""
+
+
+def ablate(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "ablate", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"ABLATE_STORAGE": "runs"},
+    )  # fmt: skip
+
+
+def states(folder):
+    store = StudyStore(folder / "runs/small")
+    runs = [(arm["name"], run) for arm in store.plan()["arms"] for run in arm["runs"]]
+    found = {(arm, run["seed"]): store.run(run["id"]).status() for arm, run in runs}
+    return {key: (status.state, status.message) for key, status in found.items()}
+
+
+def report(folder):
+    found = json.loads((folder / "runs/small/report/report.json").read_text())
+    return found, {arm["name"]: arm for arm in found["arms"]}
+
+
+def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    (tmp_path / "small.yaml").write_text(STUDY)
+    first = ablate(tmp_path, "run", "small.yaml")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "Early stops saved" in first.stdout
+    found = states(tmp_path)
+    assert {found["good", seed][0] for seed in range(5)} == {"finished"}
+    stopped = [state for (arm, _), state in found.items() if arm == "bad" and state[0] != "finished"]
+    assert len(stopped) >= 2
+    assert {state for state, _ in stopped} == {"stopped"}
+    assert all("above 10 % after" in message for _, message in stopped)
+    whole, arms = report(tmp_path)
+    bad = arms["bad"]
+    assert bad["stopped"]["kind"] == "hopeless"
+    assert bad["n"] == bad["stopped"]["seeds"]
+    assert bad["token_cost"]["low"] > 0.1
+    assert whole["stop"]["tokens_saved"] == bad["stopped"]["tokens_saved"] > 0
+    assert whole["runs_missing"] == 0
+
+    again = ablate(tmp_path, "run", "small.yaml")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "0 to run" in again.stdout
+    assert f"{len(stopped)} are not needed" in again.stdout
+    assert states(tmp_path) == found
+
+    rule = "stop:\n  hopeless: {cost_above: 0.1, spending: pocock}\n"
+    (tmp_path / "small.yaml").write_text(STUDY.replace(rule, ""))
+    free = ablate(tmp_path, "run", "small.yaml")
+    assert free.returncode == 0, free.stdout + free.stderr
+    assert f"{len(stopped)} to run" in free.stdout
+    assert {state for state, _ in states(tmp_path).values()} == {"finished"}
+    whole, arms = report(tmp_path)
+    assert whole["stop"] is None
+    assert arms["bad"]["n"] == 5
