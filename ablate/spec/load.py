@@ -21,6 +21,7 @@ from ablate.spec.parse import read_tree
 from ablate.spec.sections import StudyFile, TargetSection
 from ablate.spec.study import Study, Target, again_name
 from ablate.spec.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
+from ablate.spec.tuning import check_tune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +62,7 @@ def load_study(path_or_name: str | Path) -> Study:
     if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
         what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
+    tune = check_tune(root, collector, [*named.values(), *(draft for _, draft in cells)], _unused(file), faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -81,7 +83,15 @@ def load_study(path_or_name: str | Path) -> Study:
         folded=tuple(collector.folded),
         dropped=tuple(collector.dropped),
         path=path.absolute(),
+        tune=tune,
     )
+
+
+def _unused(file: StudyFile | None) -> int:
+    """Return the first seed that neither the arms nor the baseline's second arm use."""
+    if file is None:
+        return 0
+    return max(file.seeds) + 1 + (len(file.seeds) if file.baseline_again else 0)
 
 
 def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:
