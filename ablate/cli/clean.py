@@ -22,7 +22,9 @@ _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
-_DRAFTS = tuple(f".{name}." for name in ("config.json", "status.json", "environment.json", "metrics.jsonl"))
+_DRAFTS = tuple(
+    f".{name}." for name in ("config.json", "status.json", "environment.json", "metrics.jsonl", "stop")
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def _leftovers(store: StudyStore) -> list[_Leftover]:
         run = store.run(path.name)
         if run.state() in ("finished", "diverged") and run.checkpoints.is_dir():
             found.append(_Leftover(run.checkpoints, "checkpoints of a run that has ended"))
+        if run.stop_path.is_file():
+            found.append(_Leftover(run.stop_path, "left by an executor that was killed"))
         found += [
             _Leftover(left, "left by a write that was cut off")
             for left in _entries(path)

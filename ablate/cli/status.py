@@ -52,7 +52,7 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
         f"{store.path.name}: {summary(runs)}{' · being run now' if running else ''}", highlight=False
     )
     for run in runs:
-        if run.message and run.state in ("failed", "diverged", "interrupted"):
+        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped"):
             line = safe_text(f"{run.arm} seed {run.seed} {run.state}: {run.message}")
             console.print(line, markup=False, highlight=False)
 

@@ -23,8 +23,14 @@ _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
 _STYLES: dict[State, str] = {
     "finished": "green", "diverged": "magenta", "failed": "red", "interrupted": "yellow",
-    "running": "bold", "pending": "dim",
+    "running": "bold", "pending": "dim", "stopped": "cyan",
 }  # fmt: skip
+
+
+# What moves comes first; a terminal has few lines and a study may have thousands of runs.
+_ORDER: tuple[State, ...] = (
+    "running", "failed", "diverged", "interrupted", "stopped", "finished", "pending",
+)  # fmt: skip
 
 
 def format_count(n: float | None) -> str:
@@ -120,10 +126,8 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
 
     def _renderable(self) -> Table:
         runs = self._reader.read(self._run_ids)
-        # What moves comes first; a terminal has few lines and a study may have thousands of runs.
-        order = {"running": 0, "failed": 1, "diverged": 2, "interrupted": 3, "finished": 4, "pending": 5}
         room = max(4, self._console.size.height - 6)
-        shown = sorted(runs, key=lambda run: order[run.state])[:room]
+        shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
         hidden = len(runs) - len(shown)
         more = f" · {hidden} not shown" if hidden else ""
         elapsed = format_seconds(time.monotonic() - self._started)

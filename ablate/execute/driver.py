@@ -3,9 +3,9 @@
 How it fails: one failing run does not stop the others. What may pass by itself (a killed worker or node, a
 GPU error, a full disk, a preemption, a hang) is tried again after a pause, a few times; a fault of the run
 itself is not. A run that somebody else executes on the same storage is waited for, and taken over if its
-holder dies. An interrupted driver writes a stop file that running trainers poll, waits a while for them, and
-leaves the rest pending, so that the same command goes on. Metrics never pass through Ray: the driver's memory
-does not grow with them.
+holder dies. A run whose result the caller does not need is stopped, and keeps its checkpoint. An interrupted
+driver writes a stop file that running trainers poll, waits a while for them, and leaves the rest pending, so
+that the same command goes on. Metrics never pass through Ray: the driver's memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import time
 import uuid
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
@@ -42,6 +42,8 @@ _PAUSES_SEC = (1.0, 5.0, 30.0)
 """Before a run is tried again after a fault that may pass; after the last of them it is left as it is."""
 _LOOK_AGAIN_SEC = 2.0
 """Between two looks at a run that somebody else executes."""
+_ASK_AGAIN_SEC = 1.0
+"""Between two questions which runs need not go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +84,15 @@ def execute_study(
     *,
     address: str | None = None,
     on_poll: Callable[[], None] = lambda: None,
+    unneeded: Callable[[], Mapping[str, str]] = dict,
     trainer: str = DEFAULT_TRAINER,
     stale_sec: float = STALE_SEC,
 ) -> Outcome:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
-    ``on_poll`` is called a few times a second. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: after how
+    ``on_poll`` is called a few times a second, and ``unneeded`` at most about once: it returns the ids of
+    runs whose results are not needed, each with the reason. Such a run, unless it has ended, becomes
+    ``stopped``, which ``missing_runs`` still lists. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: after how
     long without a sign of life a worker of another machine is taken for dead.
 
     Raises:
@@ -105,7 +110,7 @@ def execute_study(
         _check_resources(runs)
         queue = _Queue(store, runs, trainer, stop_path, commit, stale_sec)
         try:
-            interrupted = _wait(queue, on_poll, stop_path)
+            interrupted = _wait(queue, on_poll, unneeded, stop_path)
             problem = None
         except _HeadGoneError as error:
             interrupted, problem = False, str(error)
@@ -141,6 +146,7 @@ class _Queue:
         self._waiting: dict[str, float] = {}
         self._elsewhere: set[str] = set()
         self._looked = 0.0
+        self._unneeded: dict[str, str] = {}
         self.handed: dict[Any, str] = {}
         self.states: dict[str, State] = {}
         for run in runs:
@@ -159,8 +165,10 @@ class _Queue:
         if self._is_gang(run_id) and sum(map(self._is_gang, self.handed.values())) >= self._gangs:
             self._turns.append((run_id, given_up))  # each that waits inside of Ray holds a process
             return
+        run_dir = self._store.run(run_id)
+        run_dir.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
         task = RunTask(
-            run_dir=str(self._store.run(run_id).path.resolve()),
+            run_dir=str(run_dir.path.resolve()),
             tokens_dir=run.tokens_dir,
             stop_path=str(self._stop_path.resolve()),
             threads=run.resources.cpus,
@@ -217,6 +225,8 @@ class _Queue:
     def _take(self, run_id: str, end: TaskEnd) -> None:
         if end.state == "elsewhere":
             self._elsewhere.add(run_id)
+        elif run_id in self._unneeded and end.state not in {*END_STATES, "failed"}:
+            self.states[run_id] = self._mark_stopped(run_id)
         elif end.transient and not self._stop_path.exists() and self._tries[run_id] < len(_PAUSES_SEC):
             self._waiting[run_id] = time.monotonic() + _PAUSES_SEC[self._tries[run_id]]
             self._tries[run_id] += 1
@@ -231,12 +241,47 @@ class _Queue:
         if state in END_STATES or state == "failed":
             self._elsewhere.discard(run_id)
             self.states[run_id] = state
+            return
+        leases = self._leases[run_id]
+        latest = leases.latest()
+        if leases.is_held(latest):
+            return
+        self._elsewhere.discard(run_id)
+        if run_id in self._unneeded:
+            self.states[run_id] = self._mark_stopped(run_id)
         else:
-            leases = self._leases[run_id]
-            latest = leases.latest()
-            if not leases.is_held(latest):
-                self._elsewhere.discard(run_id)
-                self._hand_over(run_id, given_up=latest)
+            self._hand_over(run_id, given_up=latest)
+
+    def retire(self, unneeded: Mapping[str, str]) -> None:
+        """End runs whose results are not needed: ask those that have begun, take back the others."""
+        import ray
+
+        references = {run_id: reference for reference, run_id in self.handed.items()}
+        for run_id, reason in unneeded.items():
+            if run_id not in self._requests or run_id in self.states or run_id in self._unneeded:
+                continue
+            self._unneeded[run_id] = reason
+            reference = references.get(run_id)
+            if reference is None and run_id not in self._elsewhere:
+                self._waiting.pop(run_id, None)
+                self._turns = deque(turn for turn in self._turns if turn[0] != run_id)
+                self.states[run_id] = self._mark_stopped(run_id)
+                continue
+            run = self._store.run(run_id)
+            run.ask_to_stop(reason)
+            if reference is not None and run.state() != "running":
+                ray.cancel(reference)
+
+    def _mark_stopped(self, run_id: str) -> State:
+        """Write that a run which nobody executes is not needed; return the state that it has then."""
+        run = self._store.run(run_id)
+        state = run.state()
+        if state not in {*END_STATES, "failed", "stopped"} and not self._leases[run_id].is_held():
+            reason = self._unneeded[run_id]
+            run.write_status(replace(run.status(), state="stopped", message=reason, ended_unix=time.time()))
+            run.stop_path.unlink(missing_ok=True)
+            state = "stopped"
+        return state
 
     def stop(self) -> None:
         """Hand nothing over any more, and cancel the tasks that have not begun; the others see the stop."""
@@ -256,11 +301,14 @@ class _HeadGoneError(Exception):
     """Ray's head does not answer any more."""
 
 
-def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
+def _wait(
+    queue: _Queue, on_poll: Callable[[], None], unneeded: Callable[[], Mapping[str, str]], stop_path: Path
+) -> bool:
     """Wait for all runs; return whether the wait was interrupted."""
     import ray
 
     interrupted = False
+    asked = 0.0
     address = ray.get_runtime_context().gcs_address
     head = Head(address)
     cancellation = Cancellation(stop_path.parent)
@@ -269,6 +317,9 @@ def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
             while queue.is_open:
                 queue.move()
                 on_poll()
+                if time.monotonic() - asked >= _ASK_AGAIN_SEC:
+                    asked = time.monotonic()
+                    queue.retire(unneeded())
                 cancellation.raise_if_requested()
                 if head.is_gone():
                     raise _HeadGoneError(f"Ray's head node at {address} does not answer any more")
@@ -286,8 +337,6 @@ def _wait(queue: _Queue, on_poll: Callable[[], None], stop_path: Path) -> bool:
 
 def _give_up(run: RunDir, end: TaskEnd) -> State:
     """Record a run that was tried as often as it is worth."""
-    from dataclasses import replace
-
     with contextlib.suppress(OSError, ValueError):
         message = f"{end.message} ({len(_PAUSES_SEC) + 1} attempts)"
         run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))

@@ -29,7 +29,7 @@ from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ablate.config import ResourcesConfig, RunConfig
     from ablate.execute.keeper import Keeper
@@ -109,6 +109,10 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
         with contextlib.suppress(OSError):
             lease.end("interrupted", _one_line(error))
         return TaskEnd(state="interrupted", transient=True, message=_one_line(error))
+    except KeyboardInterrupt:  # cancelled between the claim and the start of training
+        with contextlib.suppress(OSError):
+            lease.end("interrupted", "interrupted")
+        return TaskEnd(state="interrupted", message="interrupted")
 
 
 def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
@@ -140,8 +144,11 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
             status = replace(status, state=state, message=end.message)
     if not lease.is_mine():
         raise _TakenOverError
+    if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
+        status, transient = replace(status, state="stopped", message=reason), False
     run.write_status(replace(status, ended_unix=time.time()))
     lease.end(status.state, status.message)
+    run.stop_path.unlink(missing_ok=True)
     if status.state in END_STATES:
         drop_checkpoints(run.checkpoints)
     if broken_gpu:
@@ -206,7 +213,7 @@ def _train(
                 config,
                 group,
                 on_metrics=_row_sink(metrics, watch),
-                should_stop=_stop_question(Path(task.stop_path), watch, terminated),
+                should_stop=_stop_question((Path(task.stop_path), run.stop_path), watch, terminated),
                 checkpoints=_keeper(run, resources, metrics, start, lease, group),
             )
             count, digest = metrics.sync()
@@ -302,10 +309,10 @@ def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]]
     return write
 
 
-def _stop_question(stop: Path, watch: Watch, terminated: threading.Event) -> Callable[[], bool]:
+def _stop_question(stops: Iterable[Path], watch: Watch, terminated: threading.Event) -> Callable[[], bool]:
     def ask() -> bool:
         watch.progress()
-        return watch.lost or terminated.is_set() or stop.exists()
+        return watch.lost or terminated.is_set() or any(stop.exists() for stop in stops)
 
     return ask
 

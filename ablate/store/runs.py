@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ablate.json_text import parse_json
 from ablate.store.checkpoints import hash_of_prefix
-from ablate.store.files import append_line, read_json, write_json_atomic
+from ablate.store.files import append_line, read_json, write_bytes_atomic, write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted"]
+State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
+"""``stopped``: ended because nobody needed its result any more. It is no result, and keeps its checkpoint."""
 STATES: tuple[State, ...] = get_args(State)
 DAMAGED = "its status file is damaged"
 _LARGEST = 1 << 62
@@ -77,6 +78,11 @@ class RunDir:
     def system_path(self) -> Path:
         """The samples of what the run used of its machine."""
         return self.path / "system.jsonl"
+
+    @property
+    def stop_path(self) -> Path:
+        """While it is there, whoever executes the run is asked to end it; its content says why."""
+        return self.path / "stop"
 
     @property
     def environment_path(self) -> Path:
@@ -151,6 +157,17 @@ class RunDir:
         except (OSError, ValueError):
             whole = False
         return status.state if whole else "interrupted"
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ask whoever executes the run to end it, since its result is not needed."""
+        write_bytes_atomic(self.stop_path, reason.encode())
+
+    def stop_reason(self) -> str | None:
+        """Return why the run was asked to stop; None where nobody did."""
+        try:
+            return self.stop_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
 
     def write_status(self, status: Status) -> None:
         """Replace the status, stamping the time."""

@@ -163,7 +163,7 @@ def _run_note(arm: dict[str, Any], status: Status, report: str) -> str:
         f"**{arm['recipe']}**",
         f"Differs from the baseline: {_differs(arm)}",
     ]
-    if status.state in ("diverged", "failed", "interrupted"):
+    if status.state in ("diverged", "failed", "interrupted", "stopped"):
         lines.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
     lines.append(f"[The study's report]({report})")
     return "\n\n".join(line for line in lines if line).strip()

@@ -53,6 +53,7 @@ _MLFLOW_STATUS: dict[State, str] = {
     "diverged": "FINISHED",  # a result like any other; the tag ablate.state tells them apart
     "failed": "FAILED",
     "interrupted": "KILLED",
+    "stopped": "KILLED",
 }
 _ARTIFACTS = ("config.json", "environment.json")
 

@@ -145,6 +145,25 @@ def test_clean_asks_and_takes_what_is_its_own_alone(store):
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
 
 
+def test_clean_keeps_the_checkpoint_of_a_stopped_run(store):
+    run = store.run(IDS[1])
+    run.create({})
+    run.checkpoints.mkdir()
+    run.write_status(Status(state="stopped", tokens=5, message="hopeless"))
+    assert call(store, "clean", "s").output == "Nothing to remove.\n"
+    run.ask_to_stop("hopeless")  # its executor was killed before it saw this
+    assert "Removed 1." in call(store, "clean", "s", "--yes").output
+    assert not run.stop_path.exists()
+    assert run.checkpoints.exists()
+
+
+def test_status_says_why_a_run_was_stopped(store):
+    store.run(IDS[1]).write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
+    output = call(store, "status", "s").output
+    assert "s: 1 of 2 done · 1 stopped" in output
+    assert "bf16 seed 1 stopped: above 10 % at 3 seeds" in output
+
+
 def test_clean_of_the_whole_study(store, tmp_path):
     for name in ("thesis.tex", ".git", "runs/notes", "runs/.hidden", "report/mine.csv"):
         mine = store.path / name

@@ -10,6 +10,7 @@ from ablate.config import ResourcesConfig
 from ablate.errors import UserError
 from ablate.execute.driver import execute_study, missing_runs
 from ablate.execute.progress import ProgressReader, count_states
+from ablate.store.leases import Leases
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -82,6 +83,54 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, number):
     assert sorted(states(study)) == ["interrupted", "interrupted", "pending", "pending"]
     assert len(missing_runs(store, requests)) == 4
     assert not list(store.path.glob(".stop-*"))
+
+
+def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
+    store, requests = study
+    reader = ProgressReader(store)
+
+    def unneeded():
+        counts = count_states(reader.read())
+        settled = counts.get("finished", 0) == 1 and counts.get("running", 0) == 2
+        return {request.run_id: "it is settled" for request in requests[1:]} if settled else {}
+
+    outcome = execute(study, "only_seed_0_ends", unneeded=unneeded)
+    assert not outcome.interrupted
+    assert states(study) == ["finished", "stopped", "stopped", "stopped"]
+    assert sorted(outcome.states.values()) == ["finished", "stopped", "stopped", "stopped"]
+    runs = [store.run(request.run_id) for request in requests]
+    assert {run.status().message for run in runs[1:]} == {"it is settled"}
+    begun = [Leases(run.attempts).read(1) for run in runs[1:]]
+    assert sorted(record.outcome for record in begun if record is not None) == ["stopped", "stopped"]
+    assert not any(run.stop_path.exists() for run in runs)
+    assert [request.seed for request in missing_runs(store, requests)] == [1, 2, 3]
+    outcome = execute_study(store, missing_runs(store, requests), trainer="fake_trainers:quick")
+    assert states(study) == ["finished"] * 4
+
+
+def test_a_run_that_ended_before_anybody_called_it_unneeded_keeps_its_result(study):
+    _, requests = study
+    execute(
+        study,
+        "quick",
+        unneeded=lambda: {requests[0].run_id: "too late"} if states(study)[0] == "finished" else {},
+    )
+    assert states(study) == ["finished"] * 4
+
+
+def test_a_run_waiting_to_be_tried_again_is_not_when_nobody_needs_it(study):
+    store, requests = study
+    one = requests[:1]
+    ledger = Leases(store.run(one[0].run_id).attempts)
+
+    def unneeded():
+        record = ledger.read(1)
+        return {one[0].run_id: "hopeless"} if record is not None and record.outcome == "interrupted" else {}
+
+    outcome = execute_study(store, one, trainer="fake_trainers:disk_is_full_once", unneeded=unneeded)
+    assert outcome.states == {one[0].run_id: "stopped"}
+    assert store.run(one[0].run_id).status().message == "hopeless"
+    assert ledger.latest() == 1
 
 
 def test_a_second_interrupt_does_not_wait(study):

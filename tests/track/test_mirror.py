@@ -87,6 +87,7 @@ def test_experiment_tells_the_design(study, uri):
         ("diverged", "FINISHED"),
         ("failed", "FAILED"),
         ("interrupted", "KILLED"),
+        ("stopped", "KILLED"),
     ],
 )
 def test_states(study, uri, held, state, status):
