@@ -131,7 +131,7 @@ def _tune(
     address: str | None,
     uri: str,
 ) -> Plan | int:
-    """Find the arms' own values, and return the plan with them; or the exit code, where they are not found."""
+    """Find the arms' own values, and return the plan with them; or the exit code, if none are found."""
     from ablate.cli.tune import tune
     from ablate.plan.tuning import tuned_plan
     from ablate.store import StudyStore

@@ -1,8 +1,8 @@
 """The search before a study's seeds, with trials that are ordinary runs of a study beside it.
 
-The ledger says what was asked and told, the run store what was trained: an open trial's runs are found by their
-ids, and those that have ended are not run again. The plan of the trials' study grows round by round, so that
-whatever reads a study reads it, too.
+The ledger says what was asked and told, the run store what was trained: an open trial's runs are found by
+their ids, and those that have ended are not run again. The plan of the trials' study grows round by round, so
+that whatever reads a study reads it, too.
 
 How it fails: a run that failed leaves its trial open, and the search ends there, for no other trial is picked
 on half a round; so does an interruption. A run that diverged counts at the loss from which a run is called
@@ -71,7 +71,7 @@ def tune_arms(
     batch.write_plan()
     is_done = search(groups, settings_of(tuning.tune), batch)
     found = tuple(
-        _found(store, plan, tuning.tune, group, one.ledger, is_done=is_done)
+        _found(store, tuning.tune, group, one.ledger, is_done=is_done)
         for group, one in zip(tuning.groups, groups, strict=True)
     )
     opened = {
@@ -107,13 +107,11 @@ def _search_group(storage: Any, plan: Plan, tuning: Tuning, group: GroupTuning) 
         return [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tuning.tune, values)]
 
     name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
-    return SearchGroup(
-        name=group.name, ledger=Ledger(storage, name), shared=group.shared, runs_of=runs_of
-    )
+    return SearchGroup(name=group.name, ledger=Ledger(storage, name), shared=group.shared, runs_of=runs_of)
 
 
 def _found(
-    store: StudyStore, plan: Plan, tune: Tune, group: GroupTuning, ledger: Ledger, *, is_done: bool
+    store: StudyStore, tune: Tune, group: GroupTuning, ledger: Ledger, *, is_done: bool
 ) -> GroupTuning:
     """Return a group with its told trials, and with the best values once all are told."""
     trials = ledger.trials()[: tune.trials]
@@ -171,7 +169,9 @@ class _TrialRuns:
             for group in self._groups
             for trial in group.ledger.trials()
         ]
-        return trial_plan(self._plan, self._tuning, asked) if asked else first_trials(self._plan, self._tuning)
+        return (
+            trial_plan(self._plan, self._tuning, asked) if asked else first_trials(self._plan, self._tuning)
+        )
 
     def write_plan(self) -> None:
         """Write the plan of the trials' study."""

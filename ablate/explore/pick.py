@@ -1,8 +1,8 @@
 """What to try next, and what is hopeless: pure functions of a search's earlier trials.
 
-Optuna decides, in a study that lives in memory for one question and is filled with the trials that count: those
-of earlier rounds as they ended, those of the same round as if they ran still (its constant liar). So an answer
-depends on the settings, the round and the position in it alone, and not on when a process was killed.
+Optuna decides, in a study that lives in memory for one question and is filled with the trials that count:
+those of earlier rounds as they ended, those of the same round as if they ran still (its constant liar). So an
+answer depends on the settings, the round and the position in it alone, and not on when a process was killed.
 
 How it fails: it does not; a space smaller than the number of trials is refused by ``spec.tuning``.
 """
@@ -109,7 +109,9 @@ def _ask(settings: Settings, trials: Sequence[Trial], round_: int, seed: int) ->
         distributions = {name: field.distribution() for name, field in settings.space.items()}
         for trial in trials:
             told = trial.attrs["round"] < round_
-            known = trial if told else replace(trial, state="open", values=None, violation=None, intermediate={})
+            known = (
+                trial if told else replace(trial, state="open", values=None, violation=None, intermediate={})
+            )
             study.add_trial(to_frozen(known, distributions))
         asked = study.ask(distributions)
     return {name: settings.space[name].tidy(value) for name, value in asked.params.items()}

@@ -1,8 +1,8 @@
 """What an exploration may try: ranges and lists of values, as plain data, without Optuna.
 
 The first points of a search are spread evenly over the space (Halton's sequence) and are the same for every
-group that is searched, so that what the groups show can be laid side by side. A grid is expanded here, exactly
-and in order: Optuna's ``GridSampler`` draws cells at random and may draw one twice.
+group that is searched, so that what the groups show can be laid side by side. A grid is expanded here,
+exactly and in order: Optuna's ``GridSampler`` draws cells at random and may draw one twice.
 
 How it fails: it does not; what a user may write is checked in ``spec.tuning``.
 """

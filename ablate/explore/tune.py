@@ -3,9 +3,10 @@
 Whoever calls it says how a batch of trials is run; nothing here knows of Ray, runs or files but the ledger's.
 All groups go through their rounds together, so that their runs fill a machine that one group's would not.
 
-How it fails: a batch that comes back without some of its trials (an interruption, a failed run) ends the search;
-these trials stay open in the ledger, and the next call runs them again before it asks for new ones. Trials are
-told at the end of their round, pruned ones first, so that what is decided on is never a part of a round.
+How it fails: a batch that comes back without some of its trials (an interruption, a failed run) ends the
+search; these trials stay open in the ledger, and the next call runs them again before it asks for new ones.
+Trials are told at the end of their round, pruned ones first, so that what is decided on is never a part of a
+round.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ablate.explore.pick import Settings, hopeless_at, pick
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ablate.explore.ledger import Ledger, Trial
+    from ablate.explore.ledger import Ledger
 
 Curve = dict[int, float]
 """Validation losses in nats per token, by tokens."""
@@ -69,27 +70,31 @@ class Batch(Protocol):
 
 def search(groups: Sequence[SearchGroup], settings: Settings, run: Batch) -> bool:
     """Bring every group to its number of trials; return whether that is done."""
-    for round_ in range(-(-settings.trials // settings.at_once)):
-        batch = {one.key: one for group in groups for one in _ask_round(group, settings, round_)}
-        if not batch:
-            continue
-        earlier = {
-            group.name: [trial for trial in group.ledger.trials() if trial.attrs["round"] < round_]
-            for group in groups
-        }
+    rounds = range(-(-settings.trials // settings.at_once))
+    return all(_round(groups, settings, run, round_) for round_ in rounds)
 
-        def hopeless(
-            one: Asked, curve: Curve, earlier: Mapping[str, list[Trial]] = earlier
-        ) -> int | None:
-            return hopeless_at(settings, earlier[one.group], curve)
 
-        came = run(list(batch.values()), lambda one, curve, at=hopeless: at(one, curve) is not None)
-        ledgers = {group.name: group.ledger for group in groups}
-        ended = {key: hopeless(batch[key], came[key].curve) for key in batch if key in came}
-        if any(key not in came or (came[key].loss is None and ended[key] is None) for key in batch):
-            return False
-        for key in sorted(ended, key=lambda key: ended[key] is None):
-            _tell(ledgers[key[0]], key[1], came[key], ended[key])
+def _round(groups: Sequence[SearchGroup], settings: Settings, run: Batch, round_: int) -> bool:
+    """Bring one round of every group to its end; return whether that is done."""
+    batch = {one.key: one for group in groups for one in _ask_round(group, settings, round_)}
+    ledgers = {group.name: group.ledger for group in groups}
+    earlier = {
+        name: [trial for trial in ledger.trials() if trial.attrs["round"] < round_]
+        for name, ledger in ledgers.items()
+    }
+
+    def ended_at(one: Asked, curve: Curve) -> int | None:
+        return hopeless_at(settings, earlier[one.group], curve)
+
+    def is_hopeless(one: Asked, curve: Curve) -> bool:
+        return ended_at(one, curve) is not None
+
+    came = run(list(batch.values()), is_hopeless) if batch else {}
+    ends = {key: ended_at(batch[key], one.curve) for key, one in came.items()}
+    if any(key not in came or (came[key].loss is None and ends[key] is None) for key in batch):
+        return False
+    for key in sorted(ends, key=lambda key: ends[key] is None):
+        _tell(ledgers[key[0]], key[1], came[key], ends[key])
     return True
 
 

@@ -1,11 +1,12 @@
 """Tuning as arms and runs: the trials before the seeds, and the arms at the values that were found.
 
 A trial is an arm like any other, on the trials' budget and at seeds of its own, in a study beside the study
-(``<name> tune``). Where what was found differs from what the study gives an arm, the arm is run a second time,
-as ``<arm> tuned``; where it does not, the arm stands for both. The lock file holds all of it, under ``tuning``.
+(``<name> tune``). Where what was found differs from what the study gives an arm, the arm is run a second
+time, as ``<arm> tuned``; where it does not, the arm stands for both. The lock file holds all of it, under
+``tuning``.
 
-How it fails: what an earlier lock says is taken only for a group whose fingerprint is the same; the fingerprint
-is a hash of the ids of the group's first runs and of what the search may try.
+How it fails: what an earlier lock says is taken only for a group whose fingerprint is the same: a hash of the
+ids of the group's first runs and of what the search may try.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def load_study(path_or_name: str | Path) -> Study:
     if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
         what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
-    tune = check_tune(root, collector, [*named.values(), *(draft for _, draft in cells)], _unused(file), faults)
+    written = [*named.values(), *(draft for _, draft in cells)]
+    tune = check_tune(root, collector, written, _unused(file), faults)
     if faults:
         raise UserError(*faults.problems())
 

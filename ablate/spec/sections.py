@@ -169,7 +169,9 @@ class TuneSection:
     prune: Annotated[
         bool, Field(strict=True, description="end a trial that is worse than the median of earlier ones")
     ] = True
-    seeds: Annotated[PositiveInt, Field(le=100, description="runs of each arm and trial, at seeds of their own")] = 1
+    seeds: Annotated[
+        PositiveInt, Field(le=100, description="runs of each arm in a trial, at seeds of their own")
+    ] = 1
     groups: Annotated[
         dict[str, Annotated[list[str], Field(min_length=1)]],
         Field(description="name → arms that share one search; default: each arm has its own"),

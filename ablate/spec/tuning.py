@@ -3,8 +3,8 @@
 What the search may try must hold for every arm at the trials' budget as well as at its own, so that nothing
 breaks in the middle of it: the arms' own checks run on the lowest and on the highest values.
 
-How it fails: each fault is added where it stands. A field that Optuna could vary but that would change what is
-compared (the batch, the evaluation, the budget) is refused.
+How it fails: each fault is added where it stands. A field that would change what is compared (the batch, the
+evaluation, the budget) is refused.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _fields(node: Node, faults: Faults) -> Space:
                 hint = f"what the optimizer and its schedule use: {', '.join(TUNABLE)}"
                 faults.add(key, "cannot be tuned", hint)
             else:
-                hint = did_you_mean(name.removeprefix("training."), TUNABLE)
-                faults.add(key, "no field of training", hint or f"one of {', '.join(TUNABLE)}")
+                close = did_you_mean(name.removeprefix("training."), TUNABLE)
+                faults.add(key, "no field of training", close or f"one of {', '.join(TUNABLE)}")
         elif isinstance(values, Sequence):
             _list(name, values, found, faults)
         elif isinstance(values, Mapping):
@@ -241,9 +241,9 @@ def _check_values(
                            arm=arm.name)  # fmt: skip
     for group, arms in groups.items():
         shared = _own_values(fields, collector.arms[arms[0]])
-        for arm in arms[1:]:
-            if _own_values(fields, collector.arms[arm]) != shared:
-                what = f"arms '{arms[0]}' and '{arm}' of one group start from other values"
+        for other in arms[1:]:
+            if _own_values(fields, collector.arms[other]) != shared:
+                what = f"arms '{arms[0]}' and '{other}' of one group start from other values"
                 faults.add(get(node, "groups", group) or node, what, "give each a group of its own")
     first: dict[tuple[str, ...], str] = {}
     blank = {name: getattr(TrainingConfig(), name) for name in fields}
