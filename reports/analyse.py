@@ -7,7 +7,7 @@ missing, figures that cannot be had are None with a note, and what a reader must
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from ablate.reports.steps import Step, find_steps
 from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
 from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
+from ablate.reports.tuning import Tuned, pending, split_frames, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -128,7 +129,10 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Everything that the report says in numbers."""
+    """Everything that the report says in numbers.
+
+    ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
+    """
 
     study: str
     description: str | None
@@ -154,6 +158,7 @@ class Analysis:
     dropped: tuple[dict[str, Any], ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
+    tuning: Tuned | None = None
 
     @property
     def baseline_arm(self) -> ArmResult:
@@ -166,22 +171,35 @@ class Analysis:
         return tuple(arm for arm in self.arms if arm.name != self.baseline)
 
     @property
+    def every_arm(self) -> tuple[ArmResult, ...]:
+        """All arms of the plan: before those at the values found for them, those at the study's own."""
+        return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
+
+    @property
     def missing(self) -> int:
         """Runs of the plan that are no results."""
-        return sum(arm.missing for arm in self.arms)
+        return sum(arm.missing for arm in self.every_arm)
 
     @property
     def planned(self) -> int:
         """Runs of the plan."""
-        return sum(len(arm.runs) for arm in self.arms)
+        return sum(len(arm.runs) for arm in self.every_arm)
 
 
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     """Compute every number of the report.
 
     ``waive`` names settings (``comparable.SETTINGS``) in which runs may differ and are pooled all the same,
-    besides those that the study waives.
+    besides those that the study waives. Of a study whose arms were tuned: at the values found for them.
     """
+    if (parts := split_frames(frames)) is not None:
+        at_shared, at_tuned = (_analyse(part, waive) for part in parts)
+        return replace(at_tuned, tuning=tuned(frames.plan, at_shared, at_tuned))
+    return replace(_analyse(frames, waive), tuning=pending(frames.plan))
+
+
+def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
+    """Compute every number of one comparison."""
     plan = frames.plan
     waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
     set_apart = find_set_apart(frames, waived)
