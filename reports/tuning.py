@@ -88,8 +88,8 @@ def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
 def _part(frames: StudyFrames, names: Mapping[str, str]) -> StudyFrames:
     """Return a part of a study: ``names`` maps each arm to the one that stands in for it.
 
-    Which GEMM a pair of arms differs in is asked of configurations that have the baseline's tuned values: arms
-    that differ in them alone besides still make a pair.
+    The configurations get the baseline's values of what was tuned, so that arms which differ in one GEMM and
+    in such a value are still seen to differ in one GEMM.
     """
     plan, tuning = frames.plan, frames.plan["tuning"]
     entries = {entry["name"]: entry for entry in plan["arms"]}

@@ -123,11 +123,13 @@ def _draw(
                     markersize=7, fillstyle="none", clip_on=False, transform=axis.get_xaxis_transform(),
                     zorder=4,
                 )  # fmt: skip
-        for at, mean, _ in known:
-            if chosen is not None and at == chosen[curve.name]:
-                axis.plot(at, mean, marker="o", color=look.color, markersize=12, fillstyle="none", zorder=4)
-    for at in shared:
-        axis.axvline(at, color=FAINT, linestyle=":", linewidth=1, zorder=1)
+        for at_rate, mean, _ in known:
+            if chosen is not None and at_rate == chosen[curve.name]:
+                axis.plot(
+                    at_rate, mean, marker="o", color=look.color, markersize=12, fillstyle="none", zorder=4
+                )
+    for rate_of_study in shared:
+        axis.axvline(rate_of_study, color=FAINT, linestyle=":", linewidth=1, zorder=1)
     axis.set_xscale("log")
     rates = sorted({rate.learning_rate for curve in curves for rate in curve.rates})
     axis.xaxis.set_major_locator(FixedLocator(rates if chosen is None else _few(rates)))
@@ -148,8 +150,8 @@ def _draw(
 
 
 def _few(rates: Sequence[float]) -> list[float]:
-    """Return powers of two of the lowest rate, as ticks for rates that lie anywhere."""
-    ticks = [rates[0]]
-    while ticks[-1] * 2 <= rates[-1] * 1.01:
-        ticks.append(ticks[-1] * 2)
-    return ticks
+    """Return powers of two of the lowest rate, as places for rates that lie anywhere."""
+    places = [rates[0]]
+    while places[-1] * 2 <= rates[-1] * 1.01:
+        places.append(places[-1] * 2)
+    return places
