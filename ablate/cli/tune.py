@@ -36,6 +36,7 @@ def tune(
     Raises:
         UserError: another process runs them now.
     """
+    from ablate.execute.cancel import Cancellation
     from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import connection, execute_study
     from ablate.execute.lock import running
@@ -46,7 +47,10 @@ def tune(
     tuning = plan.tuning
     assert tuning is not None
 
+    cancellation = Cancellation(store.path)
+
     def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> Outcome:
+        cancellation.raise_if_requested()  # between two rounds
         with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
             return execute_study(store, todo, address=address, on_poll=display.update, unneeded=unneeded)
 

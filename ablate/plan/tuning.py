@@ -16,6 +16,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.explore.space import Choices, Range
 from ablate.plan.arithmetic import batches
 from ablate.plan.ids import ARM_FIELDS, RunIds
 from ablate.spec.tuning import tuned_name
@@ -195,6 +196,13 @@ def _at_values(
 def values_text(values: Mapping[str, Any]) -> str:
     """Write values as people do: ``learning_rate 0.00283, weight_decay 0.1``."""
     return ", ".join(f"{field} {_text(value)}" for field, value in values.items())
+
+
+def range_text(field: Range | Choices) -> str:
+    """Write what may be tried: ``0.0005 to 0.016 (log)``, or ``0 or 0.1``."""
+    if isinstance(field, Range):
+        return f"{_text(field.low)} to {_text(field.high)}{' (log)' if field.log else ''}"
+    return " or ".join(_text(value) for value in field.values)
 
 
 def _text(value: Any) -> str:
