@@ -6,6 +6,7 @@ has a cross at the top in place of a mean, one whose trial was ended early a tri
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ablate.reports import words
@@ -150,8 +151,7 @@ def _draw(
 
 
 def _few(rates: Sequence[float]) -> list[float]:
-    """Return powers of two of the lowest rate, as places for rates that lie anywhere."""
-    places = [rates[0]]
-    while places[-1] * 2 <= rates[-1] * 1.01:
-        places.append(places[-1] * 2)
-    return places
+    """Return 1, 2 and 5 times powers of ten as ticks, for rates that lie anywhere."""
+    powers = range(math.floor(math.log10(rates[0])), math.ceil(math.log10(rates[-1])) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return [tick for tick in ticks if rates[0] * 0.9 <= tick <= rates[-1] * 1.1] or [rates[0]]
