@@ -179,7 +179,8 @@ def _tuning(analysis: Analysis) -> list[str]:
     text = (
         f"The values found for the arms are from trials of {words.tokens(tuning.tokens)} tokens, "
         f"{words.share(tuning.share)} of a run's, with {words.plural(tuning.seeds, 'seed')} of their own: "
-        "what is best on a short budget need not be best on a long one."
+        "what is best on a short budget need not be best on a long one, and the intervals do not hold the "
+        "error of the search."
     )
     found = [text]
     outermost: dict[str, list[str]] = {}
