@@ -1,5 +1,7 @@
 """Frames → every number of the report, as plain frozen data. Pure: no files, no pictures, no clock.
 
+Runs of an arm that was stopped early are left out here, before anything is compared; see ``stopping``.
+
 How it fails: it does not raise on a study that is only half there. Runs that are no results are counted as
 missing, figures that cannot be had are None with a note, and what a reader must know is in ``warnings``.
 """
@@ -18,7 +20,7 @@ from ablate.reports.comparable import SetApart, find_set_apart
 from ablate.reports.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
 from ablate.reports.effects import Effects, factor_effects
-from ablate.reports.intervals import Interval
+from ablate.reports.intervals import ALPHA, Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.power import Power, power_of
 from ablate.reports.published import Published, published_for
@@ -35,13 +37,14 @@ from ablate.reports.speed import (
     share_in_fp4,
 )
 from ablate.reports.steps import Step, find_steps
+from ablate.reports.stopping import Stopped, StopRule, alpha_of, decide, read_rule
 from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
 from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
 from ablate.reports.tuning import Tuned, pending, split_frames, tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.config import RunConfig
     from ablate.reports.load import StudyFrames
@@ -64,7 +67,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run: how it stands (``state``), and how it ended with regard to the target (``end``)."""
+    """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
+
+    ``tokens`` trained of the ``budget``, in tokens as well.
+    """
 
     run_id: str
     arm: str
@@ -72,6 +78,7 @@ class RunResult:
     state: str
     end: End
     tokens: int
+    budget: int
     tokens_to_target: float | None
     left_bound: bool
     last_loss: float | None
@@ -86,9 +93,10 @@ class RunResult:
 class ArmResult:
     """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet).
 
-    ``again``: the baseline once more with other seeds, where nothing should be found. ``measured``: None
-    without a timing that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a
-    configuration.
+    ``again``: the baseline once more with other seeds, where nothing should be found. ``alpha``: the nominal
+    level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not
+    even as missing, and ``tokens_saved`` of their budget were not trained. ``measured``: None without timing
+    that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a configuration.
     """
 
     name: str
@@ -102,6 +110,10 @@ class ArmResult:
     censored: int
     diverged: int
     missing: int
+    alpha: float
+    stopped: Stopped | None
+    unused: int
+    tokens_saved: int
     tokens_to_target: Interval
     token_cost: Cost
     bootstrap: Interval | None
@@ -139,6 +151,7 @@ class Analysis:
     baseline: str
     target: Target
     paired: bool
+    rule: StopRule | None
     training: dict[str, Any]
     arms: tuple[ArmResult, ...]
     steps: tuple[Step, ...]
@@ -176,8 +189,13 @@ class Analysis:
         return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
 
     @property
+    def stopped(self) -> tuple[ArmResult, ...]:
+        """The arms that were stopped early."""
+        return tuple(arm for arm in self.every_arm if arm.stopped is not None)
+
+    @property
     def missing(self) -> int:
-        """Runs of the plan that are no results."""
+        """Runs of the plan that are no results, and are needed."""
         return sum(arm.missing for arm in self.every_arm)
 
     @property
@@ -204,34 +222,23 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run_id: found for found in set_apart}
-    target = Target(
-        kind=plan["target"]["kind"],
-        value=float(plan["target"]["value"]),
-        val_loss=target_loss(plan["target"]["kind"], float(plan["target"]["value"])),
-        rule=plan["target"].get("crossing", "confirmed"),
-    )
+    target = _target(plan)
     paired = bool(plan.get("paired_seeds", False))
-    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     outcomes: dict[str, list[Outcome]] = {}
     curves: dict[str, list[Curve]] = {}
     results: dict[str, list[RunResult]] = {}
-    for row in frames.runs.to_dict("records"):
+    whole_steps = {entry["name"]: entry.get("tokens") for entry in plan["arms"]}
+    for row, tokens, loss, end in _ends(frames, target, apart):
         run_id, arm = str(row["run_id"]), str(row["arm"])
-        group = evals.get(run_id)
-        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
-        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
-        end = outcome(
-            seed=int(row["seed"]),
-            state="set apart" if run_id in apart else str(row["state"]),
-            tokens=tokens,
-            loss=loss,
-            target=target.val_loss,
-            rule=target.rule,
-            budget_tokens=_number(row["budget_tokens"]) or 0.0,
-        )
         outcomes.setdefault(arm, []).append(end)
         results.setdefault(arm, []).append(
-            _run_result({str(k): v for k, v in row.items()}, end, loss, frames.environments)
+            _run_result(
+                row,
+                end,
+                (tokens, loss),
+                frames.environments,
+                budget=int(whole_steps[arm] or _number(row["budget_tokens"]) or 0),
+            )
         )
         # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
         if len(tokens) or end.end != "missing":
@@ -239,19 +246,47 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
             )
     base = plan["baseline"]
+    rule = read_rule(plan)
+    stops = _stopped_arms(plan, outcomes)
+    unused = {arm: _unused(outcomes[arm], stop) for arm, stop in stops.items()}
+    for arm, places in unused.items():
+        left_out = {results[arm][i].run_id for i in places}
+        outcomes[arm] = [run for i, run in enumerate(outcomes[arm]) if i not in places]
+        curves[arm] = [curve for curve in curves.get(arm, []) if curve.run_id not in left_out]
+        results[arm] = [
+            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
+            for i, run in enumerate(results[arm])
+        ]
+    base_ended = _all_ended(results.get(base, []))
+    alphas = {
+        entry["name"]: stops[entry["name"]].alpha
+        if entry["name"] in stops
+        else alpha_of(
+            outcomes.get(entry["name"], []),
+            outcomes.get(base, []),
+            rule,
+            ended=base_ended and _all_ended(results.get(entry["name"], [])),
+        )
+        for entry in plan["arms"]
+    }
     timing = timing_of_runs(frames.environments, frames.attempts)
     throughput = judge_throughput(frames, left_out=apart.keys(), waived=waived)
     configs = read_configs(frames.configs)
     horizon = common_horizon(outcomes.values())
+    # At a look both sides have its number of seeds.
+    seeds = {
+        entry["name"]: stops[entry["name"]].seeds if entry["name"] in stops else None
+        for entry in plan["arms"]
+    }
     arms = tuple(
         _arm_result(
             entry,
             outcomes=outcomes.get(entry["name"], []),
-            base_outcomes=outcomes.get(base, []),
+            base_outcomes=outcomes.get(base, [])[: seeds[entry["name"]]],
             curves=curves.get(entry["name"], []),
-            base_curves=curves.get(base, []),
+            base_curves=curves.get(base, [])[: seeds[entry["name"]]],
             runs=results.get(entry["name"], []),
-            base_runs=results.get(base, []),
+            base_runs=results.get(base, [])[: seeds[entry["name"]]],
             config=configs.get(entry["name"]),
             base_config=configs.get(base),
             timing=timing,
@@ -260,6 +295,8 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             baseline=base,
             paired=paired,
             rule=target.rule,
+            alpha=ALPHA if entry["name"] == base else alphas[entry["name"]],
+            stopped=stops.get(entry["name"]),
         )
         for entry in plan["arms"]
     )
@@ -271,12 +308,14 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         baseline=base,
         target=target,
         paired=paired,
+        rule=rule,
         training=dict(plan.get("training") or {}),
         arms=arms,
         steps=find_steps(
             frames.configs,
             {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
             paired=paired,
+            alphas=alphas,
         ),
         rate_curves=rate_curves(arms, frames.configs, base),
         resolution=_resolution(every, outcomes.get(base, [])),
@@ -284,23 +323,25 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         throughput=throughput,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
-        token_effects=factor_effects(
+        token_effects=_effects(
+            stops,
             [
                 (entry["factors"], math.log(run.high) if run.exact else None)
                 for entry in plan["arms"]
                 if entry.get("factors")
                 for run in outcomes.get(entry["name"], [])
                 if run.end != "missing"
-            ]
+            ],
         ),
-        loss_effects=factor_effects(
+        loss_effects=_effects(
+            stops,
             [
                 (entry["factors"], None if curve.end == "diverged" else float(curve.loss[-1]))
                 for entry in plan["arms"]
                 if entry.get("factors")
                 for curve in curves.get(entry["name"], [])
                 if curve.end != "missing"
-            ]
+            ],
         ),
         same_arm=compare_with_itself(outcomes.get(base, [])),
         failed_self_tests=sum(
@@ -316,14 +357,111 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     )
 
 
+def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
+    """Return the ids of the runs that the study's stop rule does not need, each with the reason.
+
+    Of a study whose arms were tuned a run that is in both comparisons is needed if either needs it.
+    """
+    parts = split_frames(frames) or (frames,)
+    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
+    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
+    return {
+        run_id: reason
+        for run_id, reason in reasons.items()
+        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
+    }
+
+
+def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
+    """Return the runs that one comparison does not need, each with the reason."""
+    plan = frames.plan
+    apart = {found.run_id for found in find_set_apart(frames, plan.get("waive") or ())}
+    outcomes: dict[str, list[Outcome]] = {}
+    ids: dict[str, list[str]] = {}
+    for row, _, _, end in _ends(frames, _target(plan), apart):
+        outcomes.setdefault(str(row["arm"]), []).append(end)
+        ids.setdefault(str(row["arm"]), []).append(str(row["run_id"]))
+    return {
+        ids[arm][place]: stop.reason
+        for arm, stop in _stopped_arms(plan, outcomes).items()
+        for place in sorted(_unused(outcomes[arm], stop))
+    }
+
+
+def _target(plan: Mapping[str, Any]) -> Target:
+    return Target(
+        kind=plan["target"]["kind"],
+        value=float(plan["target"]["value"]),
+        val_loss=target_loss(plan["target"]["kind"], float(plan["target"]["value"])),
+        rule=plan["target"].get("crossing", "confirmed"),
+    )
+
+
+def _ends(
+    frames: StudyFrames, target: Target, apart: Collection[str]
+) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, Outcome]]:
+    """Yield each run's row, the tokens and losses of its evaluations, and how it ended."""
+    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
+    for row in frames.runs.to_dict("records"):
+        run_id = str(row["run_id"])
+        group = evals.get(run_id)
+        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
+        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
+        end = outcome(
+            seed=int(row["seed"]),
+            state="set apart" if run_id in apart else str(row["state"]),
+            tokens=tokens,
+            loss=loss,
+            target=target.val_loss,
+            rule=target.rule,
+            budget_tokens=_number(row["budget_tokens"]) or 0.0,
+        )
+        yield {str(key): value for key, value in row.items()}, tokens, loss, end
+
+
+def _stopped_arms(plan: Mapping[str, Any], outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
+    """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
+    rule = read_rule(plan)
+    if rule is None:
+        return {}
+    never = frozenset(entry["name"] for entry in plan["arms"] if entry.get("again"))
+    paired = bool(plan.get("paired_seeds", False))
+    return decide(outcomes, rule, baseline=plan["baseline"], never=never, paired=paired)
+
+
+def _unused(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
+    """Return the places of a stopped arm's runs that count for nothing."""
+    if stop.seeds is not None:
+        return frozenset(range(stop.seeds, len(outcomes)))
+    return frozenset(i for i, run in enumerate(outcomes) if run.end == "missing")
+
+
+def _all_ended(runs: Sequence[RunResult]) -> bool:
+    """Tell whether no run is still to come: failed ones are not, unless somebody asks for them again."""
+    return all(run.state in ("finished", "diverged", "failed") for run in runs)
+
+
+def _effects(stops: Mapping[str, Stopped], rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
+    """Return the factors' effects; none where arms were stopped: the rest is a selection."""
+    if stops and rows:
+        return Effects(reason=f"arms were stopped early ({', '.join(stops)}): no effects", runs=len(rows))
+    return factor_effects(rows)
+
+
 def _number(value: Any) -> float | None:
     """Return a number out of a data frame's cell, None where it is empty."""
     return None if value is None or pd.isna(value) else float(value)
 
 
 def _run_result(
-    row: dict[str, Any], end: Outcome, loss: np.ndarray, environments: dict[str, dict[str, Any]]
+    row: dict[str, Any],
+    end: Outcome,
+    curve: tuple[np.ndarray, np.ndarray],
+    environments: dict[str, dict[str, Any]],
+    *,
+    budget: int,
 ) -> RunResult:
+    evaluated, loss = curve
     devices = environments.get(str(row["run_id"]), {}).get("world_size")
     started, ended = _number(row["started_unix"]), _number(row["ended_unix"])
     mode = row["backend_mode"]
@@ -333,7 +471,9 @@ def _run_result(
         seed=int(row["seed"]),
         state=str(row["state"]),
         end=end.end,
-        tokens=int(row["tokens"]),
+        # The status tells it at the end of an attempt; an evaluation may be later than a killed one's.
+        tokens=max(int(row["tokens"]), int(evaluated[-1]) if len(evaluated) else 0),
+        budget=budget,
         tokens_to_target=end.high if end.end == "hit" else None,
         left_bound=end.end == "hit" and not end.exact,
         last_loss=float(loss[-1]) if len(loss) else None,
@@ -362,11 +502,21 @@ def _arm_result(
     baseline: str,
     paired: bool,
     rule: Rule,
+    alpha: float,
+    stopped: Stopped | None,
 ) -> ArmResult:
     is_baseline = entry["name"] == baseline
     ends = [run.end for run in outcomes]
-    cost = Cost(kind="baseline") if is_baseline else token_cost(outcomes, base_outcomes, paired=paired)
-    mean = mean_tokens(outcomes)
+    cost = (
+        Cost(kind="baseline")
+        if is_baseline
+        else token_cost(outcomes, base_outcomes, paired=paired, alpha=alpha)
+    )
+    mean = mean_tokens(outcomes, alpha)
+    # Of an arm that was stopped because runs diverged the others are those that happened to end before.
+    selected = stopped is not None and stopped.kind == "diverged"
+    if selected:
+        cost = replace(cost, restricted=None)
 
     def plus_one(value: float | None) -> float | None:
         return None if value is None else 1 + value
@@ -374,9 +524,11 @@ def _arm_result(
     measured = None
     if throughput is not None and entry["name"] in throughput.rates:
         rates, base_rates = throughput.rates[entry["name"]], throughput.rates[baseline]
-        measured = alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(outcomes))
+        measured = alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(outcomes), alpha=alpha)
     elif timing.kind == "native":
-        measured = measured_speed(_timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired)
+        measured = measured_speed(
+            _timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired, alpha=alpha
+        )
     return ArmResult(
         name=entry["name"],
         description=entry.get("description"),
@@ -392,23 +544,31 @@ def _arm_result(
         censored=ends.count("censored"),
         diverged=ends.count("diverged"),
         missing=ends.count("missing"),
+        alpha=alpha,
+        stopped=stopped,
+        unused=sum(run.end == "unused" for run in runs),
+        tokens_saved=sum(max(0, run.budget - run.tokens) for run in runs if run.end == "unused"),
         tokens_to_target=mean,
         token_cost=cost,
-        bootstrap=None if is_baseline else bootstrap_cost(outcomes, base_outcomes, paired=paired),
+        bootstrap=None
+        if is_baseline or stopped is not None
+        else bootstrap_cost(outcomes, base_outcomes, paired=paired, alpha=alpha),
         break_even=Interval(
             estimate=plus_one(cost.estimate), low=plus_one(cost.low), high=plus_one(cost.high)
         ),
-        final_loss=final_loss(curves),
+        final_loss=final_loss(curves, alpha),
         difference=LossDifference(interval=Interval(note="baseline"))
         if is_baseline
-        else final_difference(curves, base_curves),
-        sweep=None if is_baseline else target_sweep(curves, base_curves, rule=rule, paired=paired),
-        reached=reached(outcomes),
-        restricted_mean=Interval(note="no results")
-        if horizon is None
-        else restricted_mean(outcomes, horizon),
-        power=None
+        else final_difference(curves, base_curves, alpha),
+        sweep=None
         if is_baseline
+        else target_sweep(curves, base_curves, rule=rule, paired=paired, alpha=alpha),
+        reached=None if selected else reached(outcomes, alpha),
+        restricted_mean=Interval(note="stopped early" if selected else "no results")
+        if selected or horizon is None
+        else restricted_mean(outcomes, horizon, alpha),
+        power=None
+        if is_baseline or stopped is not None
         else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),
         measured=measured,
         fp4_share=None if config is None else share_in_fp4(config),
@@ -421,9 +581,10 @@ def _arm_result(
 
 
 def _timed(outcomes: Sequence[Outcome], runs: Sequence[RunResult]) -> list[TimedRun]:
+    used = [run for run in runs if run.end != "unused"]
     return [
         TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec, devices=run.devices)
-        for outcome, run in zip(outcomes, runs, strict=True)
+        for outcome, run in zip(outcomes, used, strict=True)
     ]
 
 

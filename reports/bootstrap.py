@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports.intervals import LEVEL, Interval, exponential
+from ablate.reports.intervals import ALPHA, Interval, exponential
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ DRAWS = 10_000
 
 
 def bootstrap_cost(
-    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False
+    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False, alpha: float = ALPHA
 ) -> Interval | None:
     """Return the token cost with its percentile interval over 10,000 draws; None below 5 runs a side."""
     left = {run.seed: np.log(run.high) for run in arm if run.exact}
@@ -44,7 +44,7 @@ def bootstrap_cost(
         center = x.mean() - y.mean()
     else:
         return None
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, [alpha / 2, 1 - alpha / 2])
     return exponential(Interval(estimate=float(center), low=float(low), high=float(high)), minus=1.0)
 
 

@@ -20,7 +20,7 @@ from ablate.reports.tables import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ablate.reports.analyse import Analysis
+    from ablate.reports.analyse import Analysis, ArmResult
     from ablate.reports.cost import Cost
     from ablate.reports.load import StudyFrames
 
@@ -59,7 +59,7 @@ def compare(
             name=name,
             left=arms[name].token_cost if name in arms else None,
             right=others[name].token_cost if name in others else None,
-            ratio=_ratio(arms[name].token_cost, others[name].token_cost)
+            ratio=_ratio(arms[name], others[name])
             if name in arms and name in others
             else Interval(note="in one study only"),
         )
@@ -121,10 +121,12 @@ def compare_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _ratio(left: Cost, right: Cost) -> Interval:
-    if left.log_ratio is None or right.log_ratio is None:
+def _ratio(left: ArmResult, right: ArmResult) -> Interval:
+    before, after = left.token_cost.log_ratio, right.token_cost.log_ratio
+    if before is None or after is None:
         return Interval(note="no estimate in one of the studies")
-    return exponential(t_interval(difference(right.log_ratio, left.log_ratio)), minus=1.0)
+    alpha = min(left.alpha, right.alpha)  # the stricter one, where arms could be stopped early
+    return exponential(t_interval(difference(after, before), alpha), minus=1.0)
 
 
 def _differences(

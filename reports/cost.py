@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ablate.reports.intervals import (
+    ALPHA,
     ONE_RUN,
     Estimate,
     Interval,
@@ -40,7 +41,7 @@ Kind = Literal["interval", "point", "bound", "none", "baseline"]
 class Cost:
     """A token cost as a fraction (0.18 is 18 % more tokens).
 
-    ``interval``: estimate with a 95 % interval. ``point``: estimate without one. ``bound``: no estimate;
+    ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
     ``low`` or ``high`` bounds the cost of *these runs* and carries no sampling error, which ``restricted``
     shows in its place: the cost with every run cut at the budget, with its interval. ``none``: nothing.
     ``log_ratio``: log (1 + cost) with its error, for those who reckon on with an estimate.
@@ -64,7 +65,7 @@ def is_settled(cost: Cost) -> bool:
     return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (cost.high or 0.0)
 
 
-def mean_tokens(outcomes: Sequence[Outcome]) -> Interval:
+def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
     """Return the geometric mean of the tokens to target with its interval on log T.
 
     Where a run has no known T: no estimate, and as ``low`` the mean with such runs at their budget.
@@ -73,7 +74,7 @@ def mean_tokens(outcomes: Sequence[Outcome]) -> Interval:
     if not runs:
         return Interval(note="no results")
     if all(run.exact for run in runs):
-        return exponential(mean_interval(_logs(runs)))
+        return exponential(mean_interval(_logs(runs), alpha))
     low, high = _log_range(runs)
     return Interval(
         low=math.exp(low) if math.isfinite(low) else None,
@@ -88,20 +89,25 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     return mean_estimate(_logs(runs)) if runs and all(run.exact for run in runs) else None
 
 
-def token_cost(arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False) -> Cost:
-    """Return the token cost of an arm over the baseline from how their runs ended."""
+def token_cost(
+    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False, alpha: float = ALPHA
+) -> Cost:
+    """Return the token cost of an arm over the baseline from how their runs ended.
+
+    ``alpha``: the chance that its interval misses, as far as this one comparison goes.
+    """
     left = [run for run in arm if run.end != "missing"]
     right = [run for run in baseline if run.end != "missing"]
     if not left or not right:
         whose = "this arm" if not left else "the baseline"
         return Cost(kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right))
     if not all(run.exact for run in left + right):
-        return _bound(left, right)
+        return _bound(left, right, alpha)
     pairs = sorted({run.seed for run in left} & {run.seed for run in right}) if paired else []
     if len(pairs) >= 2:
-        return _paired(left, right, pairs)
+        return _paired(left, right, pairs, alpha)
     log_ratio = difference(mean_estimate(_logs(left)), mean_estimate(_logs(right)))
-    cost = exponential(t_interval(log_ratio), minus=1.0)
+    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
     reason = cost.note
     if paired and reason != ONE_RUN:
         reason = "fewer than 2 seeds in common: compared unpaired"
@@ -121,13 +127,13 @@ def _logs(runs: Sequence[Outcome]) -> list[float]:
     return [math.log(run.high) for run in runs]
 
 
-def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int]) -> Cost:
+def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int], alpha: float) -> Cost:
     x_of = {run.seed: math.log(run.high) for run in left}
     y_of = {run.seed: math.log(run.high) for run in right}
     x = np.array([x_of[seed] for seed in pairs])
     y = np.array([y_of[seed] for seed in pairs])
     log_ratio = mean_estimate(x - y)
-    cost = exponential(t_interval(log_ratio), minus=1.0)
+    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
     spread = float(np.var(x - y, ddof=1))
     unpaired = float(np.var(x, ddof=1) + np.var(y, ddof=1))
     return Cost(
@@ -145,7 +151,7 @@ def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int])
     )
 
 
-def _bound(left: Sequence[Outcome], right: Sequence[Outcome]) -> Cost:
+def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> Cost:
     """Let each unknown T lie anywhere in its range, and see what of the cost is still bounded."""
     left_low, left_high = _log_range(left)
     right_low, right_high = _log_range(right)
@@ -159,7 +165,8 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome]) -> Cost:
     ]
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
-        restricted = exponential(welch_interval([math.log(run.low) for run in left], _logs(right)), minus=1.0)
+        cut = [math.log(run.low) for run in left]
+        restricted = exponential(welch_interval(cut, _logs(right), alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
         low=bounds.low,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Rule = Literal["confirmed", "first_eval"]
-End = Literal["hit", "censored", "diverged", "missing"]
+End = Literal["hit", "censored", "diverged", "missing", "unused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,8 @@ class Outcome:
     """How one run ended, and the range that its tokens to target lie in.
 
     ``low == high`` is a known figure. A censored or diverged run has its budget as ``low`` and infinity as
-    ``high``: it never reached the target, however near it came. ``missing`` is no result.
+    ``high``: it never reached the target, however near it came. ``missing`` is no result. ``unused`` is said
+    of a run, never of an outcome that is compared: its arm was stopped before, whatever came of the run.
     """
 
     seed: int

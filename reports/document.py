@@ -45,6 +45,7 @@ def build_document(
         "runs_planned": analysis.planned,
         "runs_missing": analysis.missing,
         "paired_seeds": analysis.paired,
+        "stop": _stop(analysis),
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
         "throughput": _throughput(analysis.throughput),
@@ -178,6 +179,24 @@ def _throughput(record: Throughput | None) -> dict[str, Any] | None:
     }
 
 
+def _stop(analysis: Analysis) -> dict[str, Any] | None:
+    rule = analysis.rule
+    if rule is None:
+        return None
+    return {
+        "diverged": rule.diverged,
+        "hopeless": None
+        if rule.hopeless is None
+        else {
+            "cost_above": rule.hopeless.cost_above,
+            "spending": rule.hopeless.spending,
+            "looks": list(rule.hopeless.looks),
+            "nominal_levels": list(rule.hopeless.alphas),
+        },
+        "tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped),
+    }
+
+
 def _effects(found: Effects) -> dict[str, Any]:
     return {
         "reason": found.reason,
@@ -234,6 +253,17 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "censored": arm.censored,
         "diverged": arm.diverged,
         "missing": arm.missing,
+        "nominal_level": arm.alpha,
+        "stopped": None
+        if arm.stopped is None
+        else {
+            "kind": arm.stopped.kind,
+            "reason": arm.stopped.reason,
+            "look": arm.stopped.look,
+            "seeds": arm.stopped.seeds,
+            "runs_unused": arm.unused,
+            "tokens_saved": arm.tokens_saved,
+        },
         "tokens_to_target": _interval(arm.tokens_to_target),
         "token_cost": _cost(arm.token_cost),
         "break_even_throughput": _interval(arm.break_even),

@@ -1,9 +1,10 @@
 """The intervals the report uses: of a mean, of a difference of means (Welch), of paired differences.
 
 And of differences of these again, where the two sides are independent: put together from ``Estimate``s.
-All are Student's t intervals at 95 %, two-sided, with Welch's and Satterthwaite's degrees of freedom where
-there are several sources of error. ``scipy.special`` is used instead of ``scipy.stats``, which takes three
-times as long to import; the tests compare the results with ``scipy.stats``.
+All are Student's t intervals, two-sided, at 95 % or at the level that a sequential rule asks for, with
+Welch's and Satterthwaite's degrees of freedom where there are several sources of error. ``scipy.special`` is
+used instead of ``scipy.stats``, which takes three times as long to import; the tests compare the results with
+``scipy.stats``.
 
 How it fails: it does not raise. Where no interval can be had (one value, no spread at all, a spread beyond
 all reckoning), ``low`` and ``high`` are None and ``note`` says why. An interval of width nought would claim a
@@ -22,7 +23,8 @@ from scipy.special import stdtrit
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-LEVEL = 0.95
+ALPHA = 0.05
+"""The chance that an interval misses: 95 % intervals, unless a sequential rule asks for another."""
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
 TOO_LARGE = "the figures lie too far apart: no interval"
@@ -38,9 +40,9 @@ class Interval:
     note: str | None = None
 
 
-def quantile(degrees: float) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
-    return float(stdtrit(degrees, 0.5 + LEVEL / 2))
+def quantile(degrees: float, alpha: float = ALPHA) -> float:
+    """Return the two-sided quantile of Student's t that is exceeded with the probability ``alpha``."""
+    return -float(stdtrit(degrees, alpha / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,31 +82,31 @@ def difference(left: Estimate, right: Estimate) -> Estimate:
     return Estimate(value=value, variance=variance, degrees=1 / sum(w**2 / d for w, d in shares))
 
 
-def t_interval(estimate: Estimate) -> Interval:
+def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
     """Return an estimate with its t interval."""
     if not estimate.degrees:
         return Interval(estimate=estimate.value, note=ONE_RUN)
     if not estimate.variance:
         return Interval(estimate=estimate.value, note=NO_SPREAD)
-    half = quantile(estimate.degrees) * math.sqrt(estimate.variance)
+    half = quantile(estimate.degrees, alpha) * math.sqrt(estimate.variance)
     if not math.isfinite(half):
         return Interval(estimate=estimate.value, note=TOO_LARGE)
     return Interval(estimate=estimate.value, low=estimate.value - half, high=estimate.value + half)
 
 
-def mean_interval(values: ArrayLike) -> Interval:
+def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return the mean with its t interval; of paired differences this is the paired t interval."""
     x = np.asarray(values, dtype=float)
-    return t_interval(mean_estimate(x)) if len(x) else Interval(note="no values")
+    return t_interval(mean_estimate(x), alpha) if len(x) else Interval(note="no values")
 
 
-def welch_interval(left: ArrayLike, right: ArrayLike) -> Interval:
+def welch_interval(left: ArrayLike, right: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return mean(left) − mean(right) with Welch's interval, which needs no equal variances."""
     x = np.asarray(left, dtype=float)
     y = np.asarray(right, dtype=float)
     if not len(x) or not len(y):
         return Interval(note="no values")
-    return t_interval(difference(mean_estimate(x), mean_estimate(y)))
+    return t_interval(difference(mean_estimate(x), mean_estimate(y)), alpha)
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports.intervals import Interval, mean_interval, welch_interval
+from ablate.reports.intervals import ALPHA, Interval, mean_interval, welch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def common_grid(curves: Sequence[Curve]) -> Grid:
     return Grid(tokens=tokens, loss=np.array(rows))
 
 
-def final_loss(curves: Sequence[Curve]) -> Interval:
+def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     """Return the mean loss at the end of the budget; none where a run diverged or nothing finished."""
     results = [curve for curve in curves if curve.end != "missing"]
     diverged = sum(curve.end == "diverged" for curve in results)
@@ -85,11 +85,11 @@ def final_loss(curves: Sequence[Curve]) -> Interval:
         return Interval(note=f"{diverged} of {len(results)} runs diverged: no final loss")
     if not results:
         return Interval(note="no results")
-    return mean_interval([curve.loss[-1] for curve in results])
+    return mean_interval([curve.loss[-1] for curve in results], alpha)
 
 
-def final_difference(arm: Sequence[Curve], baseline: Sequence[Curve]) -> LossDifference:
-    """Return the mean difference (Welch 95 %) at the last evaluation common to all runs of both."""
+def final_difference(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA) -> LossDifference:
+    """Return the mean difference (Welch) at the last evaluation common to all runs of both."""
     for curves in (arm, baseline):
         note = final_loss(curves).note
         if final_loss(curves).estimate is None:
@@ -98,17 +98,17 @@ def final_difference(arm: Sequence[Curve], baseline: Sequence[Curve]) -> LossDif
     if not len(left.tokens):
         return LossDifference(interval=Interval(note="no evaluation at equal tokens"))
     return LossDifference(
-        interval=welch_interval(left.loss[:, -1], right.loss[:, -1]),
+        interval=welch_interval(left.loss[:, -1], right.loss[:, -1], alpha),
         tokens=int(left.tokens[-1]),
         n=len(left.loss),
         n_baseline=len(right.loss),
     )
 
 
-def difference_band(arm: Sequence[Curve], baseline: Sequence[Curve]) -> Band:
+def difference_band(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA) -> Band:
     """Return the difference to the baseline at every common evaluation, with pointwise Welch intervals."""
     left, right = _align(common_grid(arm), common_grid(baseline))
-    intervals = [welch_interval(left.loss[:, i], right.loss[:, i]) for i in range(len(left.tokens))]
+    intervals = [welch_interval(left.loss[:, i], right.loss[:, i], alpha) for i in range(len(left.tokens))]
 
     def column(name: str) -> np.ndarray:
         values = [getattr(interval, name) for interval in intervals]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import stdtrit
 
-from ablate.reports.intervals import LEVEL
+from ablate.reports.intervals import quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def power_of(
 
 def _reach(degrees: float) -> float:
     """Return how many standard errors a difference must be, to be found with the power."""
-    return float(stdtrit(degrees, 0.5 + LEVEL / 2) + stdtrit(degrees, POWER))
+    return quantile(degrees) + float(stdtrit(degrees, POWER))
 
 
 def _more(variance: float, n: int, estimate: float | None) -> int | None:

@@ -103,6 +103,7 @@ def _values(content: Content) -> dict[str, Any]:
         "warnings": content.warnings,
         "drawings": content.drawings,
         "headline": tables.headline(analysis),
+        "stopped": tables.stop_table(analysis),
         "steps": steps,
         "effects": tables.effect_table(analysis),
         "power": tables.power_table(analysis),
@@ -142,6 +143,24 @@ def _pooled(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     return (("Waived", f"runs that differ in {', '.join(analysis.waived)} are pooled."),)
 
 
+def _early_stops(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """Say what the study's stop rule is; nothing without one."""
+    rule = analysis.rule
+    if rule is None:
+        return ()
+    parts = []
+    if rule.diverged is not None:
+        parts.append(f"an arm is stopped after {words.plural(rule.diverged, 'diverged run')}")
+    if rule.hopeless is not None:
+        looks = words.listed([str(n) for n in rule.hopeless.looks])
+        parts.append(
+            "an arm is stopped at the first look where the lower end of its token cost's interval is above "
+            f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
+            f"spending, nominal levels {words.levels(rule.hopeless.alphas)} (repeated confidence intervals)"
+        )
+    return (("Early stops", f"{'; '.join(parts)}."),)
+
+
 def _same_arm(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """Return what comparing the baseline with itself shows; nothing with too few runs."""
     same = analysis.same_arm
@@ -175,18 +194,20 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         "censored: the budget ended before the target. Diverged is an end of its own and counts as never "
         "reaching. Such an arm has no estimate, only a bound, with those runs at their budget."
     )
+    formula = "exp(mean log T of the arm − mean log T of the baseline) − 1"
     return (
         ("Target", f"{words.target(analysis.target)}."),
         ("Tokens to target", f"{words.RULES[analysis.target.rule]}; over seeds the geometric mean."),
         (
             "Token cost",
-            f"exp(mean log T of the arm − mean log T of the baseline) − 1, with 95\u00a0% interval {test}.",
+            f"{formula}, with its {words.coverage(analysis.rule)} interval {test}.",
         ),
         ("Not reached", not_reached),
         ("Break-even", "1 + token cost: the throughput over the baseline's from which the arm pays."),
         ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
         ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
         ("Timing", _timing(analysis)),
+        *_early_stops(analysis),
         *_pooled(analysis),
         *_same_arm(analysis),
     )

@@ -6,9 +6,10 @@ has. Keys that are not named here are let through.
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from pydantic.types import StrictBool, StrictInt, StrictStr
 
 from ablate.store.leases import LATEST_UNIX
@@ -30,6 +31,7 @@ class _Run(_Open):
 class _Arm(_Open):
     name: StrictStr
     runs: list[_Run]
+    tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)] | None = None
     description: StrictStr | None = None
     again: StrictBool = False
     recipe: StrictStr | None = None
@@ -83,6 +85,24 @@ class _Tuning(_Open):
     tuned: dict[str, StrictStr]
 
 
+class _Hopeless(_Open):
+    cost_above: Annotated[_Number, Field(ge=0)]
+    spending: Literal["obrien-fleming", "pocock"]
+    looks: Annotated[list[Annotated[StrictInt, Field(ge=2, lt=1 << 31)]], Field(min_length=2)]
+
+    @field_validator("looks")
+    @classmethod
+    def _rise(cls, looks: list[int]) -> list[int]:
+        if any(later <= earlier for earlier, later in itertools.pairwise(looks)):
+            raise ValueError("looks must rise")
+        return looks
+
+
+class _Stop(_Open):
+    diverged: _Count | None = None
+    hopeless: _Hopeless | None = None
+
+
 class _Plan(_Open):
     study: StrictStr
     description: StrictStr | None = None
@@ -90,6 +110,7 @@ class _Plan(_Open):
     target: _Target
     paired_seeds: StrictBool = False
     waive: list[StrictStr] = []
+    stop: _Stop | None = None
     training: _Training | None = None
     arms: Annotated[list[_Arm], Field(min_length=1)]
     dropped: list[_Cell] = []

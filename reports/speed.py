@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.plan.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
 from ablate.reports.intervals import (
+    ALPHA,
     Interval,
     difference,
     exponential,
@@ -28,7 +29,7 @@ from ablate.reports.intervals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ablate.config import RunConfig
     from ablate.recipes import Recipe
@@ -77,19 +78,30 @@ class Modelled:
     large: float | None
 
 
-def measured_speed(arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, paired: bool) -> Measured:
+def measured_speed(
+    arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, paired: bool, alpha: float = ALPHA
+) -> Measured:
     """Return what native timing shows; runs without a throughput leave no figure."""
     own, base = ([run for run in side if run.outcome.end != "missing"] for side in (arm, baseline))
+
+    def ratio(figure: Callable[[TimedRun], float | None]) -> Interval:
+        return _ratio([figure(run) for run in own], [figure(run) for run in base], own, base, paired, alpha)
+
     return Measured(
         alone=False,
-        throughput=_ratio([_speed(run) for run in own], [_speed(run) for run in base], own, base, paired),
-        end_to_end=_ratio([_pace(run) for run in own], [_pace(run) for run in base], own, base, paired),
-        hours=_hours([_device_pace(run) for run in own]),
+        throughput=ratio(_speed),
+        end_to_end=ratio(_pace),
+        hours=_hours([_device_pace(run) for run in own], alpha),
     )
 
 
 def alone_speed(
-    rates: Sequence[float], base_rates: Sequence[float], *, cost: Cost, tokens: Estimate | None
+    rates: Sequence[float],
+    base_rates: Sequence[float],
+    *,
+    cost: Cost,
+    tokens: Estimate | None,
+    alpha: float = ALPHA,
 ) -> Measured:
     """Return what timing the arm and the baseline alone shows, with the token cost of their runs.
 
@@ -101,22 +113,22 @@ def alone_speed(
     else:
         ratio = difference(own, base)
         throughput = exponential(t_interval(ratio))
-        end_to_end = _over_cost(ratio, cost)
+        end_to_end = _over_cost(ratio, cost, alpha)
     return Measured(
         alone=True,
         throughput=throughput,
         end_to_end=end_to_end,
         hours=Interval(note="not every run has a figure")
         if tokens is None
-        else exponential(t_interval(difference(tokens, own))),
+        else exponential(t_interval(difference(tokens, own), alpha)),
     )
 
 
-def _over_cost(ratio: Estimate, cost: Cost) -> Interval:
+def _over_cost(ratio: Estimate, cost: Cost, alpha: float) -> Interval:
     """Return throughput ratio / (1 + token cost); no interval where either of them has none."""
     if cost.log_ratio is None:
         return Interval(note=cost.reason)
-    found = exponential(t_interval(difference(ratio, cost.log_ratio)))
+    found = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
     lacking = next((part.note for part in map(t_interval, (ratio, cost.log_ratio)) if part.low is None), None)
     return found if lacking is None else Interval(estimate=found.estimate, note=lacking)
 
@@ -214,6 +226,7 @@ def _ratio(
     own_runs: Sequence[TimedRun],
     base_runs: Sequence[TimedRun],
     paired: bool,
+    alpha: float,
 ) -> Interval:
     left, right = ([value for value in side if value is not None] for side in (own, base))
     if not left or not right or len(left) < len(own) or len(right) < len(base):
@@ -223,12 +236,12 @@ def _ratio(
         y = {run.outcome.seed: value for run, value in zip(base_runs, right, strict=True)}
         seeds = sorted(x.keys() & y.keys())
         if len(seeds) >= 2:
-            return exponential(mean_interval([x[seed] - y[seed] for seed in seeds]))
-    return exponential(welch_interval(left, right))
+            return exponential(mean_interval([x[seed] - y[seed] for seed in seeds], alpha))
+    return exponential(welch_interval(left, right, alpha))
 
 
-def _hours(paces: list[float | None]) -> Interval:
+def _hours(paces: list[float | None], alpha: float) -> Interval:
     known = [-pace - math.log(_HOUR_SEC) for pace in paces if pace is not None]
     if not known or len(known) < len(paces):
         return Interval(note="not every run has a figure")
-    return exponential(mean_interval(known))
+    return exponential(mean_interval(known, alpha))

@@ -37,15 +37,24 @@ def find_steps(
     outcomes: Mapping[str, Sequence[Outcome]],
     *,
     paired: bool,
+    alphas: Mapping[str, float],
 ) -> tuple[Step, ...]:
-    """Return every pair of arms in which the second puts exactly one more GEMM into FP4."""
+    """Return every pair of arms in which the second puts exactly one more GEMM into FP4.
+
+    ``alphas``: each arm's level; two arms are compared at the stricter of theirs.
+    """
     usable = {arm: config for arm, config in configs.items() if _has_recipe(config)}
     return tuple(
         Step(
             gemm=gemm,
             from_arm=first,
             to_arm=second,
-            cost=token_cost(outcomes[second], outcomes[first], paired=paired),
+            cost=token_cost(
+                outcomes[second],
+                outcomes[first],
+                paired=paired,
+                alpha=min(alphas[first], alphas[second]),
+            ),
         )
         for first, config in usable.items()
         for second, other in usable.items()

@@ -1,7 +1,7 @@
 """How many runs have reached the target by so many tokens, where some have not by the end of their budget.
 
 Kaplan and Meier's estimate of the share that has *not* reached it, with Greenwood's variance on the log-log
-scale (Kalbfleisch and Prentice) for the 95 % band, which stays between 0 and 1. A censored run leaves at its
+scale (Kalbfleisch and Prentice) for its band, which stays between 0 and 1. A censored run leaves at its
 last evaluation. A diverged run never reaches the target: it stays among those that have not, to the end.
 
 How it fails: it does not raise. Without a result there is no curve.
@@ -14,21 +14,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.reports.intervals import Interval
+from scipy.special import ndtri
+
+from ablate.reports.intervals import ALPHA, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ablate.reports.crossing import Outcome
 
-_Z = 1.959963984540054
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
     """Steps of the share that has reached the target: from ``tokens[i]`` on it is ``share[i]``.
 
-    ``low`` and ``high`` bound it at 95 %, None where there is no variance. ``end`` is where the last run was
+    ``low`` and ``high`` bound it, None where there is no variance. ``end`` is where the last run was
     still looked at.
     """
 
@@ -40,7 +40,7 @@ class Reached:
     n: int
 
 
-def reached(outcomes: Sequence[Outcome]) -> Reached | None:
+def reached(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Reached | None:
     """Return the Kaplan–Meier curve of an arm's results; None without any."""
     runs = [run for run in outcomes if run.end != "missing"]
     if not runs:
@@ -60,7 +60,7 @@ def reached(outcomes: Sequence[Outcome]) -> Reached | None:
         events = sum(run.end == "hit" and run.high == time for run in runs)
         survival *= 1 - events / at_risk
         variance += events / (at_risk * (at_risk - events)) if at_risk > events else math.inf
-        steps.append((time, 1 - survival, *_band(survival, variance)))
+        steps.append((time, 1 - survival, *_band(survival, variance, alpha)))
     columns = tuple(zip(*steps, strict=True))
     return Reached(tokens=columns[0], share=columns[1], low=columns[2], high=columns[3], end=end, n=len(runs))
 
@@ -88,8 +88,8 @@ def _followed(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     return looked, latest
 
 
-def restricted_mean(outcomes: Sequence[Outcome], horizon: float) -> Interval:
-    """Return the mean of tokens to target cut at ``horizon`` tokens, with its 95 % interval.
+def restricted_mean(outcomes: Sequence[Outcome], horizon: float, alpha: float = ALPHA) -> Interval:
+    """Return the mean of tokens to target cut at ``horizon`` tokens, with its interval.
 
     The area over the curve of the share that has reached: censored runs count for as long as they were
     looked at, diverged ones to the horizon. Greenwood's variance; with few runs the interval is rough. None
@@ -115,13 +115,18 @@ def restricted_mean(outcomes: Sequence[Outcome], horizon: float) -> Interval:
     mean = sum(areas)
     if variance == 0:
         return Interval(estimate=mean, note="no spread: no interval")
-    half = _Z * math.sqrt(variance)
+    half = _quantile(alpha) * math.sqrt(variance)
     return Interval(estimate=mean, low=mean - half, high=min(mean + half, horizon))
 
 
-def _band(survival: float, variance: float) -> tuple[float | None, float | None]:
-    """Return the 95 % band of the share that has reached, 1 − S."""
+def _quantile(alpha: float) -> float:
+    """Return the two-sided quantile of the normal distribution."""
+    return -float(ndtri(alpha / 2))
+
+
+def _band(survival: float, variance: float, alpha: float) -> tuple[float | None, float | None]:
+    """Return the band of the share that has reached, 1 − S."""
     if not 0 < survival < 1 or not math.isfinite(variance):
         return None, None
-    width = _Z * math.sqrt(variance) / abs(math.log(survival))
+    width = _quantile(alpha) * math.sqrt(variance) / abs(math.log(survival))
     return 1 - survival ** math.exp(-width), 1 - survival ** math.exp(width)

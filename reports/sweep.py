@@ -16,6 +16,7 @@ import numpy as np
 
 from ablate.reports.cost import Cost, token_cost
 from ablate.reports.crossing import outcome
+from ablate.reports.intervals import ALPHA
 from ablate.reports.losses import common_grid
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ class Sweep:
 
 
 def target_sweep(
-    arm: Sequence[Curve], baseline: Sequence[Curve], *, rule: Rule = "confirmed", paired: bool = False
+    arm: Sequence[Curve],
+    baseline: Sequence[Curve],
+    *,
+    rule: Rule = "confirmed",
+    paired: bool = False,
+    alpha: float = ALPHA,
 ) -> Sweep | None:
     """Return the token cost over the range of targets that both arms cover; None where there is none."""
     left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
@@ -50,11 +56,11 @@ def target_sweep(
     if len(targets) < 2:
         return None
     costs = [
-        token_cost(_outcomes(left, target, rule), _outcomes(right, target, rule), paired=paired)
+        token_cost(_outcomes(left, target, rule), _outcomes(right, target, rule), paired=paired, alpha=alpha)
         for target in targets
     ]
 
-    # A bound is no estimate, and has no place in a band of 95 % intervals.
+    # A bound is no estimate, and has no place in a band of intervals.
     exact = [cost if cost.kind in ("interval", "point") else Cost(kind="none") for cost in costs]
     if all(cost.estimate is None for cost in exact):
         return None

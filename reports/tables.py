@@ -43,7 +43,8 @@ def headline(analysis: Analysis) -> Table:
     return Table(
         caption=(
             "Arms against the baseline. n: results (runs that finished or diverged), of which hit / censored "
-            "/ diverged. Brackets: 95\u00a0% intervals over seeds, each for its own comparison. > : a bound, "
+            f"/ diverged. Brackets: {words.coverage(analysis.rule)} intervals over seeds, each for its own "
+            "comparison. > : a bound, "
             "because not every run reached the target. Break-even: the throughput over the baseline's "
             "from which the arm pays. Loss difference: at the last evaluation that all runs of both have, "
             "nats/token."
@@ -62,7 +63,9 @@ def headline(analysis: Analysis) -> Table:
             (
                 arm.name,
                 arm.recipe,
-                str(arm.n) + (f" (+{arm.missing} missing)" if arm.missing else ""),
+                str(arm.n)
+                + (f" (+{arm.missing} missing)" if arm.missing else "")
+                + (" (stopped)" if arm.stopped else ""),
                 words.ends(arm),
                 words.tokens_interval(arm.tokens_to_target),
                 words.cost(arm.token_cost),
@@ -74,6 +77,34 @@ def headline(analysis: Analysis) -> Table:
             for arm in analysis.arms
         ),
         numeric=frozenset({2, 3, 4, 5, 6, 7}),
+    )
+
+
+def stop_table(analysis: Analysis) -> Table | None:
+    """Return the arms that were stopped early; None where none was."""
+    if not analysis.stopped:
+        return None
+    return Table(
+        caption=(
+            "Arms whose other runs were not needed. Seeds: those that count, of this arm and of "
+            f"{analysis.baseline}; what other runs had come to by then is left out. Nominal level: of the "
+            "arm's interval, so that all looks together err in 5\u00a0% of studies. An arm that was stopped "
+            "because runs diverged has a bound and no interval: the rest of its runs is a selection."
+        ),
+        columns=("Arm", "Why", "Seeds", "Nominal level", "Runs not needed", "Tokens saved"),
+        rows=tuple(
+            (
+                arm.name,
+                arm.stopped.reason,
+                words.DASH if arm.stopped.seeds is None else str(arm.stopped.seeds),
+                words.DASH if arm.stopped.seeds is None else words.levels([arm.alpha]),
+                str(arm.unused),
+                words.tokens(arm.tokens_saved),
+            )
+            for arm in analysis.stopped
+            if arm.stopped is not None
+        ),
+        numeric=frozenset({2, 3, 4, 5}),
     )
 
 
@@ -130,7 +161,7 @@ def power_table(analysis: Analysis) -> Table | None:
             f"and of {analysis.baseline}. Smallest cost: what these seeds would have shown with a chance "
             "of 80\u00a0% (5\u00a0% level, two-sided, unpaired). More seeds: of each arm, to settle what is "
             "open if the cost is what it seems. For planning: with few seeds the spread is itself uncertain. "
-            f"Bootstrap: the token cost's 95\u00a0% interval once more, by {DRAWS:,} draws of the runs, from "
+            f"Bootstrap: the token cost's interval once more, by {DRAWS:,} draws of the runs, from "
             f"{FEWEST_RUNS} runs a side on; it is a check, and too narrow with few runs."
         ),
         columns=(
@@ -168,7 +199,8 @@ def reached_table(analysis: Analysis) -> Table | None:
     return Table(
         caption=(
             f"Restricted mean: tokens to target cut at {horizon}, as far as every arm was looked at; the "
-            "area over its Kaplan–Meier curve, with Greenwood's 95\u00a0% interval. Censored runs count for "
+            f"area over its Kaplan–Meier curve, with Greenwood's {words.coverage(analysis.rule)} interval. "
+            "Censored runs count for "
             f"as long as they were looked at, diverged ones to {horizon}."
         ),
         columns=("Arm", "n", "hit / cens. / div.", "Reached by the end", "Restricted mean"),
@@ -201,7 +233,8 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
     caption = (
         f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
         "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
-        "95\u00a0% intervals on logs, with the errors of throughput and of token cost both in the latter. "
+        f"Intervals ({words.coverage(analysis.rule)}) on logs, with the errors of throughput and of token "
+        "cost both in the latter. "
         "GPU-hours: of one run to the target, evaluation left out."
     )
     if any(measured.alone for _, measured in known) and analysis.throughput is not None:
@@ -356,7 +389,7 @@ def step_table(analysis: Analysis) -> Table | None:
     return Table(
         caption=(
             "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. "
-            "Token cost of the second arm over the first, with its 95\u00a0% interval."
+            f"Token cost of the second arm over the first, with its {words.coverage(analysis.rule)} interval."
         ),
         columns=("GEMM", "From", "To", "Token cost", "n"),
         rows=tuple(
@@ -440,6 +473,7 @@ def run_table(analysis: Analysis) -> Table:
         caption=(
             "Every run of the plan. End: hit, censored (budget ended before the target), diverged, or "
             "missing (no result). ≤ : at the target by its first evaluation. Losses in nats/token."
+            + (" Unused: its arm was stopped early." if analysis.stopped else "")
         ),
         columns=("Run", "Arm", "Seed", "State", "End", "Tokens", "Tokens to target", "Last loss", "Message"),
         rows=tuple(

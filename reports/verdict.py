@@ -1,6 +1,6 @@
 """The verdict in sentences: what the data say, and what they do not.
 
-A sentence claims a cost only where the 95 % interval excludes zero; a bound is called a bound; one run an
+A sentence claims a cost only where the interval excludes zero; a bound is called a bound; one run an
 arm is called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
 
 How it fails: it does not raise. A study without results gets the sentence that says so.
@@ -9,7 +9,7 @@ How it fails: it does not raise. A study without results gets the sentence that 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ablate.reports import words
@@ -56,7 +56,9 @@ def write_verdict(analysis: Analysis) -> Verdict:
         return Verdict(lead=lead, findings=(), notes=())
     if not analysis.others:
         return Verdict(lead=_baseline_alone(analysis), findings=(), notes=())
-    findings = tuple(_again(arm, base) if arm.again else _finding(arm, base) for arm in analysis.others)
+    findings = tuple(
+        _with_stop(_again(arm, base) if arm.again else _finding(arm, base), arm) for arm in analysis.others
+    )
     judged = tuple(finding for finding, arm in zip(findings, analysis.others, strict=True) if not arm.again)
     return Verdict(
         lead=_lead(analysis, judged) if judged else _baseline_alone(analysis),
@@ -89,7 +91,15 @@ def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
         if tones[tone]
     ]
     arms = words.plural(len(findings), "arm")
-    return f"Of {arms} compared with {analysis.baseline} at {words.target(analysis.target)}, {_and(parts)}."
+    compared = f"{arms} compared with {analysis.baseline} at {words.target(analysis.target)}"
+    return f"Of {compared}, {words.listed(parts)}."
+
+
+def _with_stop(finding: Finding, arm: ArmResult) -> Finding:
+    """Say beside what was found that the arm was stopped for it."""
+    if arm.stopped is None:
+        return finding
+    return replace(finding, text=f"{finding.text} Stopped early: {arm.stopped.reason}.")
 
 
 def _counts(arm: ArmResult) -> str:
@@ -188,13 +198,14 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
     notes.extend(_speed_notes(analysis))
     with_interval = [arm for arm in analysis.others if arm.token_cost.kind == "interval"]
     if with_interval:
-        text = "Brackets are 95\u00a0% intervals"
+        text = f"Brackets are {words.coverage(analysis.rule)} intervals"
         if len(with_interval) > 1:
             text += (
                 f", each for its own comparison and not adjusted for there being {len(with_interval)}: the "
                 "chance that one of them misses is greater than 5\u00a0%"
             )
         notes.append(text + ".")
+    notes.extend(_stop_notes(analysis))
     if analysis.timing.kind == "logged":
         notes.append(
             "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
@@ -212,7 +223,7 @@ def _tuning_notes(analysis: Analysis) -> list[str]:
     if tuning is None or not tuning.arms:
         return []
     text = (
-        f"Each arm trains at the {_and(list(tuning.fields))} found for it in {tuning.trials} trials of "
+        f"Each arm trains at the {words.listed(tuning.fields)} found for it in {tuning.trials} trials of "
         f"{words.tokens(tuning.tokens)} tokens, as many for every arm. The trials took "
         f"{words.tokens(tuning.total_tokens)} tokens in all, beside {words.tokens(tuning.run_tokens)} in the "
         "runs compared."
@@ -231,6 +242,33 @@ def _sign(cost: Cost) -> int:
     if not is_settled(cost):
         return 0
     return 1 if (cost.estimate or 0.0) > 0 else -1
+
+
+def _stop_notes(analysis: Analysis) -> list[str]:
+    """Say what early stops mean for the figures, and what they saved."""
+    notes = []
+    hopeless = None if analysis.rule is None else analysis.rule.hopeless
+    if hopeless is not None:
+        notes.append(
+            "The study could stop arms at looks after "
+            f"{words.listed([str(n) for n in hopeless.looks])} seeds. Repeated intervals hold over all looks "
+            "together in 95\u00a0% of studies, whether and when an arm was stopped; at each look the nominal "
+            f"level is stricter ({words.levels(hopeless.alphas)})."
+        )
+    if any(arm.stopped is not None and arm.stopped.kind == "hopeless" for arm in analysis.stopped):
+        notes.append(
+            "The estimate of an arm that was stopped for its cost is biased away from zero; its interval "
+            "takes the stop into account."
+        )
+    if analysis.stopped:
+        unused = sum(arm.unused for arm in analysis.stopped)
+        saved = sum(arm.tokens_saved for arm in analysis.stopped)
+        of_all = saved / max(1, sum(run.budget for arm in analysis.arms for run in arm.runs))
+        notes.append(
+            f"Early stops saved {words.tokens(saved)} tokens ({words.share(of_all)} of the study's budget), "
+            f"of {_runs(unused)} that {'was' if unused == 1 else 'were'} not needed."
+        )
+    return notes
 
 
 def _gemm_note(analysis: Analysis) -> list[str]:
@@ -275,7 +313,3 @@ def _speed_notes(analysis: Analysis) -> list[str]:
 
 def _runs(count: int) -> str:
     return words.plural(count, "run")
-
-
-def _and(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

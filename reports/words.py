@@ -11,9 +11,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ablate.reports.analyse import ArmResult, Target
     from ablate.reports.cost import Cost
     from ablate.reports.intervals import Interval
+    from ablate.reports.stopping import StopRule
     from ablate.reports.timing import RunTiming, Throughput
 
 DASH = "–"
@@ -199,6 +202,21 @@ def timed_alone(value: Throughput) -> str:
         f"{value.device}, {plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}, "
         f"{moment(value.measured_unix)}"
     )
+
+
+def levels(alphas: Sequence[float]) -> str:
+    """Return nominal significance levels: ``0.079, 0.74, 2.2 and 4.2 %``."""
+    return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
+
+
+def coverage(rule: StopRule | None) -> str:
+    """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
+    return f"95{NBSP}%" if rule is None or rule.hopeless is None else f"repeated 95{NBSP}%"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def p_value(value: float | None) -> str:

@@ -87,6 +87,7 @@ def write_report(
     }
     for name, table in (
         ("arms", tables.headline(analysis)),
+        ("stopped", tables.stop_table(analysis)),
         ("steps", tables.step_table(analysis)),
         ("effects", tables.effect_table(analysis)),
         ("power", tables.power_table(analysis)),

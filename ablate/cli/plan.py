@@ -243,6 +243,7 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
     figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.training))]
     figures += [("model", text) for text in _each(plan, _model_text)]
     figures += [("layers", text) for text in _each(plan, _carried_text)]
+    figures += [("stop", text) for text in _stop_text(plan)]
     states = _states(progress, (run.id for run in runs))
     figures.append(("runs", f"{len(runs):,} ({states}), {tokens:,} tokens in all"))
     figures.append(("time", _time_text(plan, costs)))
@@ -276,6 +277,26 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     seconds = estimate(trials, Progress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
     lines.append(f"about {_duration(seconds)} (modelled), not in the time below")
     return [*lines, "not done yet: arms at the values found come on top of those above"]
+
+
+def _stop_text(plan: Plan) -> list[str]:
+    """Say when an arm's other runs are not needed, with the nominal level of each look."""
+    if plan.stop is None:
+        return []
+    from ablate.reports import words
+    from ablate.reports.stopping import read_rule
+
+    rule = read_rule({"stop": plan.stop})
+    assert rule is not None
+    text = []
+    if rule.diverged is not None:
+        text.append(f"an arm after {rule.diverged} diverged {'run' if rule.diverged == 1 else 'runs'}")
+    if rule.hopeless is not None:
+        cost = f"an arm whose token cost is shown to be above {100 * rule.hopeless.cost_above:g} %"
+        looks = words.listed([str(n) for n in rule.hopeless.looks])
+        levels = f"{words.levels(rule.hopeless.alphas)} ({rule.hopeless.spending})"
+        text.append(f"{cost}: looks after {looks} seeds, at nominal levels of {levels}")
+    return text
 
 
 def _batch_text(arm: PlannedArm) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ablate.data import TokenFiles
     from ablate.execute.driver import Outcome, RunRequest
     from ablate.plan import Plan, PlannedArm
+    from ablate.reports.unneeded import Unneeded
     from ablate.store import StudyStore
     from ablate.track import MirrorReport
 
@@ -175,15 +176,21 @@ def _run(
     uri: str,
 ) -> int:
     from ablate.execute.driver import Outcome, missing_runs
+    from ablate.reports.unneeded import Unneeded
     from ablate.track import redact, start_mirror
 
     if address is None:
         _check_devices(plan)
     requests = _requests(console, store, plan, chosen)
-    todo = missing_runs(store, requests, retry_failed=retry_failed)
+    missing = missing_runs(store, requests, retry_failed=retry_failed)
+    unneeded = Unneeded(store)
+    todo = [run for run in missing if run.run_id not in unneeded()]
+    ended = f"{len(requests) - len(missing)} of those asked for have ended before"
+    if len(missing) > len(todo):
+        ended += f", {len(missing) - len(todo)} are not needed"
     console.print(
         f"Study {plan.study}: {len(plan.arms)} arms, {sum(1 for _ in plan.runs())} runs; "
-        f"{len(todo)} to run, {len(requests) - len(todo)} of those asked for have ended before.",
+        f"{len(todo)} to run, {ended}.",
         markup=False,
         soft_wrap=True,
     )
@@ -193,13 +200,13 @@ def _run(
     outcome = Outcome(states={}, interrupted=False)
     try:
         if todo:
-            outcome = _execute(console, store, todo, address)
+            outcome = _execute(console, store, todo, address, unneeded)
         if not outcome.interrupted:
             _report(console, store)
     finally:
         left = mirror.stop()
     _say_mirror(console, left, redact(uri), study)
-    return _conclude(console, store, plan, chosen, outcome, study=study)
+    return _conclude(console, store, plan, chosen - unneeded().keys(), outcome, study=study)
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
@@ -301,14 +308,16 @@ def _prepare_kernel(console: Console, plan: Plan) -> None:
         console.print(f"Emulating with plain torch, several times slower: {kernel.reason}.", markup=False)
 
 
-def _execute(console: Console, store: StudyStore, todo: list[RunRequest], address: str | None) -> Outcome:
+def _execute(
+    console: Console, store: StudyStore, todo: list[RunRequest], address: str | None, unneeded: Unneeded
+) -> Outcome:
     from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import execute_study
     from ablate.execute.progress import ProgressReader
 
     console.print(f"Starting Ray {f'at {address}' if address else 'on this machine'} …", markup=False)
     with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
-        return execute_study(store, todo, address=address, on_poll=display.update)
+        return execute_study(store, todo, address=address, on_poll=display.update, unneeded=unneeded)
 
 
 def _report(console: Console, store: StudyStore) -> None:

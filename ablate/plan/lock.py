@@ -23,6 +23,7 @@ def to_lock(plan: Plan) -> dict[str, Any]:
         "target": {"kind": plan.target.kind, "value": plan.target.value, "crossing": plan.target.crossing},
         "paired_seeds": plan.paired_seeds,
         "waive": list(plan.waive),
+        "stop": plan.stop,
         "training": asdict(plan.training),
         "arms": [arm_to_lock(arm) for arm in plan.arms],
         "dropped": [{"name": cell.name, "reason": cell.reason} for cell in plan.dropped],

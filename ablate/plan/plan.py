@@ -120,6 +120,7 @@ class Plan:
     target: Target
     paired_seeds: bool
     waive: tuple[Setting, ...]
+    stop: dict[str, Any] | None
     training: TrainingConfig
     arms: tuple[PlannedArm, ...]
     folded: tuple[FoldedCell, ...]
@@ -233,6 +234,7 @@ def build_plan(
         target=study.target,
         paired_seeds=study.paired_seeds,
         waive=study.waive,
+        stop=study.stop,
         training=study.training,
         arms=tuple(arms),
         folded=study.folded,

@@ -132,6 +132,7 @@ def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict
         baseline=arms[0].name,
         training=replace(plan.training, tokens=tuning.tune.tokens),
         paired_seeds=False,
+        stop=None,
         arms=arms,
         folded=(),
         dropped=(),

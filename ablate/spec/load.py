@@ -19,6 +19,7 @@ from ablate.spec.files import find_file
 from ablate.spec.fold import MAX_NAME, ArmCollector
 from ablate.spec.parse import read_tree
 from ablate.spec.sections import StudyFile, TargetSection
+from ablate.spec.stops import check_stop, stop_rule
 from ablate.spec.study import Study, Target, again_name
 from ablate.spec.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
 from ablate.spec.tuning import check_tune
@@ -43,6 +44,7 @@ def load_study(path_or_name: str | Path) -> Study:
     _check_name(root, faults)
     _check_seeds(root, faults)
     _check_target(root, faults)
+    check_stop(root, file, faults)
 
     drafts = Drafts(root, faults)
     named = drafts.named()
@@ -79,6 +81,7 @@ def load_study(path_or_name: str | Path) -> Study:
         paired_seeds=file.paired_seeds,
         baseline_again=file.baseline_again,
         waive=tuple(dict.fromkeys(file.waive)),
+        stop=stop_rule(file),
         training=training,
         arms=tuple(collector.arms.values()),
         folded=tuple(collector.folded),

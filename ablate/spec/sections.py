@@ -179,6 +179,39 @@ class TuneSection:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class HopelessSection:
+    """Stop an arm that is shown to cost too much, by a group-sequential rule over seeds."""
+
+    cost_above: Annotated[
+        NonNegativeFloat,
+        Field(description="an arm is stopped when its token cost is shown to be above this (0.1 is 10 %)"),
+    ]
+    spending: Annotated[
+        Literal["obrien-fleming", "pocock"],
+        Field(
+            description="how the 5 % are spent over the looks (Lan and DeMets): obrien-fleming: nearly all "
+            "of it at the last; pocock: evenly"
+        ),
+    ] = "obrien-fleming"
+    looks: Annotated[
+        list[PositiveInt] | None,
+        Field(description="after how many seeds; default: after each from the second", min_length=1),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class StopSection:
+    """When the other runs of an arm are not needed any more."""
+
+    diverged: Annotated[
+        PositiveInt | None, Field(description="after so many of the arm's runs have diverged")
+    ] = None
+    hopeless: Annotated[
+        HopelessSection | None, Field(description="when its token cost is shown to be too high")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StudyFile:
     """A study: arms to compare, each run with every seed."""
 
@@ -208,6 +241,9 @@ class StudyFile:
     ] = Field(default_factory=list)
     tune: Annotated[
         TuneSection | None, Field(description="search each arm's own learning rate or the like, first")
+    ] = None
+    stop: Annotated[
+        StopSection | None, Field(description="end runs that cannot matter any more; intervals stay right")
     ] = None
     base: BaseSection = Field(default_factory=BaseSection)
     arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(

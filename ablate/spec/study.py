@@ -78,7 +78,10 @@ def again_name(baseline: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """A validated study. ``training`` is the base's section, which most arms share."""
+    """A validated study. ``training`` is the base's section, which most arms share.
+
+    ``stop``: the rule for early stops as the lock file holds it.
+    """
 
     name: str
     description: str | None
@@ -88,6 +91,7 @@ class Study:
     paired_seeds: bool
     baseline_again: bool
     waive: tuple[Setting, ...]
+    stop: dict[str, Any] | None
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]

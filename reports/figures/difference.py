@@ -40,7 +40,13 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
         arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
     }
     bands = {
-        arm.name: difference_band(by_arm[arm.name], by_arm[analysis.baseline]) for arm in analysis.others
+        # An arm that was stopped at a look is compared with as many seeds of the baseline.
+        arm.name: difference_band(
+            by_arm[arm.name],
+            by_arm[analysis.baseline][: None if arm.stopped is None else arm.stopped.seeds],
+            arm.alpha,
+        )
+        for arm in analysis.others
     }
     bands = {name: band for name, band in bands.items() if len(band.tokens)}
     if not bands:
@@ -50,9 +56,9 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
     without = [arm.name for arm in analysis.others if arm.name not in bands]
     caption = (
         f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
-        "with its pointwise 95\u00a0% band (Welch), as far as all runs of both go; above zero the arm is "
-        "worse. Grey: the other arms. The scale follows the later part; early differences and wide bands may "
-        "leave it. No band with one run, or where runs diverged."
+        f"with its pointwise {words.coverage(analysis.rule)} band (Welch), as far as all runs of both go; "
+        "above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
+        "differences and wide bands may leave it. No band with one run, or where runs diverged."
     )
     if without:
         caption += f" No evaluation in common: {', '.join(without)}."

@@ -33,8 +33,9 @@ def draw_forest(analysis: Analysis) -> Drawing | None:
         svg, png = _draw(analysis)
     caption = (
         f"Token cost against {analysis.baseline}: tokens to {words.target(analysis.target)} over the "
-        "baseline's, minus one. Points: estimates; bars: 95\u00a0% intervals; open triangles: bounds, where "
-        "not every run reached the target (no estimate). n: results of the arm, and how they ended."
+        f"baseline's, minus one. Points: estimates; bars: {words.coverage(analysis.rule)} intervals; "
+        "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
+        "arm, and how they ended."
     )
     if analysis.resolution.share is not None:
         share = words.share(analysis.resolution.share)
@@ -42,7 +43,7 @@ def draw_forest(analysis: Analysis) -> Drawing | None:
             f" Grey band: one evaluation interval ({share}), below which a cost rests on interpolation."
         )
     rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
-    alt = f"Forest plot of token costs with 95\u00a0% intervals. {rows}."
+    alt = f"Forest plot of token costs with {words.coverage(analysis.rule)} intervals. {rows}."
     return Drawing(name="token-cost", title="Token cost", caption=caption, alt=alt, svg=svg, png=png)
 
 

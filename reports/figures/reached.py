@@ -37,7 +37,8 @@ def draw_reached(analysis: Analysis) -> Drawing | None:
         svg, png = _draw(analysis, curves)
     caption = (
         "Share of runs that have reached the target, over training tokens (Kaplan–Meier), with its pointwise "
-        "95\u00a0% band. Ticks: runs whose budget ended before. A diverged run never reaches it. Grey: "
+        f"{words.coverage(analysis.rule)} band. Ticks: runs whose budget ended before. A diverged run never "
+        "reaches it. Grey: "
         f"{analysis.baseline}."
     )
     ends = ", ".join(f"{name} {words.share(curve.share[-1])}" for name, curve in curves.items())

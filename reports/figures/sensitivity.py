@@ -40,8 +40,9 @@ def draw_sensitivity(analysis: Analysis) -> Drawing | None:
     best = "; ".join(_best_text(curve) for curve in curves)
     caption = (
         "Final validation loss over the peak learning rate, for arms that differ in it alone: means over "
-        f"seeds with their 95\u00a0% intervals, {n} a point. Crosses: rates at which a run diverged. Lowest "
-        f"mean: {best}. Arms whose best rates differ are not compared fairly at one rate."
+        f"seeds with their {words.coverage(analysis.rule)} intervals, {n} a point. Crosses: rates at which a "
+        f"run diverged. Lowest mean: {best}. Arms whose best rates differ are not compared fairly at one "
+        "rate."
     )
     alt = f"Line chart of the final loss over the learning rate. Lowest: {best}."
     title = "Learning rate"

@@ -28,9 +28,9 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
         svg, png = _draw(analysis, sweeps)
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
-        "its pointwise 95\u00a0% band, over the losses that every run of both passes; training goes to the "
-        "right. Dotted: the study's target. A cost that depends on the target is no single number. The scale "
-        "follows the later half."
+        f"its pointwise {words.coverage(analysis.rule)} band, over the losses that every run of both passes; "
+        "training goes to the right. Dotted: the study's target. A cost that depends on the target is no "
+        "single number. The scale follows the later half."
     )
     without = [arm.name for arm in analysis.others if arm.name not in sweeps]
     if without:

@@ -66,6 +66,7 @@ def test_the_lock_file_is_as_documented(plan):
             "target",
             "paired_seeds",
             "waive",
+            "stop",
             "training",
             "arms",
             "dropped",

@@ -5,7 +5,9 @@
 A run's loss is 1.5 + 4 (1 + T / 20,000)^−0.45 with its token axis stretched by the arm's cost and by a factor
 of its own, log-normal: the noise of seeds (s.d. 2.7 %, as MLPerf's runs at batch 16 spread). Each evaluation
 has noise of its own (0.002 nats), and there is one every 7.7 % of the tokens to target, as in MLPerf. Where
-speed is simulated, every repeat of a timing has log-normal noise, too.
+speed is simulated, every repeat of a timing has log-normal noise, too. Where arms are stopped early, there is
+a look after each seed from the second, at which the arm is stopped if it is shown to cost anything at all
+(``cost_above: 0``): the most tempting way to look.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ablate.reports.cost import is_settled, token_cost
-from ablate.reports.crossing import outcome
+from ablate.reports.crossing import Outcome, outcome
 from ablate.reports.intervals import welch_interval
 from ablate.reports.speed import alone_speed
+from ablate.reports.stopping import Hopeless, StopRule, alpha_of, decide
 
 TARGET = 2.2
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005
@@ -92,6 +95,38 @@ def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
     return _tally(rows, THROUGHPUT / (1 + cost) - 1)
 
 
+def by_stopping(cost, n, repeats, *, spending, cost_above=0.0, seed=0):
+    """The report's token cost under a stop rule, and the share of the arm's seeds that were not run."""
+    looks = tuple(range(2, n + 1))
+    rule = StopRule(diverged=None, hopeless=Hopeless(cost_above=cost_above, spending=spending, looks=looks))
+    rng = np.random.default_rng(seed)
+    rows, saved = [], 0
+    for _ in range(repeats):
+        arm, base = ([run["confirmed"] for run in study_of(rng, c, n)] for c in (cost, 0.0))
+        going_on = {"base": base, "arm": [*arm[:-1], Outcome(seed=n - 1, end="missing")]}
+        stop = decide(going_on, rule, baseline="base").get("arm")
+        used, alpha = (n, alpha_of(arm, base, rule, ended=True)) if stop is None else (stop.seeds, stop.alpha)
+        found = token_cost(arm[:used], base[:used], alpha=alpha)
+        saved += n - used
+        rows.append((found.low, found.high, found.estimate))
+    return _tally(rows, cost), saved / (n * repeats)
+
+
+def by_naive_looks(cost, n, repeats, *, seed=0):
+    """The same with a plain 95 % interval at each look."""
+    rng = np.random.default_rng(seed)
+    rows, saved = [], 0
+    for _ in range(repeats):
+        arm, base = ([run["confirmed"] for run in study_of(rng, c, n)] for c in (cost, 0.0))
+        for used in range(2, n + 1):
+            found = token_cost(arm[:used], base[:used])
+            if found.low > 0:
+                break
+        saved += n - used
+        rows.append((found.low, found.high, found.estimate))
+    return _tally(rows, cost), saved / (n * repeats)
+
+
 def by_hits_only(cost, n, repeats, *, budget, seed=0):
     """The mean over the runs that reached the target, as if there were no others."""
     rng = np.random.default_rng(seed)
@@ -137,6 +172,15 @@ def main(repeats):
         for n in (3, 5):
             what = f"{THROUGHPUT}× the throughput, {REPEATS} repeats that spread by {noise:.1%}"
             line(f"**the speed-up**: {what}", 0.08, n, by_speed_up(0.08, n, repeats, noise=noise))
+    for spending in ("obrien-fleming", "pocock"):
+        for cost in (0.0, 0.08, 0.30):
+            for n in (5, 10):
+                tally, saved = by_stopping(cost, n, repeats, spending=spending)
+                line(f"**early stops**, {spending}: {saved:.0%} of the arm's seeds saved", cost, n, tally)
+    for cost in (0.0, 0.08):
+        for n in (5, 10):
+            tally, saved = by_naive_looks(cost, n, repeats)
+            line(f"95 % intervals at every look, as if there were one ({saved:.0%} saved)", cost, n, tally)
     line("first evaluation, Welch on logs", 0.08, 5, by_report(0.08, 5, repeats, rule="first_eval"))
     tally, censored = by_hits_only(0.08, 5, repeats, budget=1.10)
     line(f"the hits alone ({censored:.0%} of the arm's runs censored)", 0.08, 5, tally)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation import by_hits_only, by_report, by_single_runs, by_speed_up
+from simulation import (
+    by_hits_only,
+    by_naive_looks,
+    by_report,
+    by_single_runs,
+    by_speed_up,
+    by_stopping,
+)
 
 REPEATS = 2000
 
@@ -35,6 +42,29 @@ def test_the_speed_ups_interval_holds_the_truth_as_often_as_it_says(n, noise):
 def test_an_effect_of_eight_percent_is_found_by_three_seeds_more_often_than_not():
     assert by_report(0.08, 3, 500).positive > 0.5
     assert by_report(0.08, 10, 500).positive > 0.99
+
+
+@pytest.mark.parametrize("spending", ["obrien-fleming", "pocock"])
+@pytest.mark.parametrize("n", [5, 10])
+@pytest.mark.parametrize("cost", [0.0, 0.08, 0.30])
+def test_early_stops_keep_the_error_rate(n, cost, spending):
+    tally, saved = by_stopping(cost, n, REPEATS // 2, spending=spending, seed=n)
+    error = 2 * np.sqrt(0.05 * 0.95 / (REPEATS // 2))
+    assert tally.coverage >= 0.95 - error
+    if cost == 0.0:
+        assert 0.03 - error <= tally.positive <= 0.05 + error
+        assert tally.coverage <= 0.97 + error
+        assert saved < 0.05
+    if cost == 0.30:
+        assert tally.positive > 0.99
+        assert saved > (0.2 if n == 5 else 0.5)
+
+
+@pytest.mark.parametrize("n", [5, 10])
+def test_plain_intervals_at_every_look_cry_wolf(n):
+    tally, _ = by_naive_looks(0.0, n, REPEATS // 2, seed=n)
+    assert tally.positive > {5: 0.06, 10: 0.1}[n]
+    assert tally.coverage < 0.94
 
 
 def test_the_hits_alone_hide_the_cost():

@@ -9,7 +9,7 @@ from synthetic_study import line, resolved_recipe
 
 from ablate.errors import UserError
 from ablate.reports import write_report
-from ablate.reports.analyse import analyse
+from ablate.reports.analyse import analyse, unneeded_runs
 from ablate.reports.load import load_frames
 
 # arm: learning rate, GEMMs in FP4, losses at its seeds half-way; a lower one reaches the target sooner
@@ -139,3 +139,16 @@ def test_a_plan_with_half_a_tuning_is_one_line(make_study):
     store = make_study({"bf16": [line(3.0, 2.0, 1.5)]}, tuning=TUNING | {"groups": groups})
     with pytest.raises(UserError, match=r"plan\.lock\.json: not a plan: tuning\.groups\.0\.trials"):
         load_frames(store)
+
+
+def test_a_stop_rule_is_asked_of_both_comparisons(make_study):
+    """An arm that diverges at the study's own value is stopped there, and goes on at the value found."""
+    arms = {name: [line(3.0, loss, 1.5) for loss in losses] for name, (_, _, losses) in ARMS.items()}
+    states = {("fprop", 0): "diverged", ("fprop", 1): "pending", ("fprop", 2): "pending"}
+    states |= {("alike", 0): "diverged", ("alike", 1): "pending", ("alike", 2): "pending"}
+    store = make_study(arms, states=states, target={"value": 1.7}, tuning=TUNING, stop={"diverged": 1})
+    ids = {(arm["name"], run["seed"]): run["id"] for arm in store.plan()["arms"] for run in arm["runs"]}
+    unneeded = unneeded_runs(load_frames(store))
+    assert set(unneeded) == {ids[arm, seed] for arm in ("fprop", "alike") for seed in (1, 2)}
+    analysis = analyse(load_frames(store))
+    assert [arm.name for arm in analysis.stopped] == ["fprop", "alike"]
