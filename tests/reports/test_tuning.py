@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import pytest
@@ -95,9 +96,9 @@ def test_a_gemms_step_is_found_although_the_rates_differ(tuned):
 
 def test_the_report_says_it(tuned):
     written = write_report(tuned)
-    page, text = written.html.read_text(), written.markdown.read_text()
+    page, text = html.unescape(written.html.read_text()), written.markdown.read_text()
     spent = "The trials took 22.0\u00a0k tokens in all"
-    caveat = "are from trials of 250\u00a0k tokens, 25\u00a0% of a run's, with 1 seed of their own"
+    caveat = "are from trials of 250\u00a0k tokens, 25.0\u00a0% of a run's, with 1 seed of their own"
     edge = "The learning_rate found is the outermost of those tried (fprop at 0.008)"
     changed = "Tuning changes what is found for fprop: at the study's own values +"
     for sentence in (spent, caveat, edge, changed):
