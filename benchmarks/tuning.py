@@ -137,7 +137,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    print("| case | truth | at one rate | holds the truth | tuned | holds the truth | octaves off |")
+    print(
+        "| case | true cost | at one rate, mean | interval holds the truth | tuned, mean | "
+        "interval holds the truth | best rate missed by, octaves |"
+    )
     print("|---|---|---|---|---|---|---|")
     for case, arm in CASES.items():
         shared, tuned, off = [], [], []
