@@ -133,6 +133,8 @@ def _tune(
     uri: str,
 ) -> Plan | int:
     """Find the arms' own values, and return the plan with them; or the exit code, if none are found."""
+    import shlex
+
     from ablate.cli.tune import tune
     from ablate.plan.tuning import tuned_plan
     from ablate.store import StudyStore
@@ -160,7 +162,7 @@ def _tune(
         left = mirror.stop()
     if found.tuning.is_done:
         return tuned_plan(plan, found.tuning)
-    _say_mirror(console, left, redact(uri), plan.tuning.study)
+    _say_mirror(console, left, redact(uri), shlex.quote(plan.tuning.study))
     return _conclude(console, trials, found.plan, set(found.open_runs), found.outcome, study=study) or 1
 
 
