@@ -62,3 +62,11 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     if left >= training.decay_tokens:
         return peak
     return floor + (peak - floor) * left / training.decay_tokens
+
+
+def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
+    """Return the validation loss, in nats per token, from which a run is called diverged.
+
+    Where the study sets none, 1.5 × that of a uniform guess.
+    """
+    return divergence_loss or 1.5 * math.log(vocab_size)

@@ -41,6 +41,7 @@ from ablate.reports.stopping import Stopped, StopRule, alpha_of, decide, read_ru
 from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
 from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
+from ablate.reports.tuning import Tuned, pending, split_frames, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -140,7 +141,10 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Everything that the report says in numbers."""
+    """Everything that the report says in numbers.
+
+    ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
+    """
 
     study: str
     description: str | None
@@ -167,6 +171,7 @@ class Analysis:
     dropped: tuple[dict[str, Any], ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
+    tuning: Tuned | None = None
 
     @property
     def baseline_arm(self) -> ArmResult:
@@ -179,27 +184,40 @@ class Analysis:
         return tuple(arm for arm in self.arms if arm.name != self.baseline)
 
     @property
+    def every_arm(self) -> tuple[ArmResult, ...]:
+        """All arms of the plan: before those at the values found for them, those at the study's own."""
+        return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
+
+    @property
     def stopped(self) -> tuple[ArmResult, ...]:
         """The arms that were stopped early."""
-        return tuple(arm for arm in self.arms if arm.stopped is not None)
+        return tuple(arm for arm in self.every_arm if arm.stopped is not None)
 
     @property
     def missing(self) -> int:
         """Runs of the plan that are no results, and are needed."""
-        return sum(arm.missing for arm in self.arms)
+        return sum(arm.missing for arm in self.every_arm)
 
     @property
     def planned(self) -> int:
         """Runs of the plan."""
-        return sum(len(arm.runs) for arm in self.arms)
+        return sum(len(arm.runs) for arm in self.every_arm)
 
 
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     """Compute every number of the report.
 
     ``waive`` names settings (``comparable.SETTINGS``) in which runs may differ and are pooled all the same,
-    besides those that the study waives.
+    besides those that the study waives. Of a study whose arms were tuned: at the values found for them.
     """
+    if (parts := split_frames(frames)) is not None:
+        at_shared, at_tuned = (_analyse(part, waive) for part in parts)
+        return replace(at_tuned, tuning=tuned(frames.plan, at_shared, at_tuned))
+    return replace(_analyse(frames, waive), tuning=pending(frames.plan))
+
+
+def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
+    """Compute every number of one comparison."""
     plan = frames.plan
     waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
     set_apart = find_set_apart(frames, waived)
@@ -351,7 +369,22 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
 
 
 def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
-    """Return the ids of the runs that the study's stop rule makes unneeded, each with the reason."""
+    """Return the ids of the runs that the study's stop rule does not need, each with the reason.
+
+    Of a study whose arms were tuned a run that is in both comparisons is needed if either needs it.
+    """
+    parts = split_frames(frames) or (frames,)
+    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
+    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
+    return {
+        run_id: reason
+        for run_id, reason in reasons.items()
+        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
+    }
+
+
+def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
+    """Return the runs that one comparison does not need, each with the reason."""
     plan = frames.plan
     apart = {found.run_id for found in find_set_apart(frames, plan.get("waive") or ())}
     outcomes: dict[str, list[Outcome]] = {}

@@ -16,15 +16,30 @@ if TYPE_CHECKING:
 
 def notices(analysis: Analysis) -> tuple[str, ...]:
     """Return what a reader must know first: how much of the study is missing."""
+    return (*_tuning_pending(analysis), *_missing(analysis))
+
+
+def _tuning_pending(analysis: Analysis) -> list[str]:
+    tuning = analysis.tuning
+    if tuning is None or tuning.done:
+        return []
+    text = (
+        f"Tuning has not ended (ablate status '{tuning.study}'): the arms are compared at the study's own "
+        f"{' and '.join(tuning.fields)}."
+    )
+    return [text]
+
+
+def _missing(analysis: Analysis) -> tuple[str, ...]:
     if not analysis.missing:
         return ()
-    states = Counter(run.state for arm in analysis.arms for run in arm.runs if run.end == "missing")
+    states = Counter(run.state for arm in analysis.every_arm for run in arm.runs if run.end == "missing")
     listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    empty = [arm.name for arm in analysis.arms if not arm.n]
+    empty = [arm.name for arm in analysis.every_arm if not arm.n]
     text = (
         f"Partial: {analysis.missing} of {words.plural(analysis.planned, 'run')} are no results ({listed})."
     )
-    if empty and len(empty) < len(analysis.arms):
+    if empty and len(empty) < len(analysis.every_arm):
         text += f" Without any result: {', '.join(empty)}."
     return (text,)
 
@@ -38,6 +53,7 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     found: list[str] = []
     found.extend(_resolution(analysis))
     found.extend(_samples(analysis))
+    found.extend(_tuning(analysis))
     left = [arm.name for arm in analysis.arms if any(run.left_bound for run in arm.runs)]
     if left:
         found.append(
@@ -153,6 +169,30 @@ def _resolution(analysis: Analysis) -> list[str]:
         "often."
     )
     return [text]
+
+
+def _tuning(analysis: Analysis) -> list[str]:
+    """Say on what ground the tuned values stand, and which of them may lie further out."""
+    tuning = analysis.tuning
+    if tuning is None or not tuning.arms:
+        return []
+    text = (
+        f"The values found for the arms are from trials of {words.tokens(tuning.tokens)} tokens, "
+        f"{words.share(tuning.share)} of a run's, with {words.plural(tuning.seeds, 'seed')} of their own: "
+        "what is best on a short budget need not be best on a long one, and the intervals do not hold the "
+        "error of the search."
+    )
+    found = [text]
+    outermost: dict[str, list[str]] = {}
+    for arm in tuning.arms:
+        for field in arm.outermost:
+            outermost.setdefault(field, []).append(f"{arm.name} at {words.plain(arm.chosen[field])}")
+    found.extend(
+        f"The {field} found is the outermost of those tried ({', '.join(places)}): a value beyond it may be "
+        "better. Widen the range."
+        for field, places in outermost.items()
+    )
+    return found
 
 
 def _samples(analysis: Analysis) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ablate.reports.effects import Effects
     from ablate.reports.intervals import Interval
     from ablate.reports.timing import Throughput
+    from ablate.reports.tuning import Tuned
     from ablate.reports.verdict import Verdict
 
 FORMAT = 1
@@ -110,6 +111,7 @@ def build_document(
             }
             for curve in analysis.rate_curves
         ],
+        "tuning": _tuning(analysis.tuning),
         "failed_self_tests": analysis.failed_self_tests,
         "same_arm": None
         if analysis.same_arm is None
@@ -118,6 +120,47 @@ def build_document(
             "found_to_differ": analysis.same_arm.positives,
             "largest_cost": analysis.same_arm.largest_cost,
         },
+    }
+
+
+def _tuning(tuning: Tuned | None) -> dict[str, Any] | None:
+    if tuning is None:
+        return None
+    return {
+        "study": tuning.study,
+        "done": tuning.done,
+        "fields": list(tuning.fields),
+        "sampler": tuning.sampler,
+        "trials": tuning.trials,
+        "seeds": tuning.seeds,
+        "tokens": tuning.tokens,
+        "share_of_a_run": tuning.share,
+        "tokens_of_all_trials": tuning.total_tokens,
+        "tokens_of_the_runs_compared": tuning.run_tokens,
+        "arms": [
+            {
+                "name": arm.name,
+                "tuned": arm.tuned,
+                "group": arm.group,
+                "shared": arm.shared,
+                "chosen": arm.chosen,
+                "outermost": list(arm.outermost),
+                "trials_complete": arm.complete,
+                "trials_pruned": arm.pruned,
+                "trials_diverged": arm.diverged,
+                "tokens_of_the_trials": arm.tokens,
+                "loss_shared": arm.shared_loss,
+                "loss_chosen": arm.chosen_loss,
+                "token_cost_shared": _cost(arm.shared_cost),
+                "token_cost_tuned": _cost(arm.tuned_cost),
+            }
+            for arm in tuning.arms
+        ],
+        "groups": [
+            {"name": group["name"], "arms": group["arms"], "trials": group["trials"]}
+            for group in tuning.groups
+        ],
+        "arms_at_shared_values": [_arm(arm) for arm in tuning.others],
     }
 
 

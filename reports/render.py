@@ -108,6 +108,7 @@ def _values(content: Content) -> dict[str, Any]:
         "effects": tables.effect_table(analysis),
         "power": tables.power_table(analysis),
         "reached": tables.reached_table(analysis),
+        "tuning": tables.tuning_table(analysis),
         "costs": [
             (title, table)
             for title, table in (

@@ -56,6 +56,35 @@ class _Training(_Open):
     schedule: StrictStr | None = None
 
 
+class _Trial(_Open):
+    values: dict[str, Any]
+    state: Literal["complete", "pruned"]
+    loss: _Number | None
+    diverged: Annotated[StrictInt, Field(ge=0)]
+    tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)]
+    runs: list[StrictStr]
+
+
+class _Group(_Open):
+    name: StrictStr
+    arms: list[StrictStr]
+    shared: dict[str, Any]
+    chosen: dict[str, Any] | None
+    trials: list[_Trial]
+
+
+class _Tuning(_Open):
+    study: StrictStr
+    done: StrictBool
+    fields: dict[str, Any]
+    sampler: StrictStr
+    trials: _Count
+    tokens: Annotated[StrictInt, Field(ge=1, lt=1 << 62)]
+    seeds: list[_Seed]
+    groups: list[_Group]
+    tuned: dict[str, StrictStr]
+
+
 class _Hopeless(_Open):
     cost_above: Annotated[_Number, Field(ge=0)]
     spending: Literal["obrien-fleming", "pocock"]
@@ -85,6 +114,7 @@ class _Plan(_Open):
     training: _Training | None = None
     arms: Annotated[list[_Arm], Field(min_length=1)]
     dropped: list[_Cell] = []
+    tuning: _Tuning | None = None
 
 
 class _Gemm(_Open):

@@ -406,6 +406,49 @@ def step_table(analysis: Analysis) -> Table | None:
     )
 
 
+def tuning_table(analysis: Analysis) -> Table | None:
+    """Return what was chosen for each arm and what it changed; None for a study that tunes nothing."""
+    tuning = analysis.tuning
+    if tuning is None or not tuning.arms:
+        return None
+
+    def loss(values: Mapping[str, Any], value: float | None) -> str:
+        text = ", ".join(f"{field} {words.plain(one)}" for field, one in values.items())
+        return text if value is None else f"{text} (loss {words.loss(value)})"
+
+    return Table(
+        caption=(
+            f"What was found for each arm in {tuning.trials} trials of {words.tokens(tuning.tokens)} tokens "
+            f"({tuning.sampler}), and the token cost at the study's own values beside the one at the values "
+            "found, each against the baseline at the same kind of values. Trials: complete / pruned / "
+            "diverged, of the arm's group. Loss: mean final validation loss of the trial, nats/token. "
+            "Brackets: 95\u00a0% intervals over the seeds of the runs."
+        ),
+        columns=(
+            "Arm",
+            "The study's own",
+            "Found",
+            "Trials",
+            "Tokens of the trials",
+            "Token cost, the study's own",
+            "Token cost, found",
+        ),
+        rows=tuple(
+            (
+                arm.name if arm.group == arm.name else f"{arm.name} (group {arm.group})",
+                loss(arm.shared, arm.shared_loss),
+                loss(arm.chosen, arm.chosen_loss) + (", the outermost tried" if arm.outermost else ""),
+                f"{arm.complete} / {arm.pruned} / {arm.diverged}",
+                words.tokens(arm.tokens),
+                words.cost(arm.shared_cost),
+                words.cost(arm.tuned_cost),
+            )
+            for arm in tuning.arms
+        ),
+        numeric=frozenset({3, 4, 5, 6}),
+    )
+
+
 def arm_table(analysis: Analysis) -> Table:
     """Return what each arm is."""
     return Table(
@@ -445,7 +488,7 @@ def run_table(analysis: Analysis) -> Table:
                 words.loss(run.last_loss),
                 run.message or "",
             )
-            for arm in analysis.arms
+            for arm in analysis.every_arm
             for run in arm.runs
         ),
         numeric=frozenset({2, 5, 6, 7}),
@@ -500,7 +543,7 @@ def runs_csv(analysis: Analysis) -> str:
     ]
     header += ["seconds", "tokens_per_sec", "backend_mode", "message"]
     return _csv(
-        header, [[getattr(run, name) for name in header] for arm in analysis.arms for run in arm.runs]
+        header, [[getattr(run, name) for name in header] for arm in analysis.every_arm for run in arm.runs]
     )
 
 

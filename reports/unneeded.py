@@ -30,7 +30,6 @@ class Unneeded:
         self._store = store
         plan = store.plan()
         self._rule = read_rule(plan)
-        self._baseline = plan["baseline"]
         self._arms = {arm["name"]: [run["id"] for run in arm["runs"]] for arm in plan["arms"]}
         self._ended: dict[str, State] = {}
         self._stage: dict[str, tuple[int, int]] = {}
@@ -56,7 +55,7 @@ class Unneeded:
         ahead = {arm: self._ended_in_front(runs) for arm, runs in self._arms.items()}
         return {
             arm: (
-                bisect_right(looks, min(ahead[arm], ahead[self._baseline])),
+                bisect_right(looks, ahead[arm]),
                 sum(self._ended.get(run_id) == "diverged" for run_id in runs),
             )
             for arm, runs in self._arms.items()

@@ -18,6 +18,7 @@ from ablate.reports.steps import greatest_step
 
 if TYPE_CHECKING:
     from ablate.reports.analyse import Analysis, ArmResult
+    from ablate.reports.cost import Cost
 
 Tone = Literal["more", "diverged", "fewer", "open", "none"]
 
@@ -192,6 +193,7 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
             f"The baseline itself did not reach the target in {failed} of {_runs(base.n)}: token costs "
             "against it are bounds at best. Take a target that it reaches, or a larger budget."
         )
+    notes.extend(_tuning_notes(analysis))
     notes.extend(_gemm_note(analysis))
     notes.extend(_speed_notes(analysis))
     with_interval = [arm for arm in analysis.others if arm.token_cost.kind == "interval"]
@@ -213,6 +215,33 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
         reasons = words.timing_reasons(analysis.timing)
         notes.append(f"The runs' own timing does not count, so no claim on speed is made: {reasons}.")
     return tuple(notes)
+
+
+def _tuning_notes(analysis: Analysis) -> list[str]:
+    """Say that the arms are compared at values of their own, what finding them took, and what it changed."""
+    tuning = analysis.tuning
+    if tuning is None or not tuning.arms:
+        return []
+    text = (
+        f"Each arm trains at the {words.listed(tuning.fields)} found for it in {tuning.trials} trials of "
+        f"{words.tokens(tuning.tokens)} tokens, as many for every arm. The trials took "
+        f"{words.tokens(tuning.total_tokens)} tokens in all, beside {words.tokens(tuning.run_tokens)} in the "
+        "runs compared."
+    )
+    notes = [text]
+    for arm in tuning.arms:
+        before, after = (_sign(cost) for cost in (arm.shared_cost, arm.tuned_cost))
+        if before != after and arm.shared_cost.kind == "interval":
+            cost = words.cost(arm.shared_cost)
+            notes.append(f"Tuning changes what is found for {arm.name}: at the study's own values {cost}.")
+    return notes
+
+
+def _sign(cost: Cost) -> int:
+    """Return whether a cost is settled above zero (1), below (-1), or not settled."""
+    if not is_settled(cost):
+        return 0
+    return 1 if (cost.estimate or 0.0) > 0 else -1
 
 
 def _stop_notes(analysis: Analysis) -> list[str]:

@@ -174,6 +174,13 @@ def counts(value: Cost) -> str:
     return f"n{NBSP}={NBSP}{value.n} against {value.n_baseline}"
 
 
+def plain(value: object) -> str:
+    """Return a value of a study file."""
+    if value is None:
+        return "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def plural(count: int, noun: str) -> str:
     """Return ``1 run``, ``2 runs``."""
     return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -91,6 +91,7 @@ def write_report(
         ("steps", tables.step_table(analysis)),
         ("effects", tables.effect_table(analysis)),
         ("power", tables.power_table(analysis)),
+        ("tuning", tables.tuning_table(analysis)),
         ("restricted", tables.reached_table(analysis)),
         ("measured", tables.measured_table(analysis, content.prices)),
         ("modelled", tables.modelled_table(analysis, content.prices)),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import find_study, storage_option
+from ablate.cli.common import find_study, storage_option, trials_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,4 +28,6 @@ def command(study: str, storage: Path) -> None:
         click.echo(f"{store.path.name} is not being run.")
         return
     request(store.path)
+    if (trials := trials_of(store)) is not None and is_running(trials.path):
+        request(trials.path)
     click.echo(f"Asked to stop: {store.path.name} (follow it with: ablate status {store.path.name})")

@@ -52,6 +52,15 @@ def find_study(storage: Path, study: str) -> StudyStore:
     raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate run {study})")
 
 
+def trials_of(store: StudyStore) -> StudyStore | None:
+    """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
+    tuning = store.plan().get("tuning")
+    if not isinstance(tuning, dict):
+        return None
+    trials = StudyStore(store.path.parent / str(tuning.get("study")))
+    return trials if trials.plan_path.exists() else None
+
+
 def device_option(where: str | None) -> tuple[str, Device]:
     """Return a torch device and what it is; by default the first GPU, else the CPU.
 

@@ -77,14 +77,16 @@ def command(
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
     from ablate.errors import UserError
-    from ablate.plan import build_plan, estimate, read_progress
+    from ablate.plan import build_plan, estimate, known_plan, read_progress
     from ablate.spec import load_study
     from ablate.store import StudyStore
 
     usd = parse_prices(prices)
     plan = build_plan(load_study(study), without_data=True)
+    store = StudyStore(storage / plan.study)
+    plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, usd)
-    progress = read_progress(plan, StudyStore(storage / plan.study))
+    progress = read_progress(plan, store)
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else None
     if as_json:
@@ -235,7 +237,8 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
 
     runs = [run for _, run in plan.runs()]
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
-    figures = [("batch", text) for text in _each(plan, _batch_text)]
+    figures = [("tuning", text) for text in _tuning_lines(plan, costs.cores)]
+    figures += [("batch", text) for text in _each(plan, _batch_text)]
     figures += [("budget", text) for text in _each(plan, _budget_text)]
     figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.training))]
     figures += [("model", text) for text in _each(plan, _model_text)]
@@ -250,6 +253,30 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
         f"{'' if name == before else name:<9} {text}"
         for before, (name, text) in zip(["", *names], figures, strict=False)
     ]
+
+
+def _tuning_lines(plan: Plan, cores: int) -> list[str]:
+    """Return the budget of tuning, and what was found or that it comes first."""
+    from ablate.plan import Progress, estimate
+    from ablate.plan.tuning import range_text, trial_plan, values_text
+
+    tuning = plan.tuning
+    if tuning is None:
+        return []
+    tune = tuning.tune
+    asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tune.trials)]
+    trials = trial_plan(plan, tuning, asked)
+    runs, budget = sum(len(arm.runs) for arm in trials.arms), trials.arms[0].batches.tokens
+    groups = f"each of {len(tuning.groups)} groups" if len(tuning.groups) > 1 else "the one group"
+    most = "at most " if tune.prune else ""
+    lines = [f"{name} {range_text(field)}" for name, field in tune.fields.items()]
+    lines.append(f"{tune.trials} trials of {budget:,} tokens for {groups}, by {tune.sampler}")
+    lines.append(f"{runs:,} runs, {most}{runs * budget:,} tokens, before the runs of the arms")
+    if tuning.is_done:
+        return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
+    seconds = estimate(trials, Progress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
+    lines.append(f"about {_duration(seconds)} (modelled), not in the time below")
+    return [*lines, "not done yet: arms at the values found come on top of those above"]
 
 
 def _stop_text(plan: Plan) -> list[str]:

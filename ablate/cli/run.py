@@ -61,7 +61,7 @@ def command(
 
     from ablate.execute.lock import running
     from ablate.execute.token import use_token
-    from ablate.plan import build_plan, to_lock
+    from ablate.plan import build_plan, known_plan, to_lock
     from ablate.spec import load_study
     from ablate.store import StudyStore
     from ablate.track import resolve_tracking_uri
@@ -71,12 +71,22 @@ def command(
     if address is not None and (warning := use_token()):
         console.print(warning, markup=False, soft_wrap=True)
     plan = build_plan(load_study(study))
-    chosen = _choose(plan, only, seeds)
     store = StudyStore(storage / plan.study)
+    plan = known_plan(plan, store)
+    chosen = _choose(plan, only, seeds)
     try:
         with running(store, json.loads(json.dumps(to_lock(plan)))) as shared:
             if shared:
                 console.print("Somebody else runs this study, too: its runs are shared.", markup=False)
+            if plan.tuning is not None and not plan.tuning.is_done:
+                tuned = _tune(
+                    console, store, plan, study=study, retry_failed=retry_failed, address=address, uri=uri
+                )
+                if isinstance(tuned, int):
+                    return tuned
+                plan = tuned
+                store.write_plan(to_lock(plan))
+                chosen = _choose(plan, only, seeds)
             return _run(
                 console, store, plan, chosen, study=study, retry_failed=retry_failed, address=address, uri=uri
             )
@@ -88,7 +98,12 @@ def _choose(plan: Plan, only: tuple[str, ...], seeds: str | None) -> set[str]:
     """Return the ids of the runs that the options ask for."""
     import difflib
 
+    from ablate.spec.tuning import tuned_name
+
     names = {arm.name for arm in plan.arms}
+    if plan.tuning is not None:  # an arm that found what the study gives it is its own tuned arm
+        stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
+        only = tuple(stands_for.get(name, name) for name in only)
     for name in only:
         if name not in names:
             likely = difflib.get_close_matches(name, names, n=1)
@@ -105,6 +120,50 @@ def _choose(plan: Plan, only: tuple[str, ...], seeds: str | None) -> set[str]:
             there = ", ".join(map(str, sorted(known)))
             raise UserError(f"--seeds: {unknown[0]} is not a seed of study '{plan.study}' (seeds: {there})")
     return {run.id for arm, run in plan.runs() if (not only or arm.name in only) and run.seed in wanted}
+
+
+def _tune(
+    console: Console,
+    store: StudyStore,
+    plan: Plan,
+    *,
+    study: str,
+    retry_failed: bool,
+    address: str | None,
+    uri: str,
+) -> Plan | int:
+    """Find the arms' own values, and return the plan with them; or the exit code, if none are found."""
+    import shlex
+
+    from ablate.cli.tune import tune
+    from ablate.plan.tuning import tuned_plan
+    from ablate.store import StudyStore
+    from ablate.track import redact, start_mirror
+
+    assert plan.tuning is not None
+    if address is None:
+        _check_devices(plan)
+    _prepare_kernel(console, plan)
+    corpora = _prepare_tokens(console, store, list(plan.arms))
+    _check_tokens(console, corpora, list(plan.arms))
+    trials = StudyStore(store.path.parent / plan.tuning.study)
+    trials.path.mkdir(parents=True, exist_ok=True)
+    mirror = start_mirror(trials.path, uri)
+    try:
+        found = tune(
+            console,
+            trials,
+            plan,
+            requests=lambda part: _in_order(part, {run.id for _, run in part.runs()}, corpora),
+            retry_failed=retry_failed,
+            address=address,
+        )
+    finally:
+        left = mirror.stop()
+    if found.tuning.is_done:
+        return tuned_plan(plan, found.tuning)
+    _say_mirror(console, left, redact(uri), shlex.quote(plan.tuning.study))
+    return _conclude(console, trials, found.plan, set(found.open_runs), found.outcome, study=study) or 1
 
 
 def _run(
@@ -162,14 +221,19 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
 
 
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
-    """Prepare the tokens of every corpus once, and return the runs seed by seed: early results compare."""
+    """Prepare the tokens of every corpus once, and return the runs."""
+    arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
+    corpora = _prepare_tokens(console, store, arms)
+    _check_tokens(console, corpora, arms)
+    return _in_order(plan, chosen, corpora)
+
+
+def _in_order(plan: Plan, chosen: set[str], corpora: dict[str, TokenFiles]) -> list[RunRequest]:
+    """Return the runs seed by seed: early results compare."""
     from dataclasses import asdict
 
     from ablate.execute.driver import RunRequest
 
-    arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-    corpora = _prepare_tokens(console, store, arms)
-    _check_tokens(console, corpora, arms)
     order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
     return [
         RunRequest(

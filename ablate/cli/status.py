@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import find_study, storage_option
+from ablate.cli.common import find_study, storage_option, trials_of
 from ablate.errors import safe_text
 
 if TYPE_CHECKING:
@@ -35,12 +35,15 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
         _watch(store)
     running = is_running(store.path)
     runs = ProgressReader(store, executor_alive=running).read()
+    trials = trials_of(store)
+    tried = [] if trials is None else ProgressReader(trials, executor_alive=is_running(trials.path)).read()
     if as_json:
         answer = {
             "study": store.path.name,
             "running": running,
             "states": count_states(runs),
             "runs": [asdict(run) for run in runs],
+            "tuning": None if trials is None else {"study": trials.path.name, "states": count_states(tried)},
         }
         click.echo(json.dumps(answer, indent=1))
         return
@@ -51,6 +54,11 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     console.print(
         f"{store.path.name}: {summary(runs)}{' · being run now' if running else ''}", highlight=False
     )
+    if trials is not None:
+        now = " · being run now" if is_running(trials.path) else ""
+        console.print(
+            f"{trials.path.name}: {summary(tried)}{now}, of the trials asked so far", highlight=False
+        )
     alike: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         if run.message and run.state in ("failed", "diverged", "interrupted", "stopped"):

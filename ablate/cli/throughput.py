@@ -63,11 +63,13 @@ def command(
     What was measured is kept in the study's folder of the storage, in place of what was measured before.
     `ablate report` makes the end-to-end speed-up of it, where the timing is native and the device was idle.
     """
-    from ablate.plan import build_plan
+    from ablate.plan import build_plan, known_plan
     from ablate.spec import load_study
     from ablate.store import StudyStore
 
     plan = build_plan(load_study(study))
+    store = StudyStore(storage / plan.study)
+    plan = known_plan(plan, store)
     arms = _chosen(plan, names)
     where, found = device_option(device)
     from ablate.execute.throughput import measure, record
@@ -82,7 +84,7 @@ def command(
         click.echo(json.dumps(content, indent=1))
     else:
         _show(content, plan)
-    click.echo("\n" + _keep(StudyStore(storage / plan.study), content, plan.baseline), err=as_json)
+    click.echo("\n" + _keep(store, content, plan.baseline), err=as_json)
 
 
 def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:

@@ -106,7 +106,7 @@ def execute_study(
         store.run(run.run_id).create(run.config)
     stop_path = store.path / f".stop-{uuid.uuid4().hex[:8]}"
     commit = git_commit()
-    with _ray(address):
+    with connection(address):
         _check_resources(runs)
         queue = _Queue(store, runs, trainer, stop_path, commit, stale_sec)
         try:
@@ -345,7 +345,7 @@ def _give_up(run: RunDir, end: TaskEnd) -> State:
 
 
 @contextlib.contextmanager
-def _ray(address: str | None) -> Iterator[None]:
+def connection(address: str | None) -> Iterator[None]:
     """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
     if address is None:
         # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks

@@ -11,7 +11,7 @@ from ablate.plan.estimate import Estimate, estimate
 from ablate.plan.ids import RESULT_VERSION, run_id
 from ablate.plan.lock import to_lock
 from ablate.plan.plan import Plan, PlannedArm, PlannedRun, build_plan
-from ablate.plan.progress import Progress, read_progress
+from ablate.plan.progress import Progress, known_plan, read_progress
 
 __all__ = [
     "RESULT_VERSION",
@@ -22,6 +22,7 @@ __all__ = [
     "Progress",
     "build_plan",
     "estimate",
+    "known_plan",
     "read_progress",
     "run_id",
     "to_lock",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ablate.plan.tuning import tuning_to_lock
+
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
 
@@ -13,7 +15,7 @@ LOCK_FORMAT = 1
 
 def to_lock(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain data; the same plan gives the same bytes."""
-    return {
+    lock = {
         "format": LOCK_FORMAT,
         "study": plan.study,
         "description": plan.description,
@@ -26,6 +28,7 @@ def to_lock(plan: Plan) -> dict[str, Any]:
         "arms": [arm_to_lock(arm) for arm in plan.arms],
         "dropped": [{"name": cell.name, "reason": cell.reason} for cell in plan.dropped],
     }
+    return lock if plan.tuning is None else lock | {"tuning": tuning_to_lock(plan, plan.tuning)}
 
 
 def arm_to_lock(arm: PlannedArm) -> dict[str, Any]:

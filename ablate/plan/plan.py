@@ -29,6 +29,7 @@ from ablate.errors import Problem, UserError
 from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
 from ablate.plan.foreign import Foreigners
 from ablate.plan.ids import ARM_FIELDS, RunIds
+from ablate.plan.tuning import Tuning, plan_tuning
 from ablate.recipes import Recipe, describe
 from ablate.spec.study import again_name
 
@@ -108,7 +109,10 @@ class PlannedArm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything that a study will run. ``missing``: what is wrong with its data; then no run has an id."""
+    """Everything that a study will run. ``missing``: what is wrong with its data; then no run has an id.
+
+    ``tuning``: the search before the seeds; the arms at the values that it finds are there once it is done.
+    """
 
     study: str
     description: str | None
@@ -122,6 +126,7 @@ class Plan:
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
     missing: tuple[Problem, ...] = ()
+    tuning: Tuning | None = None
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -222,7 +227,7 @@ def build_plan(
     _refuse_shared_ids(study, arms)
     if study.baseline_again:
         arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline), ids))
-    return Plan(
+    plan = Plan(
         study=study.name,
         description=study.description,
         baseline=study.baseline,
@@ -236,6 +241,7 @@ def build_plan(
         dropped=study.dropped,
         missing=missing,
     )
+    return plan if study.tune is None else replace(plan, tuning=plan_tuning(plan, study.tune))
 
 
 def _run_ids(ids: RunIds, fields: dict[str, Any], seeds: Sequence[int]) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.plan.tuning import found_before
+
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan
     from ablate.store import RunDir, State, StudyStore
@@ -26,6 +28,16 @@ class Progress:
     def state(self, run_id: str) -> State:
         """Return the state of a run."""
         return self.states.get(run_id, "pending")
+
+
+def known_plan(plan: Plan, store: StudyStore) -> Plan:
+    """Return the plan with the values that its tuning found, if the store has them."""
+    if plan.tuning is None:
+        return plan
+    try:
+        return found_before(plan, store.plan())
+    except (OSError, ValueError):
+        return plan
 
 
 def read_progress(plan: Plan, store: StudyStore) -> Progress:

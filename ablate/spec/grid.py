@@ -78,7 +78,7 @@ def _factors(grid: Mapping, faults: Faults) -> dict[str, list[Level]]:
             faults.add(values, "expected a list of values, or {label: value}")
             continue
         for level in levels:
-            _check_value(path, level.node, faults)
+            check_value(path, level.node, faults)
         factors[factor] = levels
     return factors
 
@@ -114,7 +114,8 @@ def _label(factor: str, node: Node) -> str:
     return text if in_words else f"{leaf}={text}"
 
 
-def _check_value(path: tuple[str, ...], value: Node, faults: Faults) -> None:
+def check_value(path: tuple[str, ...], value: Node, faults: Faults) -> None:
+    """Check one value of the field at a path of base, where it stands."""
     try:
         TypeAdapter(BaseSection).validate_python(plain(nest(path, value)))
     except ValidationError as error:

@@ -22,6 +22,7 @@ from ablate.spec.sections import StudyFile, TargetSection
 from ablate.spec.stops import check_stop, stop_rule
 from ablate.spec.study import Study, Target, again_name
 from ablate.spec.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
+from ablate.spec.tuning import check_tune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,8 @@ def load_study(path_or_name: str | Path) -> Study:
     if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
         what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
+    written = [*named.values(), *(draft for _, draft in cells)]
+    tune = check_tune(root, collector, written, _unused(file), faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -84,7 +87,15 @@ def load_study(path_or_name: str | Path) -> Study:
         folded=tuple(collector.folded),
         dropped=tuple(collector.dropped),
         path=path.absolute(),
+        tune=tune,
     )
+
+
+def _unused(file: StudyFile | None) -> int:
+    """Return the first seed that neither the arms nor the baseline's second arm use."""
+    if file is None:
+        return 0
+    return max(file.seeds) + 1 + (len(file.seeds) if file.baseline_again else 0)
 
 
 def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:

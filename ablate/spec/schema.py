@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from ablate.spec.faults import type_at
 from ablate.spec.grid import factor_paths
-from ablate.spec.sections import BaseSection, StudyFile
+from ablate.spec.sections import TUNABLE, BaseSection, RangeSection, StudyFile
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -23,6 +23,7 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     _exactly_one_unit(definitions["TargetSection"])
     definitions["GridSection"]["properties"]["factors"] = _factors(definitions)
+    definitions["TuneSection"]["properties"]["fields"] = _tuned_fields(definitions)
     schema["anyOf"] = [{"required": ["arms"]}, {"required": ["grid"]}]
     _drop_titles(schema)
     return {"$schema": _DRAFT, "title": "ablate study", **schema}
@@ -54,6 +55,28 @@ def _factors(definitions: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "description": "path of a field: its values, as a list or as {label: value}",
+        "properties": properties,
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+
+
+def _tuned_fields(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of what is tuned: every field that can be, as a range or a list of its values."""
+    definitions.setdefault(
+        "RangeSection", TypeAdapter(RangeSection).json_schema(ref_template="#/$defs/{model}")
+    )
+    properties: dict[str, Any] = {}
+    for name in TUNABLE:
+        value = TypeAdapter(type_at(BaseSection, ("training", name))).json_schema()
+        description = value.pop("description", None)
+        listed = {"type": "array", "items": value, "minItems": 2}
+        properties[name] = {"anyOf": [{"$ref": "#/$defs/RangeSection"}, listed]}
+        if description:
+            properties[name]["description"] = description
+    return {
+        "type": "object",
+        "description": "field of training: {low, high, log} or a list of values",
         "properties": properties,
         "additionalProperties": False,
         "minProperties": 1,

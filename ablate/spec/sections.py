@@ -132,6 +132,52 @@ class GridSection:
     ] = "error"
 
 
+TUNABLE = (
+    "learning_rate", "warmup_tokens", "decay_tokens", "final_lr_ratio", "weight_decay", "beta1", "beta2",
+    "adam_eps", "grad_clip",
+)  # fmt: skip
+"""Fields of training that may be tuned: what the optimizer and its schedule use."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class RangeSection:
+    """A range of numbers to tune a field over."""
+
+    low: Annotated[NonNegativeFloat, Field(description="the lowest value tried")]
+    high: Annotated[NonNegativeFloat, Field(description="the highest value tried")]
+    log: Annotated[bool, Field(strict=True, description="even on a logarithmic scale")] = False
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class TuneSection:
+    """A search over fields of training, of each arm or group of arms, before the seeds run."""
+
+    fields: Annotated[
+        dict[str, Any],
+        Field(description="field of training → {low, high, log} or a list of values", min_length=1),
+    ]
+    tokens: Annotated[PositiveInt, Field(description="token budget of a trial's run")]
+    sampler: Annotated[
+        Literal["tpe", "grid"], Field(description="tpe: Optuna's; grid: every combination of the lists")
+    ] = "tpe"
+    trials: Annotated[
+        PositiveInt | None, Field(description="trials of each group; a grid has one for each combination")
+    ] = None
+    at_once: Annotated[
+        PositiveInt, Field(description="trials of a group that are asked before any is told")
+    ] = 2
+    prune: Annotated[
+        bool, Field(strict=True, description="end a trial that is worse than the median of earlier ones")
+    ] = True
+    seeds: Annotated[
+        PositiveInt, Field(le=100, description="runs of each arm in a trial, at seeds of their own")
+    ] = 1
+    groups: Annotated[
+        dict[str, Annotated[list[str], Field(min_length=1)]],
+        Field(description="name → arms that share one search; default: each arm has its own"),
+    ] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class HopelessSection:
     """Stop an arm that is shown to cost too much, by a group-sequential rule over seeds."""
@@ -193,6 +239,9 @@ class StudyFile:
         list[Setting],
         Field(description="compare runs although they differ in this; the report says so"),
     ] = Field(default_factory=list)
+    tune: Annotated[
+        TuneSection | None, Field(description="search each arm's own learning rate or the like, first")
+    ] = None
     stop: Annotated[
         StopSection | None, Field(description="end runs that cannot matter any more; intervals stay right")
     ] = None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from ablate.recipes import Recipe, RecipeSpec
+    from ablate.spec.tuning import Tune
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,3 +97,4 @@ class Study:
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
     path: Path
+    tune: Tune | None = None

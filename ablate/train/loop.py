@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.numerics.state import EVAL_CALL, RecipeState
-from ablate.schedule import StepPlan, learning_rate, plan_steps
+from ablate.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ALONE, Group
 from ablate.train.heap import keep_freed_memory
 from ablate.train.model import Decoder
@@ -312,7 +312,7 @@ class _DivergenceGuard:
     """Counts evaluations in a row above the bound."""
 
     def __init__(self, settings: TrainingConfig, vocab_size: int) -> None:
-        self.bound = settings.divergence_loss or 1.5 * math.log(vocab_size)
+        self.bound = divergence_bound(settings.divergence_loss, vocab_size)
         self.patience = settings.divergence_evals
         self.above = 0
 

@@ -1,11 +1,12 @@
-"""Final loss over the learning rate, a line for arms that differ in nothing else, with 95 % intervals.
+"""Final loss over the learning rate: of arms that differ in nothing else, and of the trials of a tuned study.
 
-How it fails: a study with one rate an arm has no such figure; a rate at which a run diverged has a cross at
-the top in place of a mean.
+How it fails: a study with one rate an arm, and no trials, has no such figure; a rate at which a run diverged
+has a cross at the top in place of a mean, one whose trial was ended early a triangle.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ablate.reports import words
@@ -18,9 +19,10 @@ from ablate.reports.figures.canvas import (
     spread,
     to_bytes,
 )  # fmt: skip
+from ablate.reports.tuning import RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.reports.analyse import Analysis
     from ablate.reports.sensitivity import RateCurve
@@ -32,7 +34,7 @@ def draw_sensitivity(analysis: Analysis) -> Drawing | None:
     if not curves:
         return None
     with drawing_style("learning-rate"):
-        svg, png = _draw(analysis, curves)
+        svg, png = _draw(curves, analysis.baseline)
     numbers = sorted({rate.n for curve in curves for rate in curve.rates})
     n = f"n = {numbers[0]}" if len(numbers) == 1 else f"n = {numbers[0]} to {numbers[-1]}"
     best = "; ".join(_best_text(curve) for curve in curves)
@@ -47,6 +49,32 @@ def draw_sensitivity(analysis: Analysis) -> Drawing | None:
     return Drawing(name="learning-rate", title=title, caption=caption, alt=alt, svg=svg, png=png)
 
 
+def draw_trials(analysis: Analysis) -> Drawing | None:
+    """Draw the trials of a tuned study; None where no learning rate was tuned."""
+    tuning = analysis.tuning
+    if tuning is None or not any(curve.best is not None for curve in tuning.curves):
+        return None
+    curves = [curve for curve in tuning.curves if curve.best is not None]
+    group_of = {arm.tuned: arm.group for arm in tuning.arms}
+    chosen = {arm.group: float(arm.chosen[RATE]) for arm in tuning.arms}
+    shared = {float(arm.shared[RATE]) for arm in tuning.arms}
+    alone = len(tuning.fields) == 1
+    with drawing_style("trials"):
+        svg, png = _draw(
+            curves, group_of[analysis.baseline], shared=sorted(shared), chosen=chosen, joined=alone
+        )
+    found = "; ".join(f"{group} at {rate:g}" for group, rate in chosen.items())
+    runs = max(rate.n for curve in curves for rate in curve.rates)
+    caption = (
+        f"Final validation loss of the trials over the peak learning rate, {words.tokens(tuning.tokens)} "
+        f"tokens each ({words.plural(runs, 'run')} a point{'' if alone else '; other fields vary, too'}). "
+        "Crosses at the top: a run diverged; triangles: ended early. Dotted: the study's own rate. "
+        f"Rings: the rates found: {found}."
+    )
+    alt = f"Chart of the trials' final loss over the learning rate. Found: {found}."
+    return Drawing(name="trials", title="Trials", caption=caption, alt=alt, svg=svg, png=png)
+
+
 def _best_text(curve: RateCurve) -> str:
     best = curve.best
     assert best is not None
@@ -54,12 +82,20 @@ def _best_text(curve: RateCurve) -> str:
     return f"{curve.name} at {best.learning_rate:g}{edge}"
 
 
-def _draw(analysis: Analysis, curves: Sequence[RateCurve]) -> tuple[bytes, bytes]:
+def _draw(
+    curves: Sequence[RateCurve],
+    baseline: str,
+    *,
+    shared: Sequence[float] = (),
+    chosen: Mapping[str, float] | None = None,
+    joined: bool = True,
+) -> tuple[bytes, bytes]:
+    """Draw the curves, as lines if ``joined``; ``shared``, and ``chosen`` of each curve: rates to mark."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     names = [curve.name for curve in curves]
-    style = looks(names, analysis.baseline)
+    style = looks(names, baseline)
     figure = Figure(figsize=(8, 3.6))
     axis = figure.subplots()
     figure.subplots_adjust(left=0.1, right=0.76, top=0.95, bottom=0.14)
@@ -78,19 +114,27 @@ def _draw(analysis: Analysis, curves: Sequence[RateCurve]) -> tuple[bytes, bytes
                 [mean - (loss.low if loss.low is not None else mean) for _, mean, loss in known],
                 [(loss.high if loss.high is not None else mean) - mean for _, mean, loss in known],
             ],
-            color=look.color, linestyle=look.dash, linewidth=look.width, marker=look.marker, markersize=5,
-            capsize=3, elinewidth=1, zorder=3,
+            color=look.color, linestyle=look.dash if joined else "none", linewidth=look.width,
+            marker=look.marker, markersize=5, capsize=3, elinewidth=1, zorder=3,
         )  # fmt: skip
         ends.append((curve.name, known[-1][1]))
         for rate in curve.rates:
-            if rate.diverged:
+            if rate.loss.estimate is None:
                 axis.plot(
-                    rate.learning_rate, 0.97, marker="x", color=look.color, markersize=7, clip_on=False,
-                    transform=axis.get_xaxis_transform(), zorder=4,
+                    rate.learning_rate, 0.97, marker="x" if rate.diverged else "v", color=look.color,
+                    markersize=7, fillstyle="none", clip_on=False, transform=axis.get_xaxis_transform(),
+                    zorder=4,
                 )  # fmt: skip
+        for at_rate, mean, _ in known:
+            if chosen is not None and at_rate == chosen[curve.name]:
+                axis.plot(
+                    at_rate, mean, marker="o", color=look.color, markersize=12, fillstyle="none", zorder=4
+                )
+    for rate_of_study in shared:
+        axis.axvline(rate_of_study, color=FAINT, linestyle=":", linewidth=1, zorder=1)
     axis.set_xscale("log")
     rates = sorted({rate.learning_rate for curve in curves for rate in curve.rates})
-    axis.set_xticks(rates)
+    axis.xaxis.set_major_locator(FixedLocator(rates if chosen is None else _few(rates)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_xlabel("peak learning rate")
@@ -105,3 +149,10 @@ def _draw(analysis: Analysis, curves: Sequence[RateCurve]) -> tuple[bytes, bytes
             transform=axis.transAxes,
         )  # fmt: skip
     return to_bytes(figure)
+
+
+def _few(rates: Sequence[float]) -> list[float]:
+    """Return 1, 2 and 5 times powers of ten as ticks, for rates that lie anywhere."""
+    powers = range(math.floor(math.log10(rates[0])), math.ceil(math.log10(rates[-1])) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return [tick for tick in ticks if rates[0] * 0.9 <= tick <= rates[-1] * 1.1] or [rates[0]]

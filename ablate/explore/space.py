@@ -1,0 +1,110 @@
+"""What an exploration may try: ranges and lists of values, as plain data, without Optuna.
+
+The first points of a search are spread evenly over the space (Halton's sequence) and are the same for every
+group that is searched, so that what the groups show can be laid side by side. A grid is expanded here,
+exactly and in order: Optuna's ``GridSampler`` draws cells at random and may draw one twice.
+
+How it fails: it does not; what a user may write is checked in ``spec.tuning``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optuna.distributions import BaseDistribution
+
+_DIGITS = 3
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Numbers from ``low`` to ``high``, even on a logarithmic scale with ``log``; ``whole``: integers."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def count(self) -> float:
+        """How many different values there are."""
+        return self.high - self.low + 1 if self.whole else math.inf
+
+    def at(self, place: float) -> float:
+        """Return the value at a place from 0 to 1."""
+        if self.log:
+            return self.tidy(math.exp(math.log(self.low) + place * math.log(self.high / self.low)))
+        return self.tidy(self.low + place * (self.high - self.low))
+
+    def tidy(self, value: float) -> float:
+        """Round to three significant digits, or to an integer, within the range."""
+        if self.whole:
+            return min(max(round(value), int(self.low)), int(self.high))
+        return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
+
+    def distribution(self) -> BaseDistribution:
+        """Return the range as Optuna's."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.log)
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """A list of values."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def count(self) -> float:
+        """How many different values there are."""
+        return len(self.values)
+
+    def at(self, place: float) -> Any:
+        """Return the value at a place from 0 to 1."""
+        return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
+
+    def tidy(self, value: Any) -> Any:
+        """Return the value: there is nothing to round."""
+        return value
+
+    def distribution(self) -> BaseDistribution:
+        """Return the list as Optuna's."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+
+Space = dict[str, Range | Choices]
+"""What is tried, by the name of a field."""
+
+
+def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
+    """Return every combination of a space of lists, the last field varying fastest."""
+    lists = [field.values if isinstance(field, Choices) else () for field in space.values()]
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def spread_point(space: Mapping[str, Range | Choices], index: int) -> dict[str, Any]:
+    """Return the ``index``-th point, from 1, of a sequence that fills the space evenly."""
+    pairs = zip(space.items(), _PRIMES, strict=False)
+    return {name: field.at(_radical_inverse(index, prime)) for (name, field), prime in pairs}
+
+
+def _radical_inverse(index: int, base: int) -> float:
+    """Mirror the digits of a number at the point: 1, 2, 3 → 1/2, 1/4, 3/4 in base 2."""
+    inverse, scale = 0.0, 1.0
+    while index:
+        index, digit = divmod(index, base)
+        scale /= base
+        inverse += digit * scale
+    return inverse

@@ -1,0 +1,263 @@
+"""Tuning as arms and runs: the trials before the seeds, and the arms at the values that were found.
+
+A trial is an arm like any other, on the trials' budget and at seeds of its own, in a study beside the study
+(``<name> tune``). Where what was found differs from what the study gives an arm, the arm is run a second
+time, as ``<arm> tuned``; where it does not, the arm stands for both. The lock file holds all of it, under
+``tuning``.
+
+How it fails: what an earlier lock says is taken only for a group whose fingerprint is the same: a hash of the
+ids of the group's first runs and of what the search may try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ablate.explore.space import Choices, Range
+from ablate.plan.arithmetic import batches
+from ablate.plan.ids import ARM_FIELDS, RunIds
+from ablate.spec.tuning import tuned_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ablate.plan.plan import Plan, PlannedArm
+    from ablate.spec.tuning import Tune, TuneGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
+
+    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
+    """
+
+    number: int
+    values: dict[str, Any]
+    state: Literal["complete", "pruned"]
+    loss: float | None
+    diverged: int
+    tokens: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTuning:
+    """Arms that were searched together. ``chosen``: None before the search is done."""
+
+    name: str
+    fingerprint: str
+    arms: tuple[str, ...]
+    shared: dict[str, Any]
+    trials: tuple[TrialRecord, ...] = ()
+    chosen: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """The search of a study. ``study``: the study of the trials, beside it in the storage."""
+
+    study: str
+    tune: Tune
+    groups: tuple[GroupTuning, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every group has its values."""
+        return all(group.chosen is not None for group in self.groups)
+
+    def group_of(self, arm: str) -> GroupTuning:
+        """Return the group of an arm."""
+        return next(group for group in self.groups if arm in group.arms)
+
+
+def tune_name(study: str) -> str:
+    """Return the name of the study of the trials."""
+    return f"{study} tune"
+
+
+def plan_tuning(plan: Plan, tune: Tune) -> Tuning:
+    """Return the search of a planned study before anything of it has run."""
+    groups = tuple(
+        GroupTuning(
+            name=group.name, fingerprint=_fingerprint(plan, tune, group), arms=group.arms, shared=group.shared
+        )
+        for group in tune.groups
+    )
+    return Tuning(study=tune_name(plan.study), tune=tune, groups=groups)
+
+
+def _fingerprint(plan: Plan, tune: Tune, group: TuneGroup) -> str:
+    ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, group.shared)]
+    fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
+    content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[str]:
+    """Return the ids of an arm's runs in the trial of these values."""
+    return [run.id for run in trial_arm(arm, tune, 0, values).runs]
+
+
+def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
+    """Return an arm as it is trained in a trial."""
+    differs = dict(arm.differs)
+    for field, value in values.items():
+        differs.pop(f"training.{field}", None)
+        if (own := getattr(arm.training, field)) != value:
+            differs[f"training.{field}"] = (own, value)
+    return _at_values(
+        replace(arm, differs=differs, factors={}, folded=()),
+        name=f"{arm.name} trial {number}",
+        description=values_text(values),
+        seeds=tune.seeds,
+        training={**values, "tokens": tune.tokens},
+    )
+
+
+def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
+    """Return the plan of the trials' study: of each trial (group, number, values) the arms of its group."""
+    arms = tuple(
+        trial_arm(plan.arm(arm), tuning.tune, number, values)
+        for group, number, values in trials
+        for arm in next(one for one in tuning.groups if one.name == group).arms
+    )
+    return replace(
+        plan,
+        study=tuning.study,
+        description=f"The trials in which the arms of {plan.study} are tuned.",
+        baseline=arms[0].name,
+        training=replace(plan.training, tokens=tuning.tune.tokens),
+        paired_seeds=False,
+        stop=None,
+        arms=arms,
+        folded=(),
+        dropped=(),
+        tuning=None,
+    )
+
+
+def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
+    """Return the plan with the arms at the values that were found, once they are."""
+    plan = replace(plan, tuning=tuning)
+    if not tuning.is_done:
+        return plan
+    base = tuning.group_of(_of_group(plan, plan.baseline)).shared
+    added = []
+    for arm in plan.arms:
+        group = tuning.group_of(_of_group(plan, arm.name))
+        chosen = group.chosen
+        assert chosen is not None
+        if chosen == group.shared:
+            continue
+        differs = dict(arm.differs)
+        for field, value in chosen.items():
+            differs.pop(f"training.{field}", None)
+            if value != base[field]:
+                differs[f"training.{field}"] = (base[field], value)
+        tuned = _at_values(
+            replace(arm, differs=differs, folded=()),
+            name=tuned_name(arm.name),
+            description=f"{arm.name} at the values found for it: {values_text(chosen)}",
+            seeds=[run.seed for run in arm.runs],
+            training=chosen,
+        )
+        added.append(tuned)
+    return replace(plan, arms=(*plan.arms, *added))
+
+
+def _of_group(plan: Plan, arm: str) -> str:
+    """Return the arm whose group an arm belongs to: the baseline's second arm goes with the baseline."""
+    return plan.baseline if plan.arm(arm).again else arm
+
+
+def _at_values(
+    arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
+) -> PlannedArm:
+    """Return an arm with other values of training, and so with other runs."""
+    section = replace(arm.training, **training)
+    fields = {field: getattr(arm, field) for field in ARM_FIELDS} | {"training": section}
+    ids = RunIds().of_arm(fields, seeds) if arm.data_digest else [""] * len(seeds)
+    return replace(
+        arm,
+        name=name,
+        description=description,
+        training=section,
+        batches=batches(section, arm.resources.devices_per_run),
+        runs=tuple(
+            replace(arm.runs[0], id=run_id, arm=name, seed=seed)
+            for run_id, seed in zip(ids, seeds, strict=True)
+        ),
+    )
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """Write values as people do: ``learning_rate 0.00283, weight_decay 0.1``."""
+    return ", ".join(f"{field} {_text(value)}" for field, value in values.items())
+
+
+def range_text(field: Range | Choices) -> str:
+    """Write what may be tried: ``0.0005 to 0.016 (log)``, or ``0 or 0.1``."""
+    if isinstance(field, Range):
+        return f"{_text(field.low)} to {_text(field.high)}{' (log)' if field.log else ''}"
+    return " or ".join(_text(value) for value in field.values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "off" if value is None else f"{value:,}"
+
+
+def tuning_to_lock(plan: Plan, tuning: Tuning) -> dict[str, Any]:
+    """Return the search as the lock file holds it; ``tuned`` maps an arm to the one at the values found."""
+    tune = tuning.tune
+    names = {arm.name for arm in plan.arms}
+    tuned = {arm.name: tuned_name(arm.name) for arm in plan.arms if tuned_name(arm.name) in names}
+    second = set(tuned.values())
+    return {
+        "study": tuning.study,
+        "done": tuning.is_done,
+        "fields": {name: asdict(field) for name, field in tune.fields.items()},
+        "sampler": tune.sampler,
+        "trials": tune.trials,
+        "at_once": tune.at_once,
+        "prune": tune.prune,
+        "tokens": batches(replace(plan.training, tokens=tune.tokens)).tokens,
+        "seeds": list(tune.seeds),
+        "groups": [
+            {**asdict(group), "arms": list(group.arms), "trials": [_record(one) for one in group.trials]}
+            for group in tuning.groups
+        ],
+        "tuned": {arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.name not in second}
+        if tuning.is_done
+        else {},
+    }
+
+
+def _record(trial: TrialRecord) -> dict[str, Any]:
+    return {**asdict(trial), "runs": list(trial.runs)}
+
+
+def found_before(plan: Plan, lock: Mapping[str, Any]) -> Plan:
+    """Return the plan with the values that an earlier lock of the study holds, if they are this search's."""
+    tuning = plan.tuning
+    assert tuning is not None
+    try:
+        written = lock["tuning"]
+        by_name = {group["name"]: group for group in written["groups"]}
+        groups = []
+        for group in tuning.groups:
+            found = by_name[group.name]
+            if not written["done"] or found["fingerprint"] != group.fingerprint:
+                return plan
+            if written["trials"] != tuning.tune.trials:
+                return plan
+            trials = tuple(TrialRecord(**{**one, "runs": tuple(one["runs"])}) for one in found["trials"])
+            groups.append(replace(group, trials=trials, chosen=dict(found["chosen"])))
+    except (KeyError, TypeError):
+        return plan
+    return tuned_plan(plan, replace(tuning, groups=tuple(groups)))

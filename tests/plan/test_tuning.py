@@ -1,0 +1,143 @@
+"""Tuning as arms and runs: trials, arms at the values found, and what an earlier result may stand for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ablate.plan import known_plan, to_lock
+from ablate.plan.tuning import TrialRecord, found_before, trial_plan, tuned_plan
+from ablate.store import StudyStore
+
+STUDY = """\
+name: s
+baseline: a
+target: {val_loss: 3.3}
+seeds: 2
+baseline_again: true
+base: {training: {tokens: 400_000, learning_rate: 2.0e-3}}
+arms:
+  a: {recipe: bf16}
+  b: {recipe: mxfp4}
+  c: {recipe: fp8}
+tune:
+  fields: {learning_rate: {low: 5.0e-4, high: 1.6e-2, log: true}}
+  tokens: 100_000
+  trials: 3
+"""
+RATES = {"a": 2e-3, "b": 4e-3, "c": 1e-3}
+
+
+def found(planned, rates=RATES):
+    """Return the plan with these rates found."""
+    tuning = planned.tuning
+    groups = tuple(
+        replace(
+            group,
+            trials=(
+                TrialRecord(
+                    number=0, values={"learning_rate": 2e-3}, state="complete", loss=2.5, diverged=0,
+                    tokens=10, runs=("x",),
+                ),
+            ),
+            chosen={"learning_rate": rates[group.name]},
+        )
+        for group in tuning.groups
+    )  # fmt: skip
+    return tuned_plan(planned, replace(tuning, groups=groups))
+
+
+def test_before_tuning_the_arms_are_the_studys_own(plan):
+    planned = plan(STUDY)
+    assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again"]
+    assert not planned.tuning.is_done
+    lock = to_lock(planned)["tuning"]
+    assert (lock["study"], lock["done"], lock["tuned"]) == ("s tune", False, {})
+    assert "tuning" not in to_lock(plan(STUDY.split("tune:", maxsplit=1)[0]))
+
+
+def test_arms_whose_values_changed_run_again_at_them(plan):
+    planned = found(plan(STUDY))
+    assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again", "b tuned", "c tuned"]
+    tuned = planned.arm("b tuned")
+    assert tuned.training == replace(planned.arm("b").training, learning_rate=4e-3)
+    assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
+    assert [run.seed for run in tuned.runs] == [0, 1]
+    assert {run.id for run in tuned.runs}.isdisjoint(run.id for run in planned.arm("b").runs)
+    assert to_lock(planned)["tuning"]["tuned"] == {
+        "a": "a",
+        "b": "b tuned",
+        "c": "c tuned",
+        "a again": "a again",
+    }
+
+
+def test_a_tuned_baseline_takes_its_second_arm_along(plan):
+    planned = found(plan(STUDY), RATES | {"a": 1e-3})
+    again = planned.arm("a again tuned")
+    assert again.training.learning_rate == 1e-3
+    assert [run.seed for run in again.runs] == [2, 3]
+
+
+def test_a_tuned_arm_is_the_run_that_the_study_would_plan_at_that_rate(plan):
+    tuned = found(plan(STUDY)).arm("b tuned")
+    own = plan(STUDY.split("tune:", maxsplit=1)[0].replace("learning_rate: 2.0e-3", "learning_rate: 4.0e-3"))
+    assert [run.id for run in tuned.runs] == [run.id for run in own.arm("b").runs]
+
+
+def test_trials_are_short_runs_at_seeds_of_their_own(plan):
+    planned = plan(STUDY)
+    trials = trial_plan(
+        planned, planned.tuning, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
+    )
+    assert trials.study == "s tune"
+    assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
+    assert trials.arms[1].training.tokens == 100_000
+    assert trials.arms[1].differs["training.learning_rate"] == (2e-3, 9e-3)
+    assert [run.seed for run in trials.arms[1].runs] == [4]  # 0 and 1 are the runs', 2 and 3 the second arm's
+
+
+@pytest.fixture
+def stored(plan, tmp_path):
+    store = StudyStore(tmp_path / "s")
+    store.path.mkdir()
+    store.write_plan(json.loads(json.dumps(to_lock(found(plan(STUDY))))))
+    return store
+
+
+def test_what_was_found_is_known_again(plan, stored):
+    known = known_plan(plan(STUDY), stored)
+    assert known.tuning.is_done
+    assert json.loads(json.dumps(to_lock(known))) == stored.plan()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stale"),
+    [
+        ("tokens: 100_000", "tokens: 150_000", True),
+        ("trials: 3", "trials: 4", True),
+        ("high: 1.6e-2", "high: 3.2e-2", True),
+        ("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}", True),
+        ("seeds: 2", "seeds: 3", True),  # the trials' seeds would be those of runs
+        ("val_loss: 3.3", "val_loss: 3.2", False),
+        ("b: {recipe: mxfp4}", "b: {recipe: mxfp4, description: other words}", False),
+    ],
+)
+def test_what_was_found_for_another_search_is_not_taken(plan, stored, before, after, stale):
+    assert before in STUDY
+    changed = known_plan(plan(STUDY.replace(before, after)), stored)
+    assert changed.tuning.is_done is not stale
+
+
+def test_only_the_group_that_changed_has_another_ledger(plan):
+    first = {group.name: group.fingerprint for group in plan(STUDY).tuning.groups}
+    changed = STUDY.replace("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}")
+    second = {group.name: group.fingerprint for group in plan(changed).tuning.groups}
+    assert {name for name in first if first[name] != second[name]} == {"b"}
+
+
+@pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
+def test_a_damaged_lock_tells_nothing(plan, damage):
+    assert not found_before(plan(STUDY), damage).tuning.is_done
