@@ -65,7 +65,7 @@ def load_study(path_or_name: str | Path) -> Study:
         what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
     written = [*named.values(), *(draft for _, draft in cells)]
-    tune = check_tune(root, collector, written, _unused(file), faults)
+    tune = check_tune(root, collector, written, _used_seeds(file), faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -91,11 +91,12 @@ def load_study(path_or_name: str | Path) -> Study:
     )
 
 
-def _unused(file: StudyFile | None) -> int:
-    """Return the first seed that neither the arms nor the baseline's second arm use."""
+def _used_seeds(file: StudyFile | None) -> set[int]:
+    """Return the seeds of the arms and of the baseline's second arm."""
     if file is None:
-        return 0
-    return max(file.seeds) + 1 + (len(file.seeds) if file.baseline_again else 0)
+        return set()
+    first = max(file.seeds) + 1
+    return {*file.seeds, *(range(first, first + len(file.seeds)) if file.baseline_again else ())}
 
 
 def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:

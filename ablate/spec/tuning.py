@@ -9,6 +9,7 @@ evaluation, the budget) is refused.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ from ablate.spec.shapes import Shapes
 from ablate.spec.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ablate.explore.space import Space
     from ablate.spec.faults import Faults
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ablate.spec.study import ResolvedArm
 
 MAX_TRIALS = 1000
+FIRST_TRIAL_SEED = 1_000_000
+"""Far from the seeds that people choose: a study that gets more seeds keeps what was found for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +66,15 @@ class Tune:
 
 
 def check_tune(
-    root: Mapping, collector: ArmCollector, drafts: Iterable[Draft], first_seed: int, faults: Faults
+    root: Mapping,
+    collector: ArmCollector,
+    drafts: Iterable[Draft],
+    used_seeds: Collection[int],
+    faults: Faults,
 ) -> Tune | None:
     """Return what the study says of tuning; None where it says nothing or is at fault.
 
-    ``first_seed``: the first that nothing else in the study uses.
+    ``used_seeds``: those of the study's runs, on which no value may be chosen.
     """
     node = get(root, "tune")
     if not isinstance(node, Mapping):
@@ -84,6 +91,7 @@ def check_tune(
     _check_names(node, collector, faults)
     _check_values(node, fields, groups, collector, faults)
     _check_budget(node, section, fields, collector, list(drafts), faults)
+    free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used_seeds)
     return Tune(
         fields=fields,
         tokens=section.tokens,
@@ -91,7 +99,7 @@ def check_tune(
         trials=trials,
         at_once=section.at_once,
         prune=section.prune,
-        seeds=tuple(range(first_seed, first_seed + section.seeds)),
+        seeds=tuple(itertools.islice(free, section.seeds)),
         groups=tuple(
             TuneGroup(name=name, arms=arms, shared=_own_values(fields, collector.arms[arms[0]]))
             for name, arms in groups.items()

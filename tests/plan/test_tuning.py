@@ -96,7 +96,7 @@ def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
     assert trials.arms[1].training.tokens == 100_000
     assert trials.arms[1].differs["training.learning_rate"] == (2e-3, 9e-3)
-    assert [run.seed for run in trials.arms[1].runs] == [4]  # 0 and 1 are the runs', 2 and 3 the second arm's
+    assert [run.seed for run in trials.arms[1].runs] == [1_000_000]
 
 
 @pytest.fixture
@@ -120,7 +120,8 @@ def test_what_was_found_is_known_again(plan, stored):
         ("trials: 3", "trials: 4", True),
         ("high: 1.6e-2", "high: 3.2e-2", True),
         ("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}", True),
-        ("seeds: 2", "seeds: 3", True),  # the trials' seeds would be those of runs
+        ("seeds: 2", "seeds: 3", False),
+        ("seeds: 2", "seeds: [0, 1_000_000]", True),  # the trials' seed would be that of a run
         ("val_loss: 3.3", "val_loss: 3.2", False),
         ("b: {recipe: mxfp4}", "b: {recipe: mxfp4, description: other words}", False),
     ],

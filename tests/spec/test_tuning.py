@@ -41,9 +41,11 @@ def test_what_is_given_and_what_is_usual(study):
 
 
 def test_seeds_are_fresh(study):
-    assert study(tune(seeds=2)).tune.seeds == (2, 3)
-    assert study("seeds: [7, 3]\n" + tune()).tune.seeds == (8,)
-    assert study("baseline_again: true\nseeds: 3\n" + tune()).tune.seeds == (6,)
+    first = 1_000_000
+    assert study(tune(seeds=2)).tune.seeds == (first, first + 1)
+    assert study(f"seeds: [{first}, 3]\n" + tune(seeds=2)).tune.seeds == (first + 1, first + 2)
+    again = study(f"baseline_again: true\nseeds: [{first}, {first + 1}]\n" + tune())
+    assert again.tune.seeds == (first + 4,)
 
 
 def test_arms_of_a_group_share_a_search(study):
