@@ -1,7 +1,7 @@
 """The search itself: rounds of trials at the first budget, then the better share of them at the next.
 
 A trial is a candidate at a budget. It is written to the ledger before it is run, with its round and position,
-and told when its round is over. What a round tries depends on the rounds before it alone (``pick``), so a
+and told when its round is over. What a round tries depends on the rounds before it alone (``propose``), so a
 search that was killed is gone on with as if it had not been: open trials are run, a round that was being
 filled is filled up, what was told is not asked again.
 
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.explore.front import promoted
 from ablate.explore.ledger import Ledger
-from ablate.explore.pick import Sampler, pick, seed_of
+from ablate.explore.propose import Sampler, propose, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from optuna.storages import BaseStorage
 
+    from ablate.explore.candidates import Space
     from ablate.explore.ledger import Trial
-    from ablate.explore.space import Space
 
 DIVERGED = 1e6
 """The violation of a diverged run: worse than any miss of a target, which is in nats per token."""
@@ -160,7 +160,7 @@ def _fill(
             before = [trial for trial in there if trial.attrs["round"] < number and trial.state == "complete"]
             beside = [_as_open(trial) for trial in there if trial.attrs["round"] == number]
             beside = [trial for trial in beside if trial.attrs["position"] < position]
-            found = pick(
+            found = propose(
                 plan.space,
                 [*before, *beside],
                 {candidate_of(trial) for trial in there},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from ablate.recipes import Recipe, RecipeSpec
+    from ablate.spec.searching import Search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,3 +93,4 @@ class Study:
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
     path: Path
+    search: Search | None = None

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from ablate.explore.candidates import Candidate, Space
 from ablate.explore.ledger import open_storage
-from ablate.explore.pick import seed_of
+from ablate.explore.propose import seed_of
 from ablate.explore.search import Plan, Result, search
-from ablate.explore.space import Candidate, Space
 
 FACTORS = {"a": ("0", "1", "2", "3"), "b": ("x", "y", "z"), "c": ("p", "q")}
 CELLS = [dict(zip(FACTORS, labels, strict=True)) for labels in itertools.product(*FACTORS.values())]

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ablate.explore.candidates import Candidate, Space
 from ablate.explore.front import crowding, dominates, front, promoted
 from ablate.explore.ledger import Trial, open_storage
-from ablate.explore.pick import pick, seed_of
+from ablate.explore.propose import propose, seed_of
 from ablate.explore.search import DIVERGED, Plan, Result, candidate_of, search, short_tokens
-from ablate.explore.space import Candidate, Space
 
 HERE = Path(__file__).parent
 
@@ -284,7 +284,7 @@ def test_crowding_is_the_gap_to_the_neighbours():
 def test_picks_of_one_round_differ_and_nothing_is_left_at_the_end():
     space = grid_space()
     taken = set()
-    while (found := pick(space, [], taken, sampler="tpe", seed=len(taken))) is not None:
+    while (found := propose(space, [], taken, sampler="tpe", seed=len(taken))) is not None:
         assert found.name not in taken
         taken.add(found.name)
     assert taken == set(space.by_name)

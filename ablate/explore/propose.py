@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ablate.explore.candidates import Candidate, Space
     from ablate.explore.ledger import Trial
-    from ablate.explore.space import Candidate, Space
 
 Sampler = Literal["tpe", "random"]
 RANDOM_FIRST = 10
@@ -32,7 +32,7 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
 
 
-def pick(
+def propose(
     space: Space, seen: Sequence[Trial], taken: Collection[str], *, sampler: Sampler, seed: int
 ) -> Candidate | None:
     """Return a candidate that is not in ``taken``, None where there is none.
