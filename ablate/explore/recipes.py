@@ -3,7 +3,7 @@
 A run that diverged, or that misses the target where the token cost is searched for, is a result too: its
 values are a bound, with a violation beside them, because Optuna would take an infinity for a success.
 
-How it fails: ``UserError`` where the baseline itself diverges or misses the target, because then nothing can be
+How it fails: ``UserError`` where the baseline itself diverges or misses the target, for nothing can then be
 held against it; a search that was begun with other recipes or budgets is refused by ``check_same``.
 """
 

@@ -13,7 +13,8 @@ raises leaves the trials of the round open.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.explore.front import promoted
@@ -115,14 +116,12 @@ def read(plan: Plan, storage: BaseStorage) -> tuple[tuple[Trial, ...], ...]:
     )
 
 
-def most_trials(plan: Plan) -> int:
-    """Return how many trials all budgets have together at most, if no front is larger than its share."""
-    import math
-
+def most_trials(plan: Plan) -> tuple[int, ...]:
+    """Return how many trials each budget has at most, if no front is larger than its share."""
     counts = [plan.num_trials]
     for _ in plan.budgets[1:]:
-        counts.append(math.ceil(plan.keep * counts[-1]) + 1)  # and the baseline
-    return sum(counts)
+        counts.append(min(math.ceil(plan.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
+    return tuple(counts)
 
 
 def _chosen(plan: Plan, ledger: Ledger) -> list[str]:
@@ -179,8 +178,6 @@ def _fill(
 
 def _as_open(trial: Trial) -> Trial:
     """Return a trial of this round as it was when the round was picked: without a result."""
-    from dataclasses import replace
-
     return replace(trial, state="open", values=None, violation=None)
 
 
