@@ -9,13 +9,14 @@ How it fails: it does not; what it writes can be loaded like any study.
 from __future__ import annotations
 
 import io
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.plan.search import SearchPlan
+    from ablate.recipes import RecipeSpec
     from ablate.spec import Study
 
 SEEDS = 5
@@ -47,11 +48,12 @@ def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source:
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
         "the best of many single runs is partly the luckiest.",
         "baseline": found.baseline,
-        "target": {target.kind: target.value, "crossing": target.crossing},
+        "target": {target.kind: target.value}
+        | ({} if target.crossing == "confirmed" else {"crossing": target.crossing}),
         "seeds": list(range(first, first + SEEDS)),
         "base": base,
         "arms": {
-            name: {"recipe": _written(arms[name].recipe_spec)}
+            name: {"recipe": _recipe(arms[name].recipe_spec)}
             for name in dict.fromkeys([found.baseline, *names])
         },
     }
@@ -64,16 +66,25 @@ def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source:
     return f"{written_by}\n{text.getvalue()}"
 
 
+def _recipe(spec: RecipeSpec) -> Any:
+    """Return a recipe as a file would say it, by one word where that is all of it."""
+    content = _written(spec)
+    if not content:
+        return "bf16"
+    return content["preset"] if set(content) == {"preset"} else content
+
+
 def _written(section: Any) -> Any:
     """Return a section as a file would say it: without what is at its default."""
     if isinstance(section, list):
         return [_written(item) for item in section]
-    if not is_dataclass(section):
+    if not is_dataclass(section) or isinstance(section, type):
         return section
-    content = {}
-    for field in fields(section):
-        value = getattr(section, field.name)
-        usual = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != usual:
-            content[field.name] = _written(value)
-    return content
+    required = {"recipe": section.recipe} if hasattr(section, "recipe") else {}
+    usual = type(section)(**required)
+    content = {field.name: getattr(section, field.name) for field in fields(section)}
+    return {
+        name: _written(value)
+        for name, value in content.items()
+        if name in required or value != getattr(usual, name)
+    }
