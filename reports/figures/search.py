@@ -40,7 +40,7 @@ def draw_front(found: Found) -> Drawing | None:
         "noise mean nothing. Step time: modelled on "
         f"{found.hardware} at {found.shapes}, over that of {found.baseline}; not measured. Line: the front; "
         "diamond: the baseline; squares: the other recipes that the search started from."
-        + (f" {words.plural(hidden, 'run')} without a result of its own not shown." if hidden else "")
+        + (f" {words.plural(hidden, 'run')} without a result not shown." if hidden else "")
     )
     listed = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in last.front)
     return Drawing(
@@ -100,7 +100,7 @@ def _label(axis: Any, rung: Rung) -> None:
     heights = [((one.value or 0.0) - low) / (high - low) for one in named]
     for one, y in zip(named, spread(heights, _LABEL_GAP, 0.02, 0.98), strict=True):
         axis.annotate(
-            short(one.name, 30), (one.time, one.value), xytext=(1.04, y), textcoords="axes fraction",
+            short(one.name, 24), (one.time, one.value), xytext=(1.04, y), textcoords="axes fraction",
             va="center", fontsize=8.5, color=INK, annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": CONTEXT, "linewidth": 0.7, "shrinkB": 5},
         )  # fmt: skip
