@@ -170,7 +170,8 @@ def value_text(found: Found, point: Point) -> str:
     text = words.loss(point.value) if found.objective == "loss" else words.percent(point.value)
     if point.end == "ok":
         return text
-    return f"{point.end} (> {text})" if point.end == "missed" else point.end
+    # "> +39 %" reads badly: the sign says no more than "more than".
+    return f"{point.end} (> {text.removeprefix('+')})" if point.end == "missed" else point.end
 
 
 def against_text(found: Found, rung: Rung, point: Point) -> str:
@@ -293,7 +294,7 @@ def sentences(found: Found) -> tuple[str, ...]:
             "The winner of a search is biased upward: the best of many single runs is partly the luckiest. "
             "Confirm the front with fresh seeds before you believe it."
         )
-    elif rung.front:
+    elif rung.front and found.is_done:
         said.append(f"No recipe beats {found.baseline} in either objective, so there is nothing to confirm.")
     return tuple(said)
 

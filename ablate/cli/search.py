@@ -3,8 +3,7 @@
 This process alone writes Optuna's storage: Ray's tasks train runs and never see it. So a trial is asked and
 told exactly once, whatever is killed when, and the same command goes on.
 
-Exit codes: 0 the search is done; 1 a round has no result at all, or something ended it; 2 bad input; 130
-interrupted.
+Exit codes: 0 the search is done; 1 the baseline failed, or something ended it; 2 bad input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ class _Runner:
         """Run a round's recipes and say what they came to.
 
         Raises:
-            _StoppedError: interrupted, or nothing came of the baseline or of the whole round.
+            _StoppedError: interrupted, a run that came to no end, or a baseline that failed.
         """
         from ablate.execute.display import LiveDisplay
         from ablate.execute.driver import Outcome, RunRequest, execute_study, missing_runs
@@ -280,8 +279,8 @@ class _Runner:
         for name in failed:
             message = self._store.run(arms[name].runs[0].id).status().message
             self._console.print(f"Failed: {name}: {message}", markup=False, soft_wrap=True)
-        if self._planned.baseline in failed or len(failed) == len(states):
-            raise _StoppedError("Without a result of this round there is nothing to go on from", 1)
+        if self._planned.baseline in failed:
+            raise _StoppedError("Without the baseline there is nothing to hold recipes against", 1)
         return {name: result_of(self._planned, self._store, batch.budget, name) for name in batch.candidates}
 
 

@@ -66,7 +66,7 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
     )
     found = found_search(objective="token_cost", rungs=(Rung(tokens=1000, points=points),))
     assert [row[1] for row in front_table(found).rows] == ["+12.0\u00a0%", "0.0\u00a0%"]
-    assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> +50\u00a0%)"
+    assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> 50.0\u00a0%)"
     assert "1 run missed the target." in sentences(found)
     assert draw_front(found) is not None
 
