@@ -4,14 +4,15 @@ The pick depends on the seed, on the results of earlier rounds and on the earlie
 running trials, which TPE takes for poor: the constant liar), and on nothing else. So an exploration that was
 killed picks the same again, and picks that were rejected leave no trace in the storage.
 
-How it fails: TPE that has converged suggests what was tried already. After some tries the pick is at random
-among what is untried, and None only where nothing is.
+How it fails: TPE that has converged suggests what was tried already. After some tries the pick is what is
+untried and shares the most levels with what it suggested; None only where nothing is untried.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Sampler = Literal["tpe", "random"]
 RANDOM_FIRST = 10
 """Results before TPE has something to go on; until then picks are at random."""
-_TRIES = 40
+_TRIES = 12
 
 
 def seed_of(*parts: object) -> int:
@@ -42,9 +43,8 @@ def propose(
     untried = [candidate for candidate in space.candidates if candidate.name not in taken]
     if not untried:
         return None
-    at_random = random.Random(seed).choice(untried)  # noqa: S311  no secret
     if sampler == "random" or sum(trial.state == "complete" for trial in seen) < RANDOM_FIRST:
-        return at_random
+        return random.Random(seed).choice(untried)  # noqa: S311  no secret
     import warnings
 
     import optuna
@@ -63,6 +63,7 @@ def propose(
     complete = next(trial for trial in seen if trial.values is not None)
     study = optuna.create_study(directions=["minimize"] * len(complete.values or ()), sampler=tpe)
     study.add_trials([to_frozen(trial, space.distributions) for trial in seen])
+    wished: Counter[tuple[str, str]] = Counter()
     for _ in range(_TRIES):
         trial = study.ask()
         found = space.walk(
@@ -71,4 +72,7 @@ def propose(
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         if found is not None and found.name not in taken:
             return found
-    return at_random
+        wished.update(trial.params.items())
+    # At random among the nearest: the order of the file must not decide.
+    order = random.Random(seed).sample(untried, len(untried))  # noqa: S311  no secret
+    return max(order, key=lambda candidate: sum(wished[level] for level in candidate.levels.items()))
