@@ -19,7 +19,7 @@ from ablate.explore.candidates import Candidate, Space
 from ablate.explore.front import crowding, dominates, front, promoted
 from ablate.explore.ledger import Trial, open_storage
 from ablate.explore.propose import propose, seed_of
-from ablate.explore.search import DIVERGED, Plan, Result, candidate_of, search, short_tokens
+from ablate.explore.search import DIVERGED, Plan, Result, candidate_of, read, search, short_tokens
 
 HERE = Path(__file__).parent
 
@@ -210,6 +210,24 @@ def test_a_search_that_ends_at_any_write_loses_nothing(monkeypatch, at, before):
     with pytest.raises(KeyboardInterrupt):
         search(whole, storage, truth)
     assert facts(search(whole, storage, truth)) == expected
+
+
+def test_a_search_goes_on_in_every_storage(opens):
+    whole = plan(grid_space(), at_once=4, trials=10)
+    expected = facts(search(whole, in_memory(), truth))
+    batches = []
+
+    def run(batch):
+        batches.append(batch)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return truth(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(whole, opens(), run)
+    assert facts(search(whole, opens(), run)) == expected
+    assert batches[1] == batches[2]  # the open round again, and no other
+    assert facts(read(whole, opens())) == expected
 
 
 def test_more_trials_go_on_from_those_there(tmp_path):
