@@ -44,7 +44,7 @@ def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source:
         base["trainer"] = baseline.trainer
     target = found.plans[0].target
     content = {
-        "name": f"{found.name[:_LONGEST_NAME]} confirm",
+        "name": f"{found.name[:_LONGEST_NAME]}-confirm",
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
         "the best of many single runs is partly the luckiest.",
         "baseline": found.baseline,

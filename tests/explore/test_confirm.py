@@ -59,7 +59,7 @@ def confirmed(folder, text):
 
 def test_it_is_the_same_but_for_the_seeds(folder):
     study, _, again = confirmed(folder, HEAD + OWN)
-    assert again.name == "s confirm"
+    assert again.name == "s-confirm"
     assert again.seeds == (8, 9, 10, 11, 12)
     assert study.seeds == (7,)
     assert again.search is None

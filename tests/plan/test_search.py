@@ -9,6 +9,7 @@ from ablate.plan import build_plan
 from ablate.plan.search import plan_search
 from ablate.plan.speed import LLAMA_8B, token_time
 from ablate.recipes import PRESETS, Recipe
+from ablate.spec import load_study
 
 SEARCH = """\
 name: s
@@ -87,3 +88,10 @@ def test_a_search_is_no_study(study):
     assert "study.yaml:14:9: a search, not a study (start it with: ablate search study.yaml)" in str(
         caught.value
     )
+
+
+def test_the_shipped_search_can_be_planned():
+    found = plan_search(load_study("tiny-search"))
+    assert found.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
+    assert len(found.times) == 51
+    assert found.search.trials == 24
