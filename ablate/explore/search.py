@@ -99,6 +99,8 @@ def search(
     ledgers = [Ledger(storage, budget_name(plan.name, budget), objectives=2) for budget in plan.budgets]
     chosen: list[str] = []
     for index, (budget, ledger) in enumerate(zip(plan.budgets, ledgers, strict=True)):
+        # Where more trials or a larger share were asked for later, what is new follows what was there.
+        chosen = list(dict.fromkeys([*map(candidate_of, ledger.trials()), *chosen]))
         total = len(chosen) if index else plan.num_trials
         for number in range(-(-total // plan.at_once)):
             size = min(plan.at_once, total - number * plan.at_once)

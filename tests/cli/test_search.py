@@ -200,6 +200,8 @@ def test_what_is_refused_is_one_line(folder, monkeypatch):
         error = invoke(folder, verb, "s.yaml").exception
         assert isinstance(error, UserError)
         assert str(error).endswith("s.yaml:17:9: a search, not a study (start it with: ablate search s.yaml)")
+    assert "a search is no job yet" in str(invoke(folder, "submit", "s.yaml", "--address", "x").exception)
+    assert "start it with: ablate search s.yaml" in str(invoke(folder, "status", "s.yaml").exception)
     (folder / "study.yaml").write_text(SEARCH.split("search:", maxsplit=1)[0])
     assert "start it with: ablate run study.yaml" in str(invoke(folder, "search", "study.yaml").exception)
     store = StudyStore(folder / "runs" / "s")
