@@ -132,7 +132,8 @@ arms:
 def test_a_study_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     neither = "no such file, and no shipped study of that name"
-    shipped = "shipped studies: amd-ladder, llama31-8b-mlperf, nvfp4-llama, published, quickstart, tiny-search, tseng-gpt"
+    names = "amd-ladder, llama31-8b-mlperf, nvfp4-llama, published, quickstart, tiny-search, tseng-gpt"
+    shipped = f"shipped studies: {names}"
     cases = {
         "nothing.yaml": f"nothing.yaml: no such file ({shipped})",
         "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",
