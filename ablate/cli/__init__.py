@@ -17,6 +17,7 @@ from ablate.permissions import keep_others_out
 # verb -> (group in --help, one line of help, module that defines ``command``)
 VERBS: dict[str, tuple[str, str, str]] = {
     "run": ("Study", "Run a study: only what is missing, then its report.", "ablate.cli.run"),
+    "search": ("Study", "Search a grid's recipes for the best, then write its front.", "ablate.cli.search"),
     "submit": ("Study", "Run a study on a Ray cluster, as a job that lives there.", "ablate.cli.submit"),
     "plan": ("Study", "Show the runs of a study without starting any.", "ablate.cli.plan"),
     "status": ("Study", "Show how far a study is.", "ablate.cli.status"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
+    "search", "search.lock.json", "optuna.log",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
 _DRAFTS = tuple(

@@ -39,17 +39,18 @@ def find_study(storage: Path, study: str) -> StudyStore:
     Raises:
         UserError: nothing of that name has run here; names the likely one.
     """
-    name = study
+    name, verb = study, "run"
     if study.endswith((".yaml", ".yml")):
         from ablate.spec import load_study
 
-        name = load_study(study).name
+        loaded = load_study(study)
+        name, verb = loaded.name, "run" if loaded.search is None else "search"
     store = StudyStore(storage / name)
     if store.plan_path.exists():
         return store
     known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
     there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
-    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate run {study})")
+    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate {verb} {study})")
 
 
 def trials_of(store: StudyStore) -> StudyStore | None:

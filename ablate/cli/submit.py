@@ -32,6 +32,10 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
     if not storage.is_absolute():
         raise UserError(f"--storage: {storage} (expected an absolute path that all nodes share)")
     loaded = load_study(study)
+    if loaded.search is not None:
+        raise UserError(
+            f"{study}: a search is no job yet (start it with: ablate search {study} --address ADDRESS)"
+        )
     if warning := use_token():
         click.echo(warning, err=True)
     from ablate.execute.submit import submit

@@ -162,8 +162,12 @@ def build_plan(
     without ids instead of raising.
 
     Raises:
-        UserError: data that cannot be used, or two arms that are the same run.
+        UserError: data that cannot be used, two arms that are the same run, or a search, which is no study.
     """
+    if study.search is not None:
+        line, column = study.search.lines["search"]
+        what, hint = "a search, not a study", f"start it with: ablate search {study.path.name}"
+        raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
     if identify is None:
         from ablate.data import identify as identify_data
 

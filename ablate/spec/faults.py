@@ -171,8 +171,9 @@ def one_of(words: list[str]) -> str:
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:
     """Return the hint with the likely word, if one is close."""
-    close = difflib.get_close_matches(word.lower(), list(words), n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else None
+    lowered = {known.lower(): known for known in words}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return f"did you mean '{lowered[close[0]]}'?" if close else None
 
 
 def likely(node: Node, words: Iterable[str]) -> str | None:

@@ -61,18 +61,18 @@ class ArmCollector:
             return
         self.arms[arm.name] = arm
 
-    def add_cell(self, cell: Cell, draft: Draft) -> None:
-        """Add a cell of the grid; one that equals an arm is folded into it."""
+    def add_cell(self, cell: Cell, draft: Draft) -> str | None:
+        """Add a cell of the grid; one that equals an arm is folded into it. Returns the arm that it is."""
         if cell.excluded:
             self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
-            return
+            return None
         arm = self._build(draft, is_cell=True)
         if arm is None:
-            return
+            return None
         hint = "give the values labels: {label: value}"
         if rule := name_rule(arm.name):
             self._faults.add(draft.node, "the values make names that cannot name an arm", f"{rule}; {hint}")
-            return
+            return None
         content = self._content(arm)
         if content in self._by_content:
             self.folded.append(FoldedCell(name=arm.name, into=self._by_content[content]))
@@ -81,6 +81,7 @@ class ArmCollector:
         else:
             self._by_content[content] = arm.name
             self.arms[arm.name] = arm
+        return self._by_content.get(content)
 
     def _build(self, draft: Draft, *, is_cell: bool) -> ResolvedArm | None:
         """Build and check one arm; None if it is dropped or cannot be built."""

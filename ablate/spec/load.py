@@ -18,6 +18,7 @@ from ablate.spec.faults import Faults, did_you_mean, got_text
 from ablate.spec.files import find_file
 from ablate.spec.fold import MAX_NAME, ArmCollector
 from ablate.spec.parse import read_tree
+from ablate.spec.searching import check_search, with_first_budget
 from ablate.spec.sections import StudyFile, TargetSection
 from ablate.spec.stops import check_stop, stop_rule
 from ablate.spec.study import Study, Target, again_name
@@ -46,15 +47,14 @@ def load_study(path_or_name: str | Path) -> Study:
     _check_target(root, faults)
     check_stop(root, file, faults)
 
-    drafts = Drafts(root, faults)
+    drafts = Drafts(with_first_budget(root), faults)
     named = drafts.named()
     cells = drafts.cells(named)
     drop_senseless = plain_at(get(root, "grid"), "senseless") == "drop"
     collector = ArmCollector(path.absolute().parent, faults, drop_senseless=drop_senseless)
     for draft in named.values():
         collector.add_named(draft)
-    for cell, draft in cells:
-        collector.add_cell(cell, draft)
+    arms_of_cells = [(cell, collector.add_cell(cell, draft)) for cell, draft in cells]
     _check_has_arms(root, faults)
     names = dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)])
     baseline = _baseline(root, collector, list(names), faults)
@@ -66,6 +66,7 @@ def load_study(path_or_name: str | Path) -> Study:
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
     written = [*named.values(), *(draft for _, draft in cells)]
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
+    search = check_search(root, file, arms_of_cells, faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -77,7 +78,7 @@ def load_study(path_or_name: str | Path) -> Study:
         description=file.description,
         baseline=baseline,
         target=_target(file.target),
-        seeds=tuple(file.seeds),
+        seeds=tuple(file.seeds) if search is None else (search.seed,),
         paired_seeds=file.paired_seeds,
         baseline_again=file.baseline_again,
         waive=tuple(dict.fromkeys(file.waive)),
@@ -88,6 +89,7 @@ def load_study(path_or_name: str | Path) -> Study:
         dropped=tuple(collector.dropped),
         path=path.absolute(),
         tune=tune,
+        search=search,
     )
 
 

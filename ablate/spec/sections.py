@@ -6,7 +6,7 @@ at once (a width that the heads must divide) is checked on the merged arms, in `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -24,6 +24,7 @@ from ablate.config import (
     Setting,
     TrainingConfig,
 )
+from ablate.hardware import PEAKS
 from ablate.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
 
@@ -211,6 +212,48 @@ class StopSection:
     ] = None
 
 
+if TYPE_CHECKING:
+    Hardware = str
+else:  # from the list itself, so that the schema and the hints cannot part from it
+    Hardware = Literal[tuple(PEAKS)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class SearchSection:
+    """A search over the recipes of the grid and the arms, which `ablate search` runs."""
+
+    hardware: Annotated[Hardware, Field(description="whose modelled step time is the second objective")]
+    budgets: Annotated[
+        list[PositiveInt],
+        Field(
+            description="tokens of a run, rising; the better recipes of one go on to the next", min_length=1
+        ),
+    ]
+    trials: Annotated[
+        PositiveInt, Field(description="recipes tried at the first budget, baseline and arms among them")
+    ]
+    objective: Annotated[
+        Literal["loss", "token_cost"],
+        Field(description="loss: validation loss at the end of the budget; token_cost: against the baseline"),
+    ] = "loss"
+    shapes: Annotated[
+        Literal["study", "llama-8b"],
+        Field(description="the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B"),
+    ] = "study"
+    keep: Annotated[
+        float,
+        Field(gt=0, le=1, strict=True, description="share of the recipes that goes on to the next budget"),
+    ] = 0.33
+    at_once: Annotated[PositiveInt, Field(description="recipes that are picked and run together")] = 4
+    sampler: Annotated[
+        Literal["tpe", "random"],
+        Field(description="tpe: Optuna's, learns from the results; random: does not"),
+    ] = "tpe"
+    seed: Annotated[
+        NonNegativeInt, Field(description="seed of all runs; the study that confirms has others")
+    ] = 1000
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StudyFile:
     """A study: arms to compare, each run with every seed."""
@@ -250,3 +293,7 @@ class StudyFile:
         default_factory=dict
     )
     grid: GridSection | None = None
+    search: Annotated[
+        SearchSection | None,
+        Field(description="search these recipes (`ablate search`) instead of running all"),
+    ] = None

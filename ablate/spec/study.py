@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from ablate.recipes import Recipe, RecipeSpec
+    from ablate.spec.searching import Search
     from ablate.spec.tuning import Tune
 
 
@@ -98,3 +99,4 @@ class Study:
     dropped: tuple[DroppedCell, ...]
     path: Path
     tune: Tune | None = None
+    search: Search | None = None

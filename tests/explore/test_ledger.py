@@ -1,9 +1,7 @@
 """Trials in Optuna's storage: written whole, told once, found again by another process."""
 
 import math
-import socket
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
@@ -13,25 +11,6 @@ from ablate.errors import UserError
 from ablate.explore.ledger import JOURNAL, Ledger, open_storage, to_frozen
 
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}
-
-
-@pytest.fixture(params=["journal", "sqlite", "grpc"])
-def opens(request, tmp_path):
-    """Open the same storage again and again, as the same command does after an interruption."""
-    if request.param == "journal":
-        yield lambda: open_storage(None, tmp_path)
-    elif request.param == "sqlite":
-        yield lambda: open_storage(f"sqlite:///{tmp_path / 'optuna.db'}", tmp_path)
-    else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        behind = open_storage(None, tmp_path)
-        pool = ThreadPoolExecutor()
-        server = optuna.storages._grpc.server.make_server(behind, "127.0.0.1", port, pool)
-        server.start()
-        yield lambda: open_storage(f"grpc://127.0.0.1:{port}", tmp_path)
-        server.stop(grace=None)
 
 
 def test_what_is_written_is_found_again(opens):

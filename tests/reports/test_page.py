@@ -7,11 +7,13 @@ import shutil
 from importlib.resources import files
 
 import pytest
+from found_search import found_search, wide_search
 from synthetic_study import ladder_study, line
 
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.compare import compare
 from ablate.reports.compare_page import write_comparison
+from ablate.reports.search_page import write_search
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -113,6 +115,17 @@ def test_two_studies_side_by_side(browser, tmp_path, width):
     left, right = (analyse(frame) for frame in frames)
     pages = write_comparison(compare(left, right, frames, ("a", "bb")), tmp_path / "out")
     open_page(browser, pages[-1], width)
+    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
+    assert wide <= inner
+    assert faults_of_access(browser) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("found", [found_search(), wide_search()], ids=["two budgets", "wide"])
+def test_a_search(browser, tmp_path, found, width, scheme):
+    page = write_search(found, tmp_path, "name: s\n")[-1]
+    open_page(browser, page, width, scheme)
     wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
     assert wide <= inner
     assert faults_of_access(browser) == []

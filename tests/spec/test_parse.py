@@ -132,8 +132,8 @@ arms:
 def test_a_study_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     neither = "no such file, and no shipped study of that name"
-    names = "amd-ladder, llama31-8b-mlperf, nvfp4-llama, published, quickstart-tuned, quickstart, tseng-gpt"
-    shipped = f"shipped studies: {names}"
+    names = "amd-ladder, llama31-8b-mlperf, nvfp4-llama, published, quickstart-tuned, quickstart, tiny-search"
+    shipped = f"shipped studies: {names}, tseng-gpt"
     cases = {
         "nothing.yaml": f"nothing.yaml: no such file ({shipped})",
         "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",

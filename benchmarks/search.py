@@ -1,0 +1,132 @@
+"""How often a search finds a front that is known, by TPE and at random: 20 repeats, some seconds each.
+
+The recipes are those of stabiliser × GEMMs × scale rule × where high precision is kept; a made-up trainer
+gives each a loss of additive effects, two interactions and noise, and a step time. Nothing is trained: this
+measures the search, not FP4.
+
+    python benchmarks/search.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+
+import optuna
+
+from ablate.explore.candidates import Candidate, Space
+from ablate.explore.front import dominates
+from ablate.explore.propose import seed_of
+from ablate.explore.search import Batch, Plan, Result, candidate_of, search
+
+GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
+FACTORS = {
+    "GEMMs": GEMMS,
+    "stabiliser": ("none", "sr", "rht", "dht"),
+    "scale rule": ("floor", "even"),
+    "kept high": ("no layer", "last block"),
+}
+HARM = {"F": 0.012, "D": 0.02, "W": 0.05}
+EASE = {"none": 1.0, "sr": 0.75, "rht": 0.5, "dht": 0.45}
+OF_RULE = {"floor": 1.15, "even": 1.0}
+OF_LAYERS = {"no layer": 1.0, "last block": 0.6}
+GAIN = 0.14
+OVERHEAD = {"none": 0.0, "sr": 0.004, "rht": 0.016, "dht": 0.013}
+SLOWER = {"no layer": 1.0, "last block": 0.94}
+"""Shares of the gain in time that are left."""
+
+
+def space() -> Space:
+    """Return the recipes: without a GEMM in FP4 all else means nothing."""
+    cells = [dict(zip(FACTORS, labels, strict=True)) for labels in itertools.product(*FACTORS.values())]
+    high = Candidate(name="bf16", cells=tuple(cell for cell in cells if cell["GEMMs"] == "none"))
+    low = (
+        Candidate(name=" ".join(cell.values()), cells=(cell,)) for cell in cells if cell["GEMMs"] != "none"
+    )
+    return Space(factors=FACTORS, candidates=(high, *low))
+
+
+def truth(candidate: Candidate) -> tuple[float, float]:
+    """Return loss without noise, and step time over BF16's."""
+    cell = candidate.cells[0]
+    if cell["GEMMs"] == "none":
+        return 2.0, 1.0
+    gemms = cell["GEMMs"].split("+")
+    harm = sum(HARM[gemm] for gemm in gemms) + 0.015 * ("D" in gemms and "W" in gemms)
+    ease = EASE[cell["stabiliser"]]
+    if gemms == ["F"] and cell["stabiliser"] == "sr":
+        ease *= 1.6  # stochastic rounding does not help the forward pass
+    loss = 2.0 + harm * ease * OF_RULE[cell["scale rule"]] * OF_LAYERS[cell["kept high"]]
+    gained = len(gemms) * (GAIN - OVERHEAD[cell["stabiliser"]]) * SLOWER[cell["kept high"]]
+    return loss, 1.0 - gained
+
+
+def hypervolume(points: list[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """Return the area that points dominate, up to a reference that they all dominate."""
+    area, ceiling = 0.0, reference[1]
+    for x, y in sorted(points):
+        if y < ceiling:
+            area += (reference[0] - x) * (ceiling - y)
+            ceiling = y
+    return area
+
+
+def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, float]:
+    """Return how many of the true front one search tried, and its share of the true front's hypervolume."""
+    whole = space()
+    values = {candidate.name: truth(candidate) for candidate in whole.candidates}
+
+    def run(batch: Batch) -> dict[str, Result]:
+        found = {}
+        for name in batch.candidates:
+            loss, seconds = values[name]
+            deviation = random.Random(seed_of("noise", number, name)).gauss(0.0, noise)
+            found[name] = Result(values=(loss + deviation, seconds))
+        return found
+
+    plan = Plan(
+        name="benchmark", space=whole, first=("bf16",), trials=trials, budgets=(1,), keep=1.0, at_once=4,
+        sampler=sampler, seed=number,
+    )  # fmt: skip
+    (tried,) = search(plan, optuna.storages.InMemoryStorage(), run)
+    names = {candidate_of(trial) for trial in tried}
+    front = true_front(values)
+    reference = (max(loss for loss, _ in values.values()) + 0.01, 1.01)
+    ratio = hypervolume([values[name] for name in names], reference) / hypervolume(
+        [values[name] for name in front], reference
+    )
+    return len(front & names), ratio
+
+
+def true_front(values: dict[str, tuple[float, float]]) -> set[str]:
+    """Return the names that nothing dominates."""
+    return {
+        name for name, one in values.items() if not any(dominates(other, one) for other in values.values())
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--trials", type=int, nargs="+", default=[20, 40, 60, 80])
+    parser.add_argument("--noise", type=float, default=0.002, help="standard deviation in nats per token")
+    given = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    values = {candidate.name: truth(candidate) for candidate in space().candidates}
+    size = len(true_front(values))
+    print(f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token")
+    print("| trials | sampler | whole front found | share of the front | hypervolume |")
+    print("|---:|---|---:|---:|---:|")
+    for trials in given.trials:
+        for sampler in ("tpe", "random"):
+            found = [repeat(sampler, trials, given.noise, number) for number in range(given.repeats)]
+            whole = sum(count == size for count, _ in found)
+            part = sum(count for count, _ in found) / len(found) / size
+            area = sum(ratio for _, ratio in found) / len(found)
+            times = f"{whole} of {given.repeats}"
+            print(f"| {trials} | {sampler} | {times} | {part:.0%} | {area:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""``ablate search`` whole: Ray, the front, an interruption at any moment, what it is refused for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli
+from ablate.errors import UserError
+from ablate.execute.lock import running
+from ablate.explore.front import dominates
+from ablate.explore.ledger import Ledger, open_storage
+from ablate.explore.recipes import candidates_of
+from ablate.explore.search import Result, search
+from ablate.plan.search import plan_search
+from ablate.spec import load_study
+from ablate.store import StudyStore
+
+SEARCH = """\
+name: s
+description: A "search" with <odd> characters | and a bar
+baseline: bf16
+target: {val_loss: 2.0}
+base:
+  model: {width: 64, layers: 2, heads: 2, ffn: 192}
+  training: {eval_every_tokens: 20_000, eval_tokens: 8192}
+  trainer: searched.py:run
+arms:
+  bf16: {recipe: bf16}
+  tseng: {recipe: tseng}
+grid:
+  senseless: drop
+  factors:
+    recipe.gemms: {none: [], F: [fprop], D: [dgrad], F+D+W: [fprop, dgrad, wgrad]}
+    recipe.stabiliser: [none, sr]
+search: {hardware: B200, shapes: llama-8b, trials: 8, budgets: [40_000, 80_000], at_once: 3}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "s.yaml").write_text(SEARCH)
+    shutil.copy(Path(__file__).parent / "searched.py", tmp_path)
+    return tmp_path
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "ablate", *arguments], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"ABLATE_STORAGE": "runs"},
+    )  # fmt: skip
+
+
+def call(folder, *arguments):
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+def ledger(folder, name):
+    return Ledger(open_storage(None, folder / "runs" / "s"), f"s @ {name} tokens", objectives=2).trials()
+
+
+def test_a_search_from_the_file_to_the_study_that_confirms_it(folder):
+    code, out, _ = call(folder, "search", "s.yaml")
+    assert code == 0, out
+    assert "Round 3 at 40k tokens: trials 7–8 of 8" in out
+    found = json.loads((folder / "runs/s/search/search.json").read_text())
+    assert found["done"]
+    tried = found["budgets"][0]["trials"]
+    assert len({trial["recipe"] for trial in tried}) == 8  # of 8: bf16, tseng and three GEMMs × two
+    times = {trial["recipe"]: trial["step_time_over_baseline"] for trial in tried}
+    losses = {trial["recipe"]: trial["loss"] for trial in tried}
+    points = {name: (losses[name], times[name]) for name in times}
+    better = {name for name, one in points.items() if not any(dominates(o, one) for o in points.values())}
+    assert {trial["recipe"] for trial in tried if trial["on_front"]} == better
+    assert "F none" not in better
+    assert "F sr" in better
+    assert found["front"][-1] == "bf16"
+
+    lock = StudyStore(folder / "runs/s").plan()
+    assert [arm["name"] for arm in lock["arms"]][:3] == ["bf16 @ 40k", "tseng @ 40k", lock["arms"][2]["name"]]
+    assert len(lock["arms"]) == len(tried) + len(found["budgets"][1]["trials"])
+    assert (folder / "trained").read_text().count("\n") == len(lock["arms"])
+
+    code, planned, _ = call(folder, "plan", "runs/s/search/confirm.yaml", "--json")
+    confirm = json.loads(planned)
+    assert code == 0
+    assert {arm["name"] for arm in confirm["arms"]} == {*found["front"], "bf16"}
+    assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [1001, 1002, 1003, 1004, 1005]
+    searched = {trial["recipe"]: trial["gemms"] for trial in found["budgets"][1]["trials"]}
+    assert all(arm["recipe"] == searched[arm["name"]] for arm in confirm["arms"])
+    assert all(arm["tokens"] == 81_920 for arm in confirm["arms"])
+
+    code, status, _ = call(folder, "status", "s.yaml")
+    assert code == 0
+    assert f"{len(lock['arms'])} of {len(lock['arms'])} done" in status
+    before = [ledger(folder, budget) for budget in ("40k", "80k")]
+    code, again, _ = call(folder, "search", "s.yaml", "--json")
+    assert code == 0
+    assert json.loads(again) == found
+    assert [ledger(folder, budget) for budget in ("40k", "80k")] == before
+    assert (folder / "trained").read_text().count("\n") == len(lock["arms"])
+    assert (folder / "runs" / "mlflow.db").exists()
+
+
+def test_a_killed_search_goes_on_as_if_it_had_not_been(folder):
+    (folder / "slow").touch()
+    process = start(folder, "search", "s.yaml")
+    end = time.monotonic() + 120
+    while not (folder / "trained").exists() or (folder / "trained").read_text().count("\n") < 4:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    states = [trial.state for trial in ledger(folder, "40k")]
+    assert "open" in states
+    assert "complete" in states
+    (folder / "slow").unlink()
+    time.sleep(2)
+    code, out, err = call(folder, "search", "s.yaml")
+    assert code == 0, out + err
+    ours = [ledger(folder, budget) for budget in ("40k", "80k")]
+    came_to = {
+        (t.attrs["tokens"], t.attrs["candidate"]): Result(values=t.values) for one in ours for t in one
+    }
+    engine = candidates_of(plan_search(load_study(folder / "s.yaml")))
+    theirs = search(
+        engine,
+        optuna.storages.InMemoryStorage(),
+        lambda batch: {name: came_to[batch.budget, name] for name in batch.candidates},
+    )
+    places = [
+        [[(t.number, t.params, t.attrs["candidate"], t.attrs["round"]) for t in one] for one in budgets]
+        for budgets in (ours, theirs)
+    ]
+    assert places[0] == places[1]
+    assert len(came_to) == sum(map(len, ours))
+
+
+def test_ctrl_c_keeps_the_open_round(folder):
+    (folder / "slow").touch()
+    process = start(folder, "search", "s.yaml")
+    end = time.monotonic() + 120
+    while not list(folder.glob("runs/s/runs/*/attempts/1.json")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "go on with: ablate search s.yaml" in out
+    assert {trial.state for trial in ledger(folder, "40k")} == {"open"}
+    assert (folder / "runs/s/search/search.html").exists()
+    assert not (folder / "runs/s/search/confirm.yaml").exists()
+
+
+def test_a_failed_recipe_is_left_out_and_said(folder):
+    (folder / "broken").touch()
+    code, out, _ = call(folder, "search", "s.yaml")
+    assert code == 0, out
+    assert "Failed: tseng: ValueError: no such luck" in out
+    assert {trial.state for trial in ledger(folder, "40k")} == {"complete", "failed"}
+    found = json.loads((folder / "runs/s/search/search.json").read_text())
+    assert {t["recipe"] for t in found["budgets"][1]["trials"]} <= {"bf16", "F none", "F sr"}
+
+
+def invoke(folder, *arguments):
+    return CliRunner().invoke(cli, [*arguments, "--storage", str(folder / "runs")], catch_exceptions=True)
+
+
+def test_the_plan_starts_nothing(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    shown = invoke(folder, "search", "s.yaml", "--plan")
+    assert shown.exit_code == 0
+    assert "tseng       –      –           0.696×     first" in shown.output
+    assert "rounds     3 of 3 at the first budget; 655,360 tokens at most" in shown.output
+    assert "none sr: stabiliser 'sr' with no FP4 GEMM to act on" in shown.output
+    plain = json.loads(invoke(folder, "search", "s.yaml", "--plan", "--json").output)
+    assert plain["first"] == ["bf16", "tseng"]
+    assert plain["tokens"] == 8 * 40_960 + 4 * 81_920
+    assert not (folder / "runs").exists()
+
+
+def test_what_is_refused_is_one_line(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for verb in ("run", "plan", "throughput"):
+        error = invoke(folder, verb, "s.yaml").exception
+        assert isinstance(error, UserError)
+        assert str(error).endswith("s.yaml:17:9: a search, not a study (start it with: ablate search s.yaml)")
+    assert "a search is no job yet" in str(invoke(folder, "submit", "s.yaml", "--address", "x").exception)
+    assert "start it with: ablate search s.yaml" in str(invoke(folder, "status", "s.yaml").exception)
+    (folder / "study.yaml").write_text(SEARCH.split("search:", maxsplit=1)[0])
+    assert "start it with: ablate run study.yaml" in str(invoke(folder, "search", "study.yaml").exception)
+    store = StudyStore(folder / "runs" / "s")
+    with running(store, {"arms": []}):
+        held = invoke(folder, "search", "s.yaml").exception
+        assert "is being run already" in str(held)
+    shutil.rmtree(store.path)
+    (store.path / "runs").mkdir(parents=True)
+    assert "holds a study of this name" in str(invoke(folder, "search", "s.yaml").exception)
