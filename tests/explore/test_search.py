@@ -232,7 +232,7 @@ def test_a_search_goes_on_in_every_storage(opens):
 
 def test_more_trials_go_on_from_those_there(tmp_path):
     storage = open_storage(None, tmp_path)
-    search(plan(grid_space(), trials=10, at_once=4), storage, truth)
+    search(plan(grid_space(), trials=14, at_once=4), storage, truth)  # TPE picks half of its last round
     longer = plan(grid_space(), trials=20, at_once=4)
     grown = search(longer, storage, truth)
     whole = search(longer, in_memory(), truth)
@@ -295,6 +295,12 @@ def test_promotion_keeps_the_whole_front_and_the_share():
         trial(3, (1.0, 1.0), DIVERGED),
     ]
     assert [one.number for one in promoted(missed, 1.0, DIVERGED)] == [0, 2, 1]
+
+
+def test_within_a_layer_the_lonely_ones_are_promoted_first():
+    best = [trial(0, (0.0, 0.0))]
+    layer = [trial(1, (1.0, 4.0)), trial(2, (1.1, 3.9)), trial(3, (2.5, 2.5)), trial(4, (4.0, 1.0))]
+    assert [one.number for one in promoted(best + layer, 0.8, DIVERGED)] == [0, 1, 4, 3]
 
 
 def test_crowding_is_the_gap_to_the_neighbours():
