@@ -13,6 +13,7 @@ breaks after 30 s.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.pruners import BasePruner
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
 JOURNAL = "optuna.log"
 GRPC = "grpc://"
+LOSS = "validation loss (nats per token)"
 _VIOLATION = "violation"
 _PROXY_SEC = 10
 
@@ -85,28 +86,30 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
 
 class Ledger:
-    """One Optuna study as a ledger of trials; made if it is not there. All objectives are minimised.
+    """One Optuna study as a ledger of trials; made if it is not there.
 
-    ``objectives``: how many. ``pruner``: asked by ``report``, of one objective alone.
+    ``objectives``: what is minimised, with its unit, as Optuna's pages name it.
     """
 
-    def __init__(
-        self, storage: BaseStorage, name: str, *, objectives: int = 1, pruner: BasePruner | None = None
-    ) -> None:
+    def __init__(self, storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> None:
         import optuna
 
         # Nothing is sampled here; Optuna's default would set up one that is not used.
         self._study: Study = optuna.create_study(
             storage=storage,
             study_name=name,
-            directions=["minimize"] * objectives,
+            directions=["minimize"] * len(objectives),
             sampler=optuna.samplers.RandomSampler(seed=0),
-            pruner=pruner or optuna.pruners.NopPruner(),
+            pruner=optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        if len(self._study.directions) != objectives:
+        if len(self._study.directions) != len(objectives):
             has = len(self._study.directions)
-            raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {objectives})")
+            raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
+        if self._study.metric_names != list(objectives):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self._study.set_metric_names(list(objectives))
 
     @property
     def name(self) -> str:
@@ -131,12 +134,10 @@ class Ledger:
         )
         return self.trials()[-1]
 
-    def report(self, number: int, step: int, value: float) -> bool:
-        """Write an intermediate value of an open trial; return whether the pruner would end it now."""
-        trial = self._open(number)
+    def report(self, number: int, step: int, value: float) -> None:
+        """Write an intermediate value of an open trial, unless it is there."""
         if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:
-            trial.report(value, step)
-        return bool(trial.should_prune())
+            self._open(number).report(value, step)
 
     def complete(self, number: int, values: Sequence[float], *, violation: float | None = None) -> None:
         """Tell what an open trial came to; ``violation`` above nought: the values stand for a miss.
@@ -209,8 +210,6 @@ def _trial(frozen: FrozenTrial) -> Trial:
 
 
 def _proxy(url: str) -> BaseStorage:
-    import warnings
-
     from optuna.exceptions import ExperimentalWarning
     from optuna.storages import GrpcStorageProxy
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.errors import UserError
 from ablate.explore.candidates import Candidate, Space
-from ablate.explore.search import DIVERGED, Plan, Result, candidate_of, short_tokens
+from ablate.explore.ledger import LOSS
+from ablate.explore.search import COST, DIVERGED, STEP_TIME, Plan, Result, candidate_of, short_tokens
 from ablate.store.files import read_json, write_json_atomic
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def candidates_of(found: SearchPlan) -> Plan:
         at_once=search.at_once,
         sampler=search.sampler,
         seed=search.seed,
+        objectives=(LOSS if search.objective == "loss" else COST, STEP_TIME),
     )
 
 

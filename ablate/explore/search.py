@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.explore.front import promoted
-from ablate.explore.ledger import Ledger
+from ablate.explore.ledger import LOSS, Ledger
 from ablate.explore.propose import Sampler, propose, seed_of
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
     from ablate.explore.candidates import Space
     from ablate.explore.ledger import Trial
 
+COST = "token cost (share of the baseline's tokens)"
+STEP_TIME = "modelled step time (over the baseline's)"
 DIVERGED = 1e6
 """The violation of a diverged run: worse than any miss of a target, which is in nats per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is searched. ``first``: the candidates to start from. ``budgets`` in tokens, rising."""
+    """What is searched. ``first``: the candidates to start from. ``budgets`` in tokens, rising.
+
+    ``objectives``: how Optuna's pages name them.
+    """
 
     name: str
     space: Space
@@ -46,6 +51,7 @@ class Plan:
     at_once: int
     sampler: Sampler
     seed: int
+    objectives: tuple[str, ...] = (LOSS, STEP_TIME)
 
     @property
     def num_trials(self) -> int:
@@ -96,7 +102,7 @@ def search(
 
     ``attrs(budget, candidate)``: what else the ledger shall say of a trial, such as its runs.
     """
-    ledgers = [Ledger(storage, budget_name(plan.name, budget), objectives=2) for budget in plan.budgets]
+    ledgers = [Ledger(storage, budget_name(plan.name, budget), plan.objectives) for budget in plan.budgets]
     chosen: list[str] = []
     for index, (budget, ledger) in enumerate(zip(plan.budgets, ledgers, strict=True)):
         # Where more trials or a larger share were asked for later, what is new follows what was there.
@@ -113,7 +119,7 @@ def search(
 def read(plan: Plan, storage: BaseStorage) -> tuple[tuple[Trial, ...], ...]:
     """Return the trials of each budget as they stand."""
     return tuple(
-        tuple(Ledger(storage, budget_name(plan.name, budget), objectives=2).trials())
+        tuple(Ledger(storage, budget_name(plan.name, budget), plan.objectives).trials())
         for budget in plan.budgets
     )
 

@@ -69,7 +69,9 @@ def call(folder, *arguments):
 
 
 def ledger(folder, name):
-    return Ledger(open_storage(None, folder / "runs" / "s"), f"s @ {name} tokens", objectives=2).trials()
+    return Ledger(
+        open_storage(None, folder / "runs" / "s"), f"s @ {name} tokens", ("loss", "step time")
+    ).trials()
 
 
 def test_a_search_from_the_file_to_the_study_that_confirms_it(folder):

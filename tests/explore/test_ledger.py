@@ -10,17 +10,19 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from ablate.errors import UserError
 from ablate.explore.ledger import JOURNAL, Ledger, open_storage, to_frozen
 
+TWO = ("loss", "step time")
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}
 
 
 def test_what_is_written_is_found_again(opens):
-    ledger = Ledger(opens(), "search", objectives=2)
+    ledger = Ledger(opens(), "search", TWO)
     first = ledger.add({"rate": 1e-3}, {"rate": SPACE["rate"]}, {"round": 0, "runs": ["a"]})
     ledger.add({"rate": 2e-3, "rule": "even"}, SPACE, {"round": 0, "runs": ["b"]})
     ledger.add({}, {}, {"round": 1, "runs": ["c"]})
     ledger.complete(first.number, [1.5, 0.8], violation=0.2)
     ledger.fail(1, "the trainer raised")
-    again = Ledger(opens(), "search", objectives=2).trials()
+    again = Ledger(opens(), "search", TWO).trials()
+    assert optuna.load_study(study_name="search", storage=opens()).metric_names == list(TWO)
     assert [trial.state for trial in again] == ["complete", "failed", "open"]
     assert (again[0].values, again[0].violation, again[0].params) == ((1.5, 0.8), 0.2, {"rate": 1e-3})
     assert again[1].params == {"rate": 2e-3, "rule": "even"}
@@ -29,21 +31,16 @@ def test_what_is_written_is_found_again(opens):
     assert [trial.number for trial in again] == [0, 1, 2]
 
 
-def test_a_trial_worse_than_the_median_would_be_pruned(opens):
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=2)
-    ledger = Ledger(opens(), "tune", pruner=pruner)
-    for loss in (2.0, 1.0):
-        number = ledger.add({"rate": 1e-3}, {"rate": SPACE["rate"]}, {}).number
-        assert not ledger.report(number, 100, loss)
-        ledger.complete(number, [loss])
+def test_a_pruned_trial_keeps_what_was_seen_of_it(opens):
+    ledger = Ledger(opens(), "tune")
     number = ledger.add({"rate": 9e-3}, {"rate": SPACE["rate"]}, {}).number
-    assert not ledger.report(number, 50, 9.0)  # no other has a value there
-    assert ledger.report(number, 100, 1.8)
+    ledger.report(number, 50, 9.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert ledger.report(number, 100, 1.8)  # read again after an interruption
+        ledger.report(number, 50, 9.0)  # read again after an interruption
+    ledger.report(number, 100, 1.8)
     ledger.prune(number)
-    pruned = Ledger(opens(), "tune").trials()[2]
+    pruned = Ledger(opens(), "tune").trials()[0]
     assert (pruned.state, pruned.values, pruned.intermediate) == ("pruned", None, {50: 9.0, 100: 1.8})
 
 
@@ -111,6 +108,6 @@ def test_what_cannot_be_opened_is_one_line(tmp_path):
 
 def test_another_number_of_objectives_is_refused(tmp_path):
     storage = open_storage(None, tmp_path)
-    Ledger(storage, "search", objectives=2)
+    Ledger(storage, "search", TWO)
     with pytest.raises(UserError, match="expected 1"):
         Ledger(storage, "search")
