@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.cli.common import storage_option
+from ablate.cli.ready import (
+    check_devices,
+    check_tokens,
+    prepare_kernel,
+    prepare_tokens,
+    requests_of,
+    say_mirror,
+)
 from ablate.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,13 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-    from rich.progress import TaskID
 
-    from ablate.data import TokenFiles
     from ablate.execute.driver import Outcome, RunRequest
-    from ablate.plan import Plan, PlannedArm
+    from ablate.plan import Plan
     from ablate.store import StudyStore
-    from ablate.track import MirrorReport
 
 _LOG_LINES = 6
 
@@ -142,10 +147,10 @@ def _tune(
 
     assert plan.tuning is not None
     if address is None:
-        _check_devices(plan)
-    _prepare_kernel(console, plan)
-    corpora = _prepare_tokens(console, store, list(plan.arms))
-    _check_tokens(console, corpora, list(plan.arms))
+        check_devices(plan)
+    prepare_kernel(console, plan)
+    corpora = prepare_tokens(console, store, list(plan.arms))
+    check_tokens(console, corpora, list(plan.arms))
     trials = StudyStore(store.path.parent / plan.tuning.study)
     trials.path.mkdir(parents=True, exist_ok=True)
     mirror = start_mirror(trials.path, uri)
@@ -154,7 +159,7 @@ def _tune(
             console,
             trials,
             plan,
-            requests=lambda part: _in_order(part, {run.id for _, run in part.runs()}, corpora),
+            requests=lambda part: requests_of(part, {run.id for _, run in part.runs()}, corpora),
             retry_failed=retry_failed,
             address=address,
         )
@@ -162,7 +167,7 @@ def _tune(
         left = mirror.stop()
     if found.tuning.is_done:
         return tuned_plan(plan, found.tuning)
-    _say_mirror(console, left, redact(uri), shlex.quote(plan.tuning.study))
+    say_mirror(console, left, redact(uri), shlex.quote(plan.tuning.study))
     return _conclude(console, trials, found.plan, set(found.open_runs), found.outcome, study=study) or 1
 
 
@@ -181,7 +186,7 @@ def _run(
     from ablate.track import redact, start_mirror
 
     if address is None:
-        _check_devices(plan)
+        check_devices(plan)
     requests = _requests(console, store, plan, chosen)
     missing = missing_runs(store, requests, retry_failed=retry_failed)
     unneeded = _unneeded(store, plan)
@@ -197,7 +202,7 @@ def _run(
         soft_wrap=True,
     )
     if todo:
-        _prepare_kernel(console, plan)
+        prepare_kernel(console, plan)
     mirror = start_mirror(store.path, uri)
     outcome = Outcome(states={}, interrupted=False)
     try:
@@ -207,7 +212,7 @@ def _run(
             _report(console, store)
     finally:
         left = mirror.stop()
-    _say_mirror(console, left, redact(uri), study)
+    say_mirror(console, left, redact(uri), study)
     return _conclude(console, store, plan, chosen - unneeded().keys(), outcome, study=study)
 
 
@@ -223,100 +228,9 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
     """Prepare the tokens of every corpus once, and return the runs."""
     arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-    corpora = _prepare_tokens(console, store, arms)
-    _check_tokens(console, corpora, arms)
-    return _in_order(plan, chosen, corpora)
-
-
-def _in_order(plan: Plan, chosen: set[str], corpora: dict[str, TokenFiles]) -> list[RunRequest]:
-    """Return the runs seed by seed: early results compare."""
-    from dataclasses import asdict
-
-    from ablate.execute.driver import RunRequest
-
-    order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
-    return [
-        RunRequest(
-            run_id=run.id,
-            arm=arm.name,
-            seed=run.seed,
-            config=asdict(arm.config(run.seed)),
-            tokens_dir=str(corpora[arm.data_digest].folder.resolve()),
-            resources=arm.resources,
-        )
-        for _, _, arm, run in order
-        if run.id in chosen
-    ]
-
-
-def _prepare_tokens(console: Console, store: StudyStore, arms: list[PlannedArm]) -> dict[str, TokenFiles]:
-    """Return the token files of each corpus, by its digest."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ablate.data import prepare
-
-    corpora: dict[str, TokenFiles] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        for arm in arms:
-            if arm.data_digest in corpora:
-                continue
-            task = bar.add_task("tokens", total=1.0)
-
-            def show(done: float, what: str, task: TaskID = task) -> None:
-                bar.update(task, completed=done, description=what)
-
-            files = prepare(arm.data, store.path.parent / "tokens", progress=show)
-            corpora[arm.data_digest] = files
-            console.print(
-                f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
-                f"validation tokens ({files.tokenizer}).",
-                markup=False,
-                soft_wrap=True,
-            )
-    return corpora
-
-
-def _check_tokens(console: Console, corpora: dict[str, TokenFiles], arms: list[PlannedArm]) -> None:
-    """Refuse a corpus with too little text before anything starts, and say how often a run repeats one."""
-    from ablate.data.batches import num_train_windows, num_validation_windows
-
-    repeated: dict[str, None] = {}
-    for arm in arms:
-        files, training = corpora[arm.data_digest], arm.training
-        num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
-        epoch = num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
-        times = f"{training.tokens / epoch:,.1f}"
-        if training.tokens > epoch and times != "1.0":
-            there = f"its {files.train_tokens:,} training tokens"
-            repeated[f"A run of {training.tokens:,} tokens sees {there} {times} times."] = None
-    for sentence in repeated:
-        console.print(sentence, markup=False, soft_wrap=True)
-
-
-def _check_devices(plan: Plan) -> None:
-    """Refuse what this machine cannot do before anything starts; a cluster's workers check for themselves."""
-    from ablate.execute.preflight import UnfitDeviceError, fit_choices
-
-    problems = []
-    for arm in plan.arms:
-        try:
-            fit_choices(arm.config(0), arm.resources, "cuda" if arm.resources.gpus else "cpu")
-        except UnfitDeviceError as error:
-            problems.append(f"arm '{arm.name}': {error}")
-    if problems:
-        raise UserError(*problems)
-
-
-def _prepare_kernel(console: Console, plan: Plan) -> None:
-    """Compile the CPU quantiser once, before workers ask for it."""
-    if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in plan.arms):
-        return
-    from ablate.backends.cpu_kernel import availability
-
-    kernel = availability()
-    if not kernel.usable:
-        console.print(f"Emulating with plain torch, several times slower: {kernel.reason}.", markup=False)
+    corpora = prepare_tokens(console, store, arms)
+    check_tokens(console, corpora, arms)
+    return requests_of(plan, chosen, corpora)
 
 
 def _execute(
@@ -343,13 +257,6 @@ def _report(console: Console, store: StudyStore) -> None:
     for sentence in (*written.notices, *written.verdict.sentences):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(f"\nReport:  {written.html}", markup=False, soft_wrap=True)
-
-
-def _say_mirror(console: Console, left: MirrorReport, uri: str, study: str) -> None:
-    if not left.complete:
-        why = left.problem or f"{len(left.unsent)} runs not sent"
-        console.print(f"MLflow:  not up to date at {uri}: {why}", markup=False, soft_wrap=True)
-    console.print(f"MLflow:  ablate dashboard {study}", markup=False, soft_wrap=True)
 
 
 def _conclude(

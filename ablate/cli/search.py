@@ -11,12 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.cli.common import storage_option
+from ablate.cli.ready import (
+    check_devices,
+    check_tokens,
+    prepare_kernel,
+    prepare_tokens,
+    requests_of,
+    say_mirror,
+)
 from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from rich.console import Console
 
+    from ablate.data import TokenFiles
     from ablate.explore.ledger import Trial
     from ablate.explore.search import Batch, Plan, Result
     from ablate.plan.search import SearchPlan
@@ -99,7 +107,6 @@ def _search(
 ) -> int:
     from rich.console import Console
 
-    from ablate.cli.run import _say_mirror
     from ablate.execute.lock import running
     from ablate.execute.token import use_token
     from ablate.explore.ledger import open_storage
@@ -130,7 +137,7 @@ def _search(
             finally:
                 left = mirror.stop()
             _conclude(console, store, found, as_json=as_json)
-            _say_mirror(console, left, redact(uri), planned.name)
+            say_mirror(console, left, redact(uri), planned.name)
             return code
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
@@ -168,13 +175,12 @@ def _go_on(
     address: str | None,
 ) -> int:
     """Search to the end, or as far as it goes; return the exit code."""
-    from ablate.cli.run import _check_devices, _check_tokens, _prepare_kernel, _prepare_tokens
     from ablate.execute.driver import connection
     from ablate.explore.recipes import tried_in
     from ablate.explore.search import read, search
 
     if address is None:
-        _check_devices(planned.plans[0])
+        check_devices(planned.plans[0])
     before = read(engine, trials)
     ended = sum(trial.state != "open" for one in before for trial in one)
     console.print(
@@ -184,11 +190,10 @@ def _go_on(
         soft_wrap=True,
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora = _prepare_tokens(console, store, arms)
-    _check_tokens(console, corpora, arms)
-    _prepare_kernel(console, planned.plans[0])
-    tokens_dir = str(corpora[arms[0].data_digest].folder.resolve())
-    runner = _Runner(console, store, planned, tokens_dir, tried_in(planned, before), address)
+    corpora = prepare_tokens(console, store, arms)
+    check_tokens(console, corpora, arms)
+    prepare_kernel(console, planned.plans[0])
+    runner = _Runner(console, store, planned, corpora, tried_in(planned, before), address)
     runner.write_plan()
     is_done = _is_done(engine, before)
     if not is_done:
@@ -210,12 +215,12 @@ class _Runner:
         console: Console,
         store: StudyStore,
         planned: SearchPlan,
-        tokens_dir: str,
+        corpora: dict[str, TokenFiles],
         tried: Sequence[tuple[int, str]],
         address: str | None,
     ) -> None:
         self._console, self._store, self._planned = console, store, planned
-        self._tokens_dir, self._address = tokens_dir, address
+        self._corpora, self._address = corpora, address
         self._tried = dict.fromkeys(tried)
 
     def attrs(self, budget: int, candidate: str) -> dict[str, Any]:
@@ -237,9 +242,9 @@ class _Runner:
             _StoppedError: interrupted, a run that came to no end, or a baseline that failed.
         """
         from ablate.execute.display import LiveDisplay
-        from ablate.execute.driver import Outcome, RunRequest, execute_study, missing_runs
+        from ablate.execute.driver import Outcome, execute_study, missing_runs
         from ablate.execute.progress import ProgressReader
-        from ablate.explore.recipes import result_of
+        from ablate.explore.recipes import result_of, tried_plan
         from ablate.explore.search import short_tokens
         from ablate.store import END_STATES
 
@@ -252,18 +257,9 @@ class _Runner:
             markup=False,
         )
         arms = {name: self._planned.arm(batch.budget, name) for name in batch.candidates}
-        requests = [
-            RunRequest(
-                run_id=run.id,
-                arm=arm.name,
-                seed=run.seed,
-                config=asdict(arm.config(run.seed)),
-                tokens_dir=self._tokens_dir,
-                resources=arm.resources,
-            )
-            for arm in arms.values()
-            for run in arm.runs
-        ]
+        plan = tried_plan(self._planned, [(batch.budget, name) for name in batch.candidates])
+        ids = {run.id for arm in arms.values() for run in arm.runs}
+        requests = requests_of(plan, ids, self._corpora)
         todo = missing_runs(self._store, requests, retry_failed=True)
         outcome = Outcome(states={}, interrupted=False)
         if todo:
