@@ -163,6 +163,7 @@ def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str])
             config=asdict(arm.config(run.seed)),
             tokens_dir=str(corpora[arm.data_digest].folder.resolve()),
             resources=arm.resources,
+            diagnostics=plan.diagnostics,
         )
         for _, _, arm, run in order
         if run.id in chosen

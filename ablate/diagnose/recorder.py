@@ -93,8 +93,8 @@ def tapped_copy(
 def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
     """Return how many of a layer's first rows are measured, and how many whole sequences these are.
 
-    A layer whose rows are no whole sequences (an expert's) has None. A part of the rows must still be divisible
-    by every group that divided all of them.
+    A layer whose rows are no whole sequences (an expert's) has None. A part of the rows must still be
+    divisible by every group that divided all of them.
     """
     whole = rows % seq_len == 0
     if rows <= MAX_ROWS:
@@ -107,14 +107,20 @@ def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
 
 
 def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
-    """Return a diagnosis as a row: plain data, finite numbers or None; ``tokens`` were seen before the step."""
-    return {
-        "kind": "diagnosis",
-        "tokens": tokens,
-        "step": step,
-        "layer": one.layer,
-        "gemm": one.gemm,
+    """Return a diagnosis as a row of finite numbers or None; ``tokens`` were seen before the step."""
+    figures = {
         **asdict(one.product),
         "operands": {name: asdict(figures) for name, figures in one.operands.items()},
         "data_noise": None if one.data_noise is None else asdict(one.data_noise),
     }
+    row = {"kind": "diagnosis", "tokens": tokens, "step": step, "layer": one.layer, "gemm": one.gemm}
+    return row | {name: _rounded(value) for name, value in figures.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Return plain data with its numbers at 6 digits: no figure here is better, and the file is shorter."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value

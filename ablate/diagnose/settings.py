@@ -1,6 +1,7 @@
 """What ``diagnostics:`` of a study says, and which layers it means. Without torch: planning reads it.
 
-It changes no result, so it is no part of a run's identity: switched on, runs that have ended are not run again.
+It changes no result, so it is no part of a run's identity: switched on, runs that have ended are not run
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.config import PositiveInt
+from ablate.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +68,7 @@ class Diagnostics:
 def chosen_layers(
     layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
 ) -> list[str]:
-    """Return the names of the layers that are diagnosed: among those chosen, the ones that quantise at all."""
+    """Return the names of the layers that are diagnosed: those chosen that quantise at all."""
     from ablate.recipes.place import stages
 
     quantised = [

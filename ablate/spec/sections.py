@@ -23,6 +23,7 @@ from ablate.config import (
     Setting,
     TrainingConfig,
 )
+from ablate.diagnose.settings import Diagnostics  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
 
@@ -159,6 +160,10 @@ class StudyFile:
         list[Setting],
         Field(description="compare runs although they differ in this; the report says so"),
     ] = Field(default_factory=list)
+    diagnostics: Annotated[
+        Diagnostics | None,
+        Field(description="measure along each run how far its quantised GEMMs are from exact; default: not"),
+    ] = None
     base: BaseSection = Field(default_factory=BaseSection)
     arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
         default_factory=dict

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Setting,
         TrainingConfig,
     )
+    from ablate.diagnose.settings import Diagnostics
     from ablate.recipes import Recipe, RecipeSpec
 
 
@@ -77,7 +78,10 @@ def again_name(baseline: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """A validated study. ``training`` is the base's section, which most arms share."""
+    """A validated study. ``training`` is the base's section, which most arms share.
+
+    ``layer_lines``: (line, column) of the diagnosed layers' patterns, for faults that only planning can find.
+    """
 
     name: str
     description: str | None
@@ -91,4 +95,6 @@ class Study:
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
+    diagnostics: Diagnostics | None
+    layer_lines: tuple[tuple[int, int], ...]
     path: Path

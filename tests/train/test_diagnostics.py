@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ablate.data.batches import batch, sequence_starts
 from ablate.diagnose.product import sketch_cosine
 from ablate.diagnose.recorder import MAX_ROWS, sampled_rows
 from ablate.diagnose.settings import Diagnostics, chosen_layers
@@ -14,7 +15,7 @@ from ablate.numerics.linear import QuantLinear
 from ablate.recipes import GEMMS, PRESETS, RecipeSpec, resolve
 from ablate.recipes.place import places
 from ablate.train import train
-from ablate.train.loop import assemble
+from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]
 RECIPES = {
@@ -133,7 +134,9 @@ def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
     assert chosen_layers("ends and middle", resolve(RecipeSpec()), where.values()) == []
 
 
-@pytest.mark.parametrize(("rows", "seq_len"), [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)])
+@pytest.mark.parametrize(
+    ("rows", "seq_len"), [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)]
+)
 def test_a_sample_of_the_rows_is_whole_sequences_where_it_can_be(rows, seq_len):
     taken, sequences = sampled_rows(rows, seq_len)
     assert 0 < taken <= max(MAX_ROWS, 0)
@@ -147,10 +150,12 @@ def test_micro_batches_after_the_first_and_evaluation_are_not_measured(make_conf
     trainee = assemble(config, "cpu")
     layers = [m for m in trainee.network.module.modules() if isinstance(m, QuantLinear)]
     seen = []
-    trainee.state.tap = lambda layer, at, dy, x, weight: seen.append((layer.name, at.call, len(x)))
-    from ablate.train.loop import gradients
-    from ablate.data.batches import batch, sequence_starts
 
+    def tap(layer, at, dy, x, weight):
+        assert (len(dy), weight.shape[1]) == tuple(x.shape)
+        seen.append((layer.name, at.call, len(x)))
+
+    trainee.state.tap = tap
     window = batch(tokens[0], sequence_starts(0, 0, 16, 32, len(tokens[0])), 32)
     gradients(trainee, window, 1.0)
     assert sorted(seen) == sorted((layer.name, call, 8 * 32) for layer in layers for call in (0, 1))
