@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ablate.diagnose.noise import DataNoise
     from ablate.numerics.linear import QuantLinear
     from ablate.numerics.state import Position
-    from ablate.recipes import Gemm, OperandPolicy
+    from ablate.recipes import Gemm, GemmPolicy, OperandPolicy
 
 _HIGH = ("bf16", "fp16")
 _AXES: dict[tuple[str, str], int] = {
@@ -81,14 +81,14 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
     recipe = layer.recipe_at(at.tokens)
     for gemm in GEMMS:
         policy = recipe.gemm(gemm)
-        if not any(_is_quantised(one) for one in (policy.left, policy.right)):
+        if not is_quantised(policy):
             continue
         noise = None
         if gemm == "wgrad":
             exact, noise = _exact_weight_gradient(tapped)
         else:
             exact = _exact(tapped, gemm)
-        count = draws if _is_random(layer, gemm, at) else 1
+        count = draws if is_random(layer, gemm, at) else 1
         outputs = (
             product(layer, gemm, at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
             for draw in range(1, count + 1)
@@ -106,11 +106,12 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
         )
 
 
-def _is_quantised(policy: OperandPolicy) -> bool:
-    return policy.format != "bf16" or bool(policy.hadamard)
+def is_quantised(policy: GemmPolicy) -> bool:
+    """Tell whether a GEMM does anything but multiply in bf16."""
+    return any(one.format != "bf16" or one.hadamard for one in (policy.left, policy.right))
 
 
-def _is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
+def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
     """Tell whether two draws of a GEMM may differ, through what it takes from the forward pass, too."""
     recipe = layer.recipe_at(at.tokens)
     policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]

@@ -89,6 +89,7 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.forget_amax()
         self._calls, self._counted_step, self._evaluations = 0, -1, 0
+        self.override: LayerRecipe | None = None  # followed instead, as long as diagnostics set one
         self._register()
 
     def _register(self) -> None:
@@ -140,6 +141,8 @@ class QuantLinear(nn.Linear):
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return what this layer follows after so many training tokens."""
+        if self.override is not None:
+            return self.override
         return next(recipe for start, recipe in self._stages if start <= tokens)
 
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
