@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ablate.diagnose.sketch import SKETCH
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-SKETCH = 512
-"""Numbers that stand for an error from one step to another; their cosine errs by about 1 / √512 = 4 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +101,6 @@ def sketch_of(error: Tensor) -> str | None:
         return None
     whole = (sums * (127 / largest)).round().to(torch.int8)
     return base64.b64encode(whole.cpu().numpy().tobytes()).decode()
-
-
-def sketch_cosine(first: str, second: str) -> float | None:
-    """Return the cosine of two sketched tensors: the share of the error that both steps have in common.
-
-    Where an error is C + R with C the same at both steps and R fresh, of the same energy, that is
-    ‖C‖² / ‖C + R‖². None of a sketch that is damaged.
-    """
-    try:
-        a, b = (np.frombuffer(base64.b64decode(one), dtype=np.int8).astype(float) for one in (first, second))
-    except ValueError:
-        return None
-    norm = math.sqrt(float(a @ a) * float(b @ b)) if a.shape == b.shape else 0.0
-    return float(a @ b) / norm if norm else None
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ablate.diagnose.noise import data_noise
 from ablate.diagnose.operand import operand_figures, shape_of
-from ablate.diagnose.product import product_figures, sketch_cosine, sketch_of
+from ablate.diagnose.product import product_figures, sketch_of
+from ablate.diagnose.sketch import sketch_cosine
 from ablate.numerics import Key, OperandPolicy, round_operand
 from ablate.numerics.quantize import on_grid
 

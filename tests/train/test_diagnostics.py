@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ablate.data.batches import batch, sequence_starts
-from ablate.diagnose.product import sketch_cosine
 from ablate.diagnose.recorder import MAX_ROWS, sampled_rows
 from ablate.diagnose.settings import Diagnostics, chosen_layers
+from ablate.diagnose.sketch import sketch_cosine
 from ablate.numerics.linear import QuantLinear
 from ablate.recipes import GEMMS, PRESETS, RecipeSpec, resolve
 from ablate.recipes.place import places
