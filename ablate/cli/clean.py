@@ -22,7 +22,10 @@ _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
-_DRAFTS = tuple(f".{name}." for name in ("config.json", "status.json", "environment.json", "metrics.jsonl"))
+_DRAFTS = tuple(
+    f".{name}."
+    for name in ("config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl")
+)
 
 
 @dataclass(frozen=True)

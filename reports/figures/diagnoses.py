@@ -90,10 +90,10 @@ def _draw(
 ) -> tuple[bytes, bytes]:
     from matplotlib.figure import Figure
 
-    height = 1.5 + 0.17 * len(rows)
+    height = 1.35 + 0.17 * len(rows)
     figure = Figure(figsize=(11, height))
     axes = list(figure.subplots(1, len(_PANELS), sharey=True, squeeze=False).flat)
-    figure.subplots_adjust(left=0.25, right=0.985, top=1 - 0.15 / height, bottom=1.05 / height, wspace=0.06)
+    figure.subplots_adjust(left=0.25, right=0.985, top=1 - 0.15 / height, bottom=1.2 / height, wspace=0.06)
     for axis, one in zip(axes, arm.maps, strict=True):
         _panel(figure, axis, one, rows, columns, limits[one.figure])
     labels = [
@@ -123,8 +123,9 @@ def _panel(
     mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
     axis.grid(visible=False)
     token_axis(axis, float(edges[-1]), nbins=4)
-    bar = figure.colorbar(
-        mesh, ax=axis, location="bottom", pad=0.45 / (1.5 + 0.17 * len(rows)), fraction=0.02
-    )
+    where, height = axis.get_position(), figure.get_figheight()
+    below = figure.add_axes((where.x0, 0.45 / height, where.width, 0.09 / height))
+    bar = figure.colorbar(mesh, cax=below, orientation="horizontal")
     bar.set_label(label)
     bar.outline.set_visible(False)
+    below.grid(visible=False)
