@@ -38,7 +38,9 @@ _SHARE = 0.8
 @click.option(
     "--draws", type=click.IntRange(2, 64), default=4, show_default=True, help="Draws of the randomness."
 )
-@click.option("--seq-len", type=click.IntRange(min=32), help="Tokens a sequence. Default: a run's own, 512.")
+@click.option(
+    "--seq-len", type=click.IntRange(min=32), help="Tokens a sequence. Default: as a run, or up to 512."
+)
 @click.option(
     "--sequences", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences of the batch."
 )

@@ -64,7 +64,7 @@ def find_subject(
             chosen,
             corpus,
             _recipe(recipe or DEFAULT_RECIPE),
-            seq_len=seq_len or DEFAULT_SEQ_LEN,
+            seq_len=seq_len or min(DEFAULT_SEQ_LEN, _positions(chosen)),
             sequences=sequences,
             seed=seed,
         ),
@@ -219,6 +219,22 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
             raise UserError(Problem(what=f"no model '{model}'", hint=f"did you mean '{likely[0]}'?"))
         return ModelConfig(hf=model, pretrained=True), "the published checkpoint"
     return ModelConfig(hf=str(folder.absolute()), pretrained=True), "the checkpoint in the folder"
+
+
+def _positions(model: ModelConfig) -> int:
+    """Return how many positions a Hugging Face model says that it has."""
+    from ablate.hf_model import config_folder
+    from ablate.json_text import parse_json
+
+    if model.hf is None:
+        return DEFAULT_SEQ_LEN
+    path = config_folder(model.hf, weights=model.pretrained) / "config.json"
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(file=str(path), what=f"cannot be read: {error}")) from None
+    known = [content.get(key) for key in ("max_position_embeddings", "n_positions")]
+    return next((count for count in known if isinstance(count, int) and count > 0), DEFAULT_SEQ_LEN)
 
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:

@@ -118,11 +118,12 @@ def test_a_hugging_face_folder_without_weights_is_drawn(tmp_path, text):
     folder.mkdir()
     content = {
         "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(content))
-    done = call(str(folder), "--data", text, "--layers", "*.down_proj", *QUICK, "--json")
-    found = json.loads(done.stdout)
+    options = ("--data", text, "--layers", "*.down_proj", "--sequences", "2", "--device", "cpu", "--json")
+    found = json.loads(call(str(folder), *options).stdout)
+    assert found["tokens"] == 2 * 64  # no longer than the model's positions
     assert {one["layer"] for one in found["gemms"]} == {"model.layers.0.mlp.down_proj"}
 
 
