@@ -44,7 +44,8 @@ _VARIABLES = {
 class Content:
     """Everything that a page shows.
 
-    ``prices``: USD for a device-hour, by the hardware's name. ``refresh_sec``: a browser loads the page again
+    ``prices``: USD for a device-hour, by the hardware's name. ``diagnosed``: the findings of the runs'
+    diagnostics. ``refresh_sec``: a browser loads the page again
     after so long, for a report that is being written anew while a study runs.
     """
 
@@ -54,6 +55,7 @@ class Content:
     warnings: Sequence[str]
     drawings: Sequence[Drawing]
     prices: Mapping[str, float]
+    diagnosed: Sequence[str] = ()
     refresh_sec: int | None = None
 
 
@@ -120,6 +122,7 @@ def _values(content: Content) -> dict[str, Any]:
             if table is not None
         ],
         "published": tables.published_table(analysis),
+        "diagnosed": content.diagnosed,
         "refresh_sec": content.refresh_sec,
         "runs": tables.run_table(analysis),
         "arms": tables.arm_table(analysis),

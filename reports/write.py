@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from ablate.reports import caveats, tables
 from ablate.reports.analyse import analyse
+from ablate.reports.diagnoses import diagnose_study, to_document
 from ablate.reports.document import build_document
 from ablate.reports.figures import draw_figures
+from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.latex import to_latex
 from ablate.reports.load import load_frames
 from ablate.reports.render import Content, render_html, render_markdown
@@ -68,18 +70,21 @@ def write_report(
     frames = load_frames(store)
     analysis = analyse(frames, waive=waive)
     # Faults name files relative to the study: the report must not depend on where the study lies.
-    faults = tuple(fault.replace(f"{store.path}/", "") for fault in frames.faults)
+    diagnosed, damaged = diagnose_study(store, analysis)
+    faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     notices = caveats.notices(analysis)
     content = Content(
         analysis=analysis,
         verdict=write_verdict(analysis),
         notices=notices,
         warnings=caveats.warnings(analysis, faults),
-        drawings=draw_figures(analysis),
+        drawings=(*draw_figures(analysis), *draw_diagnoses(diagnosed)),
+        diagnosed=tuple(finding for arm in diagnosed for finding in arm.findings),
         prices=dict(prices or {}),
         refresh_sec=refresh_sec,
     )
     document = build_document(analysis, content.verdict, content.notices, content.warnings)
+    document["diagnostics"] = to_document(diagnosed)
     files: dict[str, bytes] = {
         "tables/arms.csv": tables.arms_csv(analysis).encode(),
         "tables/runs.csv": tables.runs_csv(analysis).encode(),

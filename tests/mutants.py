@@ -146,8 +146,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "call left out of the key",
         NUMERICS + "linear.py",
-        "step=at.step, call=at.call",
-        "step=at.step, call=0",
+        "step=at.stream_step, call=at.call",
+        "step=at.stream_step, call=0",
     ),
     one(
         "signs not renewed",
@@ -212,8 +212,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "double quantisation left out",
         NUMERICS + "linear.py",
-        "    if doubly:\n        w = _dequantised(",
-        "    if False:\n        w = _dequantised(",
+        "    if doubly:\n        w = dequantised(",
+        "    if False:\n        w = dequantised(",
         first="tests/numerics/test_linear.py",
     ),
     one(

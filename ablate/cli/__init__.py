@@ -33,6 +33,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),
     "backends": ("Hardware", "Show which formats this machine runs, and how.", "ablate.cli.backends"),
     "doctor": ("Hardware", "Test the back ends on this machine's device, bit by bit.", "ablate.cli.doctor"),
+    "diagnose": (
+        "Hardware",
+        "Rank a model's layers and GEMMs by what FP4 would do to them.",
+        "ablate.cli.diagnose",
+    ),
     "throughput": ("Hardware", "Time the training steps of a study's arms.", "ablate.cli.throughput"),
     "bench-gemm": ("Hardware", "Time the GEMMs of a study's arms on this machine.", "ablate.cli.bench_gemm"),
 }

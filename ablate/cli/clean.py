@@ -24,7 +24,15 @@ _OF_A_STUDY = {
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
 _DRAFTS = tuple(
-    f".{name}." for name in ("config.json", "status.json", "environment.json", "metrics.jsonl", "stop")
+    f".{name}."
+    for name in (
+        "config.json",
+        "status.json",
+        "environment.json",
+        "metrics.jsonl",
+        "diagnostics.jsonl",
+        "stop",
+    )
 )
 
 

@@ -37,6 +37,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: dict[str, TokenFil
             config=asdict(arm.config(run.seed)),
             tokens_dir=str(corpora[arm.data_digest].folder.resolve()),
             resources=arm.resources,
+            diagnostics=plan.diagnostics,
         )
         for _, _, arm, run in order
         if run.id in chosen

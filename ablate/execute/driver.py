@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.config import ResourcesConfig
+    from ablate.diagnose.settings import Diagnostics
 
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
@@ -56,6 +57,7 @@ class RunRequest:
     config: dict[str, Any]
     tokens_dir: str
     resources: ResourcesConfig
+    diagnostics: Diagnostics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,7 @@ class _Queue:
             git_commit=self._commit,
             resources=asdict(run.resources),
             trainer=self._trainer,
+            diagnostics=None if run.diagnostics is None else asdict(run.diagnostics),
             stale_sec=self._stale_sec,
             given_up=given_up,
         )

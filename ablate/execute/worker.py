@@ -26,7 +26,7 @@ from ablate.permissions import keep_others_out
 from ablate.store import END_STATES, RunDir, State, Status, write_json_atomic
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
-from ablate.store.metrics import MetricsWriter
+from ablate.store.metrics import MetricsWriter, bytes_before_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ablate.train.group import Group
 
     Begin = Callable[[int], Group]
+    _Rows = Callable[[dict[str, Any]], None]
 
 DEFAULT_TRAINER = "ablate.train:train"
 EXIT_GPU = 74
@@ -61,6 +62,7 @@ class RunTask:
     git_commit: str | None
     resources: dict[str, Any] = field(default_factory=dict)
     trainer: str = DEFAULT_TRAINER
+    diagnostics: dict[str, Any] | None = None
     stale_sec: float = STALE_SEC
     given_up: int = 0
 
@@ -205,6 +207,7 @@ def _train(
             lease.note_resumed(start.step)
         with (
             MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
+            _diagnosis_sink(task, run, watch, start.step if start else 0) as diagnosed,
             _terminations() as terminated,
         ):
             group = begin(start.step if start else 0) if begin else ALONE
@@ -215,6 +218,7 @@ def _train(
                 on_metrics=_row_sink(metrics, watch),
                 should_stop=_stop_question((Path(task.stop_path), run.stop_path), watch, terminated),
                 checkpoints=_keeper(run, resources, metrics, start, lease, group),
+                diagnosed=diagnosed,
             )
             count, digest = metrics.sync()
     if result.state == "interrupted" and watch.lost:
@@ -280,8 +284,10 @@ def _keeper(
     )  # fmt: skip
 
 
-def _call_trainer(task: RunTask, config: RunConfig, group: Group, **callbacks: Any) -> Any:
-    """Call the study's trainer, or ours, which alone knows of groups and of how a model is laid out."""
+def _call_trainer(
+    task: RunTask, config: RunConfig, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any
+) -> Any:
+    """Call the study's trainer, or ours, which alone knows of groups, layouts and diagnostics."""
     from ablate.code import load_function
     from ablate.data import load, open_tokens
 
@@ -292,6 +298,10 @@ def _call_trainer(task: RunTask, config: RunConfig, group: Group, **callbacks: A
             "group": group,
             "checkpoint_activations": task.resources.get("activation_checkpointing", False),
         }
+        if diagnosed is not None:
+            from ablate.diagnose.settings import Diagnostics
+
+            ours |= {"diagnostics": Diagnostics(**task.diagnostics or {}), "on_diagnosis": diagnosed}
     return load_function(name)(
         config,
         tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
@@ -307,6 +317,17 @@ def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]]
         metrics.append({**row, "time_unix": time.time()})
 
     return write
+
+
+@contextlib.contextmanager
+def _diagnosis_sink(task: RunTask, run: RunDir, watch: Watch, step: int) -> Iterator[_Rows | None]:
+    """Write what is measured beside the metrics, after the rows that came before ``step``."""
+    if task.diagnostics is None:
+        yield None
+        return
+    path = run.diagnostics_path
+    with MetricsWriter(path, bytes_before_step(path, step)) as rows:
+        yield _row_sink(rows, watch)
 
 
 def _stop_question(stops: Iterable[Path], watch: Watch, terminated: threading.Event) -> Callable[[], bool]:

@@ -89,6 +89,7 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.forget_amax()
         self._calls, self._counted_step, self._evaluations = 0, -1, 0
+        self.override: LayerRecipe | None = None  # followed instead, as long as diagnostics set one
         self._register()
 
     def _register(self) -> None:
@@ -140,6 +141,8 @@ class QuantLinear(nn.Linear):
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return what this layer follows after so many training tokens."""
+        if self.override is not None:
+            return self.override
         return next(recipe for start, recipe in self._stages if start <= tokens)
 
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
@@ -147,8 +150,9 @@ class QuantLinear(nn.Linear):
         if policy.rounding == "nearest" and policy.signs == "none" and policy.scale != "ms_eden":
             return None
         return Key(
-            seed=self.state.seed, layer=self.name, gemm=gemm, operand=operand, step=at.step, call=at.call
-        )
+            seed=self.state.seed, layer=self.name, gemm=gemm, operand=operand,
+            step=at.stream_step, call=at.call,
+        )  # fmt: skip
 
     def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
         """Return who does one GEMM as the recipe says at this position."""
@@ -195,6 +199,11 @@ class QuantLinear(nn.Linear):
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
 
+    def show_backward(self, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Show what a backward pass multiplies to whoever has asked for it."""
+        if self.state.tap is not None:
+            self.state.tap(self, at, dy, x, weight)
+
     def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
         """Return the largest magnitude of past steps, and note this one's; its own if there is no past."""
         index = self._delayed[which]
@@ -219,9 +228,7 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the position of the streams (int64 [3])."""
     layer = _sites[site]
     at = layer.position()
-    y = layer.backend("fprop", at, x).multiply(
-        layer.operand(x, "fprop", "x", 1, at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at)
-    )
+    y = _output(layer, at, x, weight)
     return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
 
 
@@ -234,6 +241,7 @@ def _(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:  # noqa: A
 def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
     """Dy [M, N] bf16 → dx [M, K] bf16."""
     layer, at = _sites[site], _position(position)
+    layer.show_backward(at, dy, x, weight)
     return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
 
 
@@ -246,6 +254,7 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Ten
 def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
     """Dy [M, N] bf16, x [M, K] bf16 → dw [N, K] in the weight's dtype."""
     layer, at = _sites[site], _position(position)
+    layer.show_backward(at, dy, x, weight)
     return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
 
 
@@ -258,6 +267,7 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Ten
 def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """Dx and dw together, so that a back end can read dy once for both."""
     layer, at = _sites[site], _position(position)
+    layer.show_backward(at, dy, x, weight)
     backend = layer.backend("dgrad", at, dy)
     if backend.one_read and backend is layer.backend("wgrad", at, dy):
         along_n, along_m = layer.both_of_dy(dy, at)
@@ -279,18 +289,36 @@ def _(
     return dy.new_empty(dy.shape[0], weight.shape[1]), dw
 
 
+def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return one GEMM's output at a position as training has it: y [M, N], dx [M, K] or dw [N, K], in bf16.
+
+    dw in the weight's dtype. Dy [M, N] and x [M, K] are bf16, the weight [N, K] of any float dtype.
+    """
+    if gemm == "fprop":
+        return _output(layer, at, x, weight)
+    if gemm == "dgrad":
+        return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
+    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
+
+
+def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tensor:
+    return layer.backend("fprop", at, x).multiply(
+        layer.operand(x, "fprop", "x", 1, at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at)
+    )
+
+
 def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
     w = weight.to(torch.bfloat16)
     doubly = layer.recipe_at(at.tokens).dgrad.right.source == "forward"
     if doubly:
-        w = _dequantised(layer.operand(w, "fprop", "w", 1, at))
+        w = dequantised(layer.operand(w, "fprop", "w", 1, at))
     dx = layer.backend("dgrad", at, w).multiply(dy, layer.operand(w, "dgrad", "w", 0, at))
     return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
 
 
 def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
     doubly = layer.recipe_at(at.tokens).wgrad.right.source == "forward"
-    source = _dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
+    source = dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
     dw = layer.backend("wgrad", at, x).multiply(dy, layer.operand(source, "wgrad", "x", 0, at))
     w = weight.to(torch.bfloat16)
     return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
@@ -301,7 +329,8 @@ def _position(position: Tensor) -> Position:
     return Position(step=step, call=call, tokens=tokens)
 
 
-def _dequantised(operand: Operand) -> Tensor:
+def dequantised(operand: Operand) -> Tensor:
+    """Return the stored matrix after quantising, every factor applied; in the basis of its rotation."""
     descale = operand.descale
     if isinstance(descale, float) and descale == 1.0:
         return operand.values

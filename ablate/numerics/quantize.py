@@ -22,8 +22,8 @@ from ablate.numerics.scales import Scale, fp32, nvfp4_tensor_scale
 from ablate.recipes import OperandPolicy, block_shape, group_size
 
 __all__ = [
-    "Codes", "Quantized", "check_operand", "fake_quantize", "fp8_descale", "fp8_scale", "nvfp4_tensor_scale",
-    "quantize", "round_operand", "signs_of",
+    "Codes", "OnGrid", "Quantized", "check_operand", "fake_quantize", "fp8_descale", "fp8_scale",
+    "nvfp4_tensor_scale", "on_grid", "quantize", "round_operand", "signs_of",
 ]  # fmt: skip
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -62,6 +62,22 @@ class Codes:
     codes: Tensor
     scales: Tensor
     tensor_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnGrid:
+    """An operand as its element grid meets it: what is rounded, and the scales it was divided by.
+
+    ``rotated`` and ``scaled`` are fp32 [n, k], contraction last: the operand after its rotation, and that
+    over its scale and times its prescale, so that what exceeds the element's largest value clips. ``scales``:
+    fp32, one a block of ``block`` (rows, columns). ``element``: the grid.
+    """
+
+    rotated: Tensor
+    scaled: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+    element: Element
 
 
 def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> None:
@@ -193,6 +209,19 @@ class _Rounder:
 
     def blockwise(self, v: Tensor) -> tuple[Tensor, Scale, float, Tensor | None]:
         """Return the elements' values and the scales in blocks, the tensor's scale, and the mask."""
+        shape = block_shape(self.policy)
+        blocks, scale, decode = self._block_scales(v)
+        scaled = self._scaled(blocks, scale)
+        mask = from_blocks(scaled.abs() < formats.E2M1.max, v.shape) if self.policy.mask else None
+        return self.elements(scaled, shape), scale, decode, mask
+
+    def scaled_blocks(self, v: Tensor) -> tuple[float, Scale, Tensor]:
+        """Return the tensor's scale, the blocks' scales, and the values that are rounded, [n, k]."""
+        blocks, scale, decode = self._block_scales(v)
+        return decode, scale, from_blocks(self._scaled(blocks, scale), v.shape)
+
+    def _block_scales(self, v: Tensor) -> tuple[Tensor, Scale, float]:
+        """Return the blocks, their scales, and the tensor's scale."""
         policy, shape = self.policy, block_shape(self.policy)
         blocks = to_blocks(v, shape)
         decode = 1.0
@@ -206,9 +235,7 @@ class _Rounder:
                 scale = scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), decode)
         else:
             scale = scales.e8m0_scale(scales.e8m0_bytes(blocks, policy))
-        scaled = self._scaled(blocks, scale)
-        mask = from_blocks(scaled.abs() < formats.E2M1.max, v.shape) if policy.mask else None
-        return self.elements(scaled, shape), scale, decode, mask
+        return blocks, scale, decode
 
     def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
         scaled = blocks * scale.down
@@ -339,6 +366,38 @@ def quantize(
     codes = from_blocks(_codes(values, element, policy.format), v.shape)
     grid = (v.shape[0] // shape[0], v.shape[1] // max(shape[1], 1))
     return Codes(codes=codes, scales=found.view(grid), tensor_scale=tensor_scale)
+
+
+def on_grid(
+    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
+) -> OnGrid:
+    """Return a matrix as the element grid of ``policy`` meets it; arguments as ``round_operand``.
+
+    Raises:
+        ValueError: as ``round_operand``, or a policy that leaves high precision.
+    """
+    check_operand(x, policy, axis, key)
+    if policy.format in _HIGH_PRECISION:
+        raise ValueError(f"{policy.format} has no grid")
+    along_rows = axis % 2 == 0
+    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
+    rounder = _Rounder(x, policy, along_rows=along_rows, key=key)
+    shape = block_shape(policy)
+    if policy.scale in ("tensor", "delayed"):
+        scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
+        found, scaled, shape = v.new_tensor([fp8_descale(scale)]), v * scale, (v.shape[0], v.shape[1])
+    elif policy.scale in ("row", "1x128", "128x128", "searched"):
+        shape = rounder.fp32_shape(v)
+        _, up = rounder.fp32_blockwise(v)
+        found, scaled = up.flatten(), from_blocks(to_blocks(v, shape) / up, v.shape)
+    elif policy.scale == "ms_eden":
+        _, up, decode = rounder.eden(v)
+        found = (up * decode).flatten()
+        scaled = from_blocks(to_blocks(v, shape) / (up * decode), v.shape)
+    else:
+        decode, scale_, scaled = rounder.scaled_blocks(v)
+        found = (scale_.up * decode).flatten()
+    return OnGrid(rotated=v, scaled=scaled, scales=found, block=shape, element=rounder.element)
 
 
 def _codes(values: Tensor, element: Element, fmt: str) -> Tensor:

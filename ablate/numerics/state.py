@@ -15,21 +15,43 @@ from ablate.recipes.place import LayerPlace, Stage, stages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from ablate.backends.protocol import Operand
     from ablate.backends.select import Selection
+    from ablate.numerics.linear import QuantLinear
     from ablate.recipes import Gemm, LayerRecipe, Recipe
 
 EVAL_CALL = 1 << 31
 """First call of evaluation's forward passes, apart from those of training."""
+_REDRAW_STEP = 1 << 31
+_REDRAWS = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it."""
+    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it.
+
+    ``redraw`` n > 0 is the n-th draw of diagnostics: whatever training draws anew from one step or pass to
+    the next is drawn from streams that training never reads; what it draws once for all stays as it is.
+    """
 
     step: int
     call: int
     tokens: int
+    redraw: int = 0
+
+    @property
+    def stream_step(self) -> int:
+        """The step that random streams are counted by."""
+        if not self.redraw:
+            return self.step
+        assert self.redraw < _REDRAWS
+        return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
+
+    def redrawn(self, redraw: int) -> Position:
+        """Return this place in training with a draw of diagnostics; delayed scales take no note of it."""
+        return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
 
 
 @dataclass(kw_only=True)
@@ -38,7 +60,9 @@ class RecipeState:
 
     ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the
     budget, needed by phases that start at a fraction of it. ``watch``, if set, sees every quantised operand:
-    (layer's name, GEMM, operand's name, the operand).
+    (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees what each backward pass
+    multiplies: (layer, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]); it must
+    change nothing.
     """
 
     recipe: Recipe
@@ -49,6 +73,9 @@ class RecipeState:
     tokens: int = 0
     total_tokens: int | None = None
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
+    tap: Callable[[QuantLinear, Position, Tensor, Tensor, Tensor], None] | None = field(
+        default=None, repr=False
+    )
     places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
 

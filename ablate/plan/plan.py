@@ -27,6 +27,7 @@ from ablate.config import (
 )
 from ablate.errors import Problem, UserError
 from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
+from ablate.plan.diagnosed import check_layers
 from ablate.plan.foreign import Foreigners
 from ablate.plan.ids import ARM_FIELDS, RunIds
 from ablate.plan.tuning import Tuning, plan_tuning
@@ -36,6 +37,7 @@ from ablate.spec.study import again_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ablate.diagnose.settings import Diagnostics
     from ablate.spec import DroppedCell, FoldedCell, ResolvedArm, Study, Target
 
 
@@ -125,6 +127,7 @@ class Plan:
     arms: tuple[PlannedArm, ...]
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
+    diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
     tuning: Tuning | None = None
 
@@ -229,6 +232,7 @@ def build_plan(
             )
         )
     _refuse_shared_ids(study, arms)
+    check_layers(study, [layer.name for arm in arms for layer in arm.layers])
     if study.baseline_again:
         arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline), ids))
     plan = Plan(
@@ -243,6 +247,7 @@ def build_plan(
         arms=tuple(arms),
         folded=study.folded,
         dropped=study.dropped,
+        diagnostics=study.diagnostics,
         missing=missing,
     )
     return plan if study.tune is None else replace(plan, tuning=plan_tuning(plan, study.tune))

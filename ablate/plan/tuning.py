@@ -133,6 +133,7 @@ def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict
         training=replace(plan.training, tokens=tuning.tune.tokens),
         paired_seeds=False,
         stop=None,
+        diagnostics=None,
         arms=arms,
         folded=(),
         dropped=(),

@@ -37,6 +37,7 @@ _EXPECTED = {
     "less_than_equal": "a number up to {le}",
     "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
     "too_short": "at least one entry",
+    "diagnosed_layers": "a list of patterns of layer names, or 'ends and middle'",
 }
 
 

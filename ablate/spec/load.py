@@ -87,6 +87,8 @@ def load_study(path_or_name: str | Path) -> Study:
         arms=tuple(collector.arms.values()),
         folded=tuple(collector.folded),
         dropped=tuple(collector.dropped),
+        diagnostics=file.diagnostics,
+        layer_lines=_layer_lines(root),
         path=path.absolute(),
         tune=tune,
         search=search,
@@ -148,6 +150,12 @@ def _check_target(root: Mapping, faults: Faults) -> None:
     perplexity = plain_at(node, "perplexity")
     if isinstance(perplexity, int | float) and 0 < perplexity <= 1:
         faults.add(node.entries["perplexity"], f"a perplexity is above 1, got {perplexity:g}")
+
+
+def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
+    diagnostics = get(root, "diagnostics")
+    layers = get(diagnostics, "layers") if isinstance(diagnostics, Mapping) else None
+    return tuple((item.line, item.column) for item in layers.items) if isinstance(layers, Sequence) else ()
 
 
 def _target(section: TargetSection) -> Target:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.spec.grid import Cell
     from ablate.spec.sections import StudyFile
 
-_OF_STUDIES = ("seeds", "paired_seeds", "baseline_again", "tune", "stop")
+_OF_STUDIES = ("seeds", "paired_seeds", "baseline_again", "tune", "stop", "diagnostics")
 _OWN = ("recipe", "resources")
 """What an arm of a search may set: what it compares, and what changes no result."""
 

@@ -24,6 +24,7 @@ from ablate.config import (
     Setting,
     TrainingConfig,
 )
+from ablate.diagnose.settings import Diagnostics  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.hardware import PEAKS
 from ablate.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
@@ -287,6 +288,10 @@ class StudyFile:
     ] = None
     stop: Annotated[
         StopSection | None, Field(description="end runs that cannot matter any more; intervals stay right")
+    ] = None
+    diagnostics: Annotated[
+        Diagnostics | None,
+        Field(description="measure along each run how far its quantised GEMMs are from exact; default: not"),
     ] = None
     base: BaseSection = Field(default_factory=BaseSection)
     arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(

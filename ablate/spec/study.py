@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Setting,
         TrainingConfig,
     )
+    from ablate.diagnose.settings import Diagnostics
     from ablate.recipes import Recipe, RecipeSpec
     from ablate.spec.searching import Search
     from ablate.spec.tuning import Tune
@@ -82,6 +83,7 @@ class Study:
     """A validated study. ``training`` is the base's section, which most arms share.
 
     ``stop``: the rule for early stops as the lock file holds it.
+    ``layer_lines``: (line, column) of the diagnosed layers' patterns, for faults that only planning can find.
     """
 
     name: str
@@ -97,6 +99,8 @@ class Study:
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]
     dropped: tuple[DroppedCell, ...]
+    diagnostics: Diagnostics | None
+    layer_lines: tuple[tuple[int, int], ...]
     path: Path
     tune: Tune | None = None
     search: Search | None = None

@@ -15,8 +15,28 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
+from ablate.json_text import parse_json
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def bytes_before_step(path: Path, step: int) -> int:
+    """Return how many bytes of a file of rows come before the first row of ``step`` or later.
+
+    Rows of diagnostics carry the steps that were done before them, in order. What is damaged ends them.
+    """
+    kept = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                row = parse_json(line) if line.endswith(b"\n") else None
+                if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] >= step:
+                    break
+                kept += len(line)
+    except (FileNotFoundError, ValueError):
+        pass
+    return kept
 
 
 class MetricsWriter:

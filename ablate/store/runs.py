@@ -75,6 +75,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def diagnostics_path(self) -> Path:
+        """The appended rows of the run's diagnostics, where the study asks for them."""
+        return self.path / "diagnostics.jsonl"
+
+    @property
     def system_path(self) -> Path:
         """The samples of what the run used of its machine."""
         return self.path / "system.jsonl"

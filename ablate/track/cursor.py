@@ -54,12 +54,17 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """What of one run was accepted. ``tail`` guards ``offset`` against a file that was rewound."""
+    """What of one run was accepted. ``tail`` guards ``offset`` against a file that was rewound.
+
+    The same for the run's diagnostics, which a resumed run rewinds as well.
+    """
 
     mlflow_id: str
     name: str = ""
     offset: int = 0
     tail: str = ""
+    diagnostics_offset: int = 0
+    diagnostics_tail: str = ""
     system_offset: int = 0
     tags: str = ""
     state: str = ""
@@ -176,15 +181,24 @@ def report_dir(store: StudyStore) -> Path:
     return store.path / "report"
 
 
+def is_rewound(run: RunDir, entry: RunCursor) -> bool:
+    """Tell whether rows that were sent are no longer those of the run's files."""
+    return (
+        tail_digest(run.metrics_path, entry.offset) != entry.tail
+        or tail_digest(run.diagnostics_path, entry.diagnostics_offset) != entry.diagnostics_tail
+    )
+
+
 def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
     try:
         if entry is None:
             return run.metrics_path.exists() or run.status().state != "pending"
-        if (
-            tail_digest(run.metrics_path, entry.offset) != entry.tail
-            or state_key(run.status()) != entry.state
-        ):
+        if is_rewound(run, entry) or state_key(run.status()) != entry.state:
             return True
-        return read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)[1] > entry.offset
+        offset, diagnostics_offset = entry.offset, entry.diagnostics_offset
+        return (
+            read_points(run.metrics_path, offset, _CHUNK_BYTES)[1] > offset
+            or read_points(run.diagnostics_path, diagnostics_offset, _CHUNK_BYTES)[1] > diagnostics_offset
+        )
     except (OSError, ValueError):
         return True  # what cannot be read was not sent

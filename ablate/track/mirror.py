@@ -27,6 +27,7 @@ from ablate.track.cursor import (
     cursor_path,
     digest,
     folder_digest,
+    is_rewound,
     load_cursor,
     mirror_dir,
     pending,
@@ -125,8 +126,9 @@ class Mirror:
             for planned in arm["runs"]:
                 run = self._store.run(planned["id"])
                 files = _stamp(
-                    run.path / "status.json", run.metrics_path, run.environment_path, run.system_path
-                )
+                    run.path / "status.json", run.metrics_path, run.environment_path, run.system_path,
+                    run.diagnostics_path,
+                )  # fmt: skip
                 stamp = files + plan_stamp
                 if not any(files) or self._stamps.get(run.run_id) == stamp:
                     continue
@@ -172,7 +174,7 @@ class Mirror:
         tags_key = digest(sorted(tags.items()))
 
         entry = cursor.runs.get(run.run_id)
-        if entry and tail_digest(run.metrics_path, entry.offset) != entry.tail:
+        if entry and is_rewound(run, entry):
             _log.info("run %s was rewound: it gets a new MLflow run", run.run_id)
             del cursor.runs[run.run_id]
             self._sink.delete_run(entry.mlflow_id)
@@ -194,13 +196,19 @@ class Mirror:
         while True:
             found, offset = read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)
             samples, system_offset = read_points(run.system_path, entry.system_offset, _CHUNK_BYTES)
-            if found or samples or params or new_tags:
-                self._sink.log(entry.mlflow_id, found + samples, params, new_tags)
-                self._metrics_sent += len(found) + len(samples)
+            diagnosed, diagnostics_offset = read_points(
+                run.diagnostics_path, entry.diagnostics_offset, _CHUNK_BYTES
+            )
+            if found or samples or diagnosed or params or new_tags:
+                self._sink.log(entry.mlflow_id, found + samples + diagnosed, params, new_tags)
+                self._metrics_sent += len(found) + len(samples) + len(diagnosed)
                 params, new_tags = {}, {}
-            if (offset, system_offset) == (entry.offset, entry.system_offset):
+            reached = (offset, system_offset, diagnostics_offset)
+            if reached == (entry.offset, entry.system_offset, entry.diagnostics_offset):
                 break
             entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
+            entry.diagnostics_offset = diagnostics_offset
+            entry.diagnostics_tail = tail_digest(run.diagnostics_path, diagnostics_offset) or ""
             entry.system_offset = system_offset  # such samples are only ever added to
         entry.tags = tags_key
         self._send_artifacts(run, entry)

@@ -1,4 +1,4 @@
-"""From lines of ``metrics.jsonl`` to MLflow's points: pure, and the same bytes give the same points.
+"""From lines of a run's metrics and diagnostics to MLflow's points: the same bytes give the same points.
 
 A point's step is the number of training tokens, which gives MLflow a token axis; its time stamp is the
 row's own ``time_unix``. So a second sending of the same rows changes nothing (MLflow keeps one of equal
@@ -16,6 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.json_text import parse_json
+from ablate.recipes import GEMMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,8 @@ _NAMES: dict[str, dict[str, str]] = {
     "eval": {"val_loss": "val_loss"},
 }
 _SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
+_DIAGNOSED = ("relative_error", "gain", "bias_share")
+_LAYER = re.compile(r"[\w.-]{1,150}", re.ASCII)
 _MAX_PERPLEXITY = 1e300
 _TAIL_BYTES = 512
 
@@ -59,6 +62,11 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
     kind = row.get("kind")
     if kind == "system":  # MLflow's pages have a tab of their own for what begins so
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
+    if kind == "diagnosis":
+        gemm, layer = row.get("gemm"), row.get("layer")
+        if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
+            return {}
+        return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
     return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from ablate.backends.protocol import Operand
     from ablate.config import RunConfig, TrainingConfig
+    from ablate.diagnose.recorder import Recorder
+    from ablate.diagnose.settings import Diagnostics
     from ablate.recipes import Gemm
 
 Metrics = dict[str, Any]
@@ -70,6 +72,8 @@ def train(
     device: str = "cpu",
     group: Group = ALONE,
     checkpoint_activations: bool = False,
+    diagnostics: Diagnostics | None = None,
+    on_diagnosis: Callable[[Metrics], None] = lambda _: None,
 ) -> TrainResult:
     """Train one run and return how it ended. From a checkpoint it goes on to the same bits.
 
@@ -87,6 +91,8 @@ def train(
         device: a torch device.
         group: the processes that train this run together; ``on_metrics`` matters in the first alone.
         checkpoint_activations: keep of each block its input alone; the bits stay the same.
+        diagnostics: what to measure of the quantised GEMMs, by default nothing; the bits stay the same.
+        on_diagnosis: called with what was measured, rows as ``diagnostics.jsonl`` holds them.
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
@@ -96,6 +102,7 @@ def train(
     settings = config.training
     trainee = assemble(config, device, group=group, checkpoint_activations=checkpoint_activations)
     plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
+    recorder = _recorder(trainee, settings, diagnostics, on_diagnosis)
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -117,6 +124,8 @@ def train(
             parameters["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
+        if recorder is not None:
+            recorder.before(step)
         loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
         done = step + 1
         seen = done * plan.tokens_per_step
@@ -126,6 +135,8 @@ def train(
             return TrainResult(
                 state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
             )
+        if recorder is not None:
+            started += recorder.after()  # what is measured of a step is no part of its speed
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.tokens = seen
@@ -147,6 +158,25 @@ def train(
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
+
+
+def _recorder(
+    trainee: Trainee,
+    settings: TrainingConfig,
+    diagnostics: Diagnostics | None,
+    on_diagnosis: Callable[[Metrics], None],
+) -> Recorder | None:
+    if diagnostics is None:
+        return None
+    from ablate.diagnose.recorder import Recorder
+
+    return Recorder(
+        trainee.state,
+        diagnostics,
+        tokens_per_step=trainee.plan.tokens_per_step,
+        seq_len=settings.seq_len,
+        on_row=on_diagnosis,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,10 +50,11 @@ def test_a_study_has_no_search(study):
 
 CASES = {
     "what belongs to a study": (
-        f"{SEARCH}{ARMS}base: {{model: {{ffn: 384}}}}\nseeds: 3\npaired_seeds: true\n",
+        f"{SEARCH}{ARMS}base: {{model: {{ffn: 384}}}}\nseeds: 3\npaired_seeds: true\ndiagnostics: {{}}\n",
         [
             "9:1: seeds: a search has no 'seeds' (search.seed is the seed of its runs)",
             "10:1: paired_seeds: a search has no 'paired_seeds' (it belongs to a study)",
+            "11:1: diagnostics: a search has no 'diagnostics' (it belongs to a study)",
         ],
     ),
     "a token budget": (

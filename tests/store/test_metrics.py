@@ -9,7 +9,7 @@ import os
 import pytest
 
 from ablate.store.checkpoints import hash_of_prefix
-from ablate.store.metrics import MetricsWriter
+from ablate.store.metrics import MetricsWriter, bytes_before_step
 
 
 def rows(path):
@@ -80,3 +80,23 @@ def test_a_row_that_does_not_fit_is_taken_back_whole(tmp_path, monkeypatch, part
 def test_only_finite_numbers(tmp_path):
     with MetricsWriter(tmp_path / "m") as writer, pytest.raises(ValueError, match="not JSON compliant"):
         writer.append({"loss": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "kept"),
+    [
+        ("", 3, 0),
+        ('{"step":0}\n{"step":0}\n{"step":4}\n', 4, 2),
+        ('{"step":0}\n{"step":4}\n{"step":8}\n', 100, 3),
+        ('{"step":0}\n{"step":4}\n', 0, 0),
+        ('{"step":0}\n{"step":4', 9, 1),
+        ('{"step":0}\nnonsense\n{"step":1}\n', 9, 1),
+        ('{"step":0}\n{"step":"1"}\n', 9, 1),
+        ('{"step":0}\n[]\n', 9, 1),
+    ],
+)
+def test_the_rows_before_a_step_are_a_prefix_that_damage_ends(tmp_path, text, step, kept):
+    path = tmp_path / "diagnostics.jsonl"
+    path.write_text(text)
+    assert bytes_before_step(path, step) == sum(len(line) + 1 for line in text.split("\n")[:kept])
+    assert bytes_before_step(tmp_path / "none", step) == 0

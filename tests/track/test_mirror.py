@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ablate.store import Status
+from ablate.store import Status, append_line
 from ablate.track import Mirror, default_tracking_uri, pending
 from ablate.track.cursor import cursor_path
 from ablate.track.sink import Sink
@@ -434,3 +434,27 @@ def test_samples_of_the_machine_come_along_once(study, uri, held, assert_same):
     cursor_path(study.store, uri).unlink()
     sync(study, uri)
     assert_same(study, held(study, uri))
+
+
+def diagnose(study, steps, gain=0.98):
+    for step in steps:
+        row = {"kind": "diagnosis", "layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": gain + step / 1000}
+        row |= {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step + gain}
+        append_line(study.run().diagnostics_path, row)
+
+
+def test_diagnoses_come_along_once_and_rewound_ones_in_place_of_the_first(study, uri, held):
+    key = "diag/wgrad/gain/blocks.0.ffn.down"
+    study.whole(steps=4)
+    sync(study, uri)
+    diagnose(study, (1, 2))
+    assert not pending(study.store, uri).complete
+    sync(study, uri)
+    assert sync(study, uri).metrics_sent == 0
+    assert [step for step, _, _ in held(study, uri)[study.runs["bf16", 0]].points[key]] == [4096, 8192]
+    study.run().diagnostics_path.unlink()
+    diagnose(study, (1, 3), gain=0.5)
+    sync(study, uri)
+    run = held(study, uri)[study.runs["bf16", 0]]
+    assert [(step, value) for step, value, _ in run.points[key]] == [(4096, 0.501), (3 * 4096, 0.503)]
+    assert len(run.points["train_loss"]) == 4

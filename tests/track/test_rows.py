@@ -83,3 +83,19 @@ def test_tail_tells_a_rewound_file(tmp_path):
     append_line(path, TRAIN | {"time_unix": 1.8e9 + 0.1234})
     append_line(path, EVAL)
     assert tail_digest(path, offset) not in (before, None)
+
+
+DIAGNOSIS = {
+    "kind": "diagnosis", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "layer": "blocks.1.ffn.down",
+    "gemm": "wgrad", "relative_error": 0.16, "gain": 0.98, "bias_share": None, "sketch": "AAAA",
+}  # fmt: skip
+
+
+def test_a_diagnosis_is_named_by_gemm_figure_and_layer():
+    assert points(DIAGNOSIS) == [
+        Point("diag/wgrad/relative_error/blocks.1.ffn.down", 0.16, 1_700_000_000_000, 4096),
+        Point("diag/wgrad/gain/blocks.1.ffn.down", 0.98, 1_700_000_000_000, 4096),
+    ]
+    assert points(DIAGNOSIS | {"layer": "a b<script>"}) == []
+    assert points(DIAGNOSIS | {"gemm": "other"}) == []
+    assert points(DIAGNOSIS | {"layer": None}) == points(DIAGNOSIS | {"gemm": ["wgrad"]}) == []

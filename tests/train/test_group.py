@@ -12,6 +12,7 @@ from torch import distributed
 from torch.multiprocessing import spawn
 
 from ablate.config import ModelConfig, TrainingConfig
+from ablate.diagnose.settings import Diagnostics
 from ablate.execute.keeper import Keeper
 from ablate.recipes import RecipeSpec
 from ablate.store.checkpoints import load_newest
@@ -63,12 +64,16 @@ def member(rank, size, folder, stop_after):
         if metrics is not None:
             metrics.append(row)
 
+    diagnosed = []
+    if "diagnostics" in options:  # of the first process, as the worker has it
+        options |= {"on_diagnosis": diagnosed.append} if rank == 0 else {"diagnostics": None}
     keeper = Keeper(folder / "c", metrics, start, every_sec=1e9, group=group)
     result = train(
         config, on_metrics, tokens=tokens, group=group, checkpoints=keeper, should_stop=should_stop, **options
     )
     if rank == 0:
         (folder / "out").write_text(json.dumps([result.state, result.step, rows]))
+        (folder / "diagnosed").write_text(json.dumps(diagnosed))
     distributed.destroy_process_group()
     # With gloo's threads alive the interpreter's own end aborts now and then (torch 2.13).
     os._exit(0)
@@ -93,6 +98,22 @@ def together(folder, config, tokens, size=2, stop_after=-1, **options):
 
 def clean(rows):
     return [{key: value for key, value in row.items() if key != "tokens_per_sec"} for row in rows]
+
+
+def test_the_first_process_measures_what_one_alone_would(tmp_path, make_config, tokens):
+    """Its micro-batch is the first, and the gathered weight is whole when it is copied."""
+    config = make_config(
+        TypeAdapter(RecipeSpec).validate_python(ALL), tokens=2048, eval_every_tokens=1024, micro_batch_size=8,
+        grad_clip=None,
+    )  # fmt: skip
+    settings = Diagnostics(every_tokens=1024, layers=["*"], draws=2)
+    found = []
+    train(config, lambda _: None, tokens=tokens, diagnostics=settings, on_diagnosis=found.append)
+    state, step, rows = together(tmp_path / "two", config, tokens, diagnostics=settings)
+    _, _, plain = together(tmp_path / "plain", config, tokens)
+    assert (state, step, rows) == ("finished", 4, plain)
+    assert json.loads((tmp_path / "two" / "diagnosed").read_text()) == json.loads(json.dumps(found))
+    assert len({(row["layer"], row["gemm"]) for row in found}) == 24
 
 
 def losses(rows):

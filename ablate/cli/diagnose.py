@@ -1,0 +1,174 @@
+"""``ablate diagnose``: which layers and GEMMs of a model can go to FP4, without training it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.cli.common import device_option, write_out
+from ablate.cli.table import format_table
+from ablate.errors import Problem, UserError, safe_text
+
+if TYPE_CHECKING:
+    from ablate.cli.diagnose_model import Subject
+    from ablate.diagnose.harm import Cell, Harm
+    from ablate.train.loop import Trainee
+
+_EXAMPLES = """\b
+Examples:
+  ablate diagnose llama-tiny --recipe mxfp4
+  ablate diagnose Qwen/Qwen3-0.6B --data my-corpus/ --recipe "{gemms: [fprop, dgrad, wgrad], stabiliser: sr}"
+  ablate diagnose ablate-runs/my-study/runs/3f0c9d21aa00b7e4 --layers "*.ffn.*" --json
+"""
+_SHARE = 0.8
+
+
+@click.command("diagnose", epilog=_EXAMPLES)
+@click.argument("model")
+@click.option("--data", metavar="PATH", help="Text. Default: a run's own, else Python's library.")
+@click.option("--recipe", help="A recipe's name, or a mapping. Default: a run's own, else mxfp4.")
+@click.option("--layers", multiple=True, metavar="PATTERN", help="Layers so named alone; may be repeated.")
+@click.option(
+    "--draws", type=click.IntRange(2, 64), default=4, show_default=True, help="Draws of the randomness."
+)
+@click.option(
+    "--seq-len", type=click.IntRange(min=32), help="Tokens a sequence. Default: as a run, or up to 512."
+)
+@click.option(
+    "--sequences", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences of the batch."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+def command(
+    model: str,
+    *,
+    data: str | None,
+    recipe: str | None,
+    layers: tuple[str, ...],
+    draws: int,
+    seq_len: int | None,
+    sequences: int,
+    seed: int,
+    device: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Rank the layers and GEMMs of MODEL by the harm that a recipe is predicted to do, without training.
+
+    MODEL is the folder of a run that has a checkpoint, a Hugging Face model (folder or hub name), a preset,
+    or a function of yours (package.module:function). Each GEMM of each layer is quantised alone, and the
+    gradient of all weights is held against bf16's on the same text. Predicted harm: the share of the
+    gradient's energy that errs the same way in every draw. It is a prediction from one batch, not a result of
+    training.
+    """
+    from ablate.cli.diagnose_model import find_subject, load_weights, tokens_of
+    from ablate.recipes import describe
+
+    subject = find_subject(model, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences, seed=seed)
+    where, found = device_option(device)
+    window = tokens_of(subject)
+    from ablate.diagnose.harm import predict_harm
+    from ablate.train.loop import assemble
+
+    try:
+        trainee = assemble(subject.config, where)
+        if subject.checkpoint is not None:
+            load_weights(trainee, subject.checkpoint)
+        trainee.state.tokens = subject.trained_tokens
+        cells = _cells(trainee, layers, draws=draws)
+        passes = 1 + sum(cell.draws for cell in cells)
+        with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
+            ranked = predict_harm(
+                trainee, window, cells, seq_len=subject.config.training.seq_len, draws=draws, done=bar.update
+            )
+    except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
+        raise UserError(Problem(what=f"{model}: {error}", hint="another --recipe or --seq-len?")) from None
+    content = {
+        "format": 1,
+        "model": model,
+        "weights": subject.weights,
+        "recipe": describe(subject.config.recipe),
+        "device": asdict(found),
+        "tokens": int(window[:, 1:].size),
+        "draws": draws,
+        "gemms": [asdict(one) for one in ranked],
+    }
+    if out is not None:
+        write_out(out, content)
+    if as_json:
+        click.echo(json.dumps(content, indent=1))
+    else:
+        _show(content, subject, ranked)
+
+
+def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[Cell]:
+    from ablate.diagnose.harm import cells_of
+
+    names = list(trainee.state.places)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            hint = f"layers: {', '.join(names[:4])}, …"
+            raise UserError(Problem(what=f"--layers: '{pattern}' names no layer", hint=hint))
+    chosen = [name for name in names if not patterns or any(fnmatchcase(name, one) for one in patterns)]
+    cells = cells_of(trainee, chosen, draws=draws)
+    if not cells:
+        hint = "choose another --recipe or other --layers"
+        raise UserError(Problem(what="nothing is quantised in these layers", hint=hint))
+    return cells
+
+
+def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None:
+    width = shutil.get_terminal_size((110, 24)).columns
+    click.echo(
+        safe_text(
+            f"{content['model']}, {subject.weights}; {content['recipe']}; {content['tokens']:,} tokens\n",
+            keep="\n",
+        )
+    )
+    header = ("layer", "GEMM", "predicted harm", "random", "loss", "output error", "gain", "bias share")
+    rows = [
+        (
+            one.layer, one.gemm.capitalize(), _percent(one.harm), _percent(one.random),
+            f"{one.loss_change:+.4f}", _percent(one.diagnosis.product.relative_error),
+            _figure(one.diagnosis.product.gain), _figure(one.diagnosis.product.bias_share),
+        )
+        for one in ranked
+    ]  # fmt: skip
+    click.echo(format_table(header, rows, width=width))
+    click.echo(f"\n{_finding(ranked)}")
+    click.echo(
+        "Predicted harm and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
+        "change in nats per token. A prediction from one batch: `ablate run` says what training makes of it."
+    )
+
+
+def _finding(ranked: list[Harm]) -> str:
+    """Return in one sentence where most of the harm comes from."""
+    known = [max(one.harm, 0.0) for one in ranked if one.harm is not None]
+    total = sum(known)
+    if not total:
+        return "No GEMM does any harm that is the same in every draw."
+    running = list(accumulate(known))
+    count = next(n for n, so_far in enumerate(running, 1) if so_far >= _SHARE * total)
+    worst = ranked[0]
+    return (
+        f"{count} of {len(ranked)} GEMMs make {running[count - 1] / total:.0%} of the predicted harm; "
+        f"first {worst.gemm.capitalize()} of {worst.layer} ({_percent(worst.harm)})."
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2%}"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,309 @@
+"""What ``ablate diagnose`` is given: a model with its weights, text as its tokens, and a recipe.
+
+How it fails: ``UserError`` for whatever is not there or does not fit, with the option that would mend it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ablate.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ablate.config import DataConfig, ModelConfig, RunConfig
+    from ablate.recipes import Recipe
+    from ablate.store.checkpoints import Checkpoint
+    from ablate.train.loop import Trainee
+
+DEFAULT_SEQ_LEN = 512
+DEFAULT_RECIPE = "mxfp4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is diagnosed: a run's configuration (of the model alone, for what is no run), and its weights.
+
+    ``weights`` says in words where they come from; ``checkpoint`` has those of a run. ``prepared``: the token
+    cache that has the run's own text, None where text is read as it stands.
+    """
+
+    config: RunConfig
+    weights: str
+    checkpoint: Checkpoint | None = None
+    prepared: Path | None = None
+    trained_tokens: int = 0
+
+
+def find_subject(
+    model: str,
+    *,
+    data: str | None,
+    recipe: str | None,
+    seq_len: int | None,
+    sequences: int,
+    seed: int,
+) -> Subject:
+    """Return what the command line means.
+
+    Raises:
+        UserError: a model, data or recipe that cannot be used.
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
+        return _of_run(folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences)
+    chosen, weights = _model(model, folder, seed)
+    tokenizer = str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
+    corpus = _data(data, tokenizer)
+    return Subject(
+        config=_config(
+            chosen,
+            corpus,
+            _recipe(recipe or DEFAULT_RECIPE),
+            seq_len=seq_len or min(DEFAULT_SEQ_LEN, _positions(chosen)),
+            sequences=sequences,
+            seed=seed,
+        ),
+        weights=weights,
+    )
+
+
+def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
+    """Return the tokens [sequences, seq_len + 1] that are diagnosed.
+
+    A run's own text gives those of its first step; other text is read from its beginning, as far as needed.
+
+    Raises:
+        UserError: text that cannot be used, or too little of it.
+    """
+    import numpy as np
+
+    from ablate.data import open_tokens, prepare
+    from ablate.data.batches import batch, sequence_starts
+
+    config = subject.config
+    sequences, seq_len = config.training.batch_size, config.training.seq_len
+    if subject.prepared is not None:
+        train, _ = open_tokens(prepare(config.data, subject.prepared))
+        return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
+    tokens = _read(config.data, sequences * seq_len + 1)
+    if len(tokens) <= sequences * seq_len:
+        what = (
+            f"--data: {len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
+        )
+        raise UserError(Problem(what=what, hint="lower --seq-len or --sequences, or name more text"))
+    return batch(tokens, np.arange(sequences) * seq_len, seq_len)
+
+
+def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
+    """Return the first tokens of some text."""
+    import numpy as np
+
+    from ablate.data import hf_tokenizer
+    from ablate.data.documents import json_documents, text_documents
+    from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, find_files, stdlib_files
+    from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
+
+    tokenizer: Tokenizer = ByteTokenizer()
+    if data.tokenizer_path is not None:
+        found = hf_tokenizer.locate(data.tokenizer_path)
+        tokenizer = open_json(found.json_path, found.end_of_text)
+    if data.source == "stdlib":
+        files = stdlib_files()
+    else:
+        files = find_files(data.paths, JSON_SUFFIXES if data.source == "jsonl" else TEXT_SUFFIXES)
+    pieces: list[np.ndarray[Any, Any]] = [np.zeros(0, dtype=np.int64)]
+    there = 0
+    for file in files:
+        if data.source == "jsonl":
+            documents = json_documents(file, data.text_field, lambda _: None)
+        else:
+            documents = text_documents(file, lambda _: None)
+        for document in documents:
+            pieces.append(tokenizer.encode([document.encode()]).astype(np.int64))
+            there += len(pieces[-1])
+            if there >= count:
+                return np.concatenate(pieces)[:count]
+    return np.concatenate(pieces)
+
+
+def load_weights(trainee: Trainee, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out.
+
+    Raises:
+        ValueError: it is of another model.
+    """
+    from ablate.train.snapshot import Snapshot, restore_snapshot
+
+    module = trainee.network.module
+    own: dict[str, Any] = {
+        f"model.{name}": buffer for name, buffer in module.named_buffers() if "amax_" in name
+    }
+    tensors: dict[str, Any] = {
+        name: tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith("model.") and (name in own or "amax_" not in name)
+    }
+    restore_snapshot(
+        module, trainee.optimizer, Snapshot(step=checkpoint.step, tensors=own | tensors, numbers={})
+    )
+
+
+def _of_run(
+    folder: Path, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int
+) -> Subject:
+    from pydantic import ValidationError
+
+    from ablate.config import config_from_json
+    from ablate.schedule import plan_steps
+    from ablate.store import RunDir
+    from ablate.store.checkpoints import load_newest
+
+    run = RunDir(folder)
+    try:
+        config = config_from_json(run.config())
+    except (OSError, ValueError, ValidationError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(Problem(file=str(folder / "config.json"), what=f"is no run's: {first}")) from None
+    checkpoint, passed_over = load_newest(run.checkpoints, run.metrics_path)
+    if checkpoint is None:
+        hint = passed_over[0] if passed_over else "a run that has ended keeps none; stop one in its course"
+        raise UserError(Problem(file=str(folder), what="the run has no checkpoint", hint=hint))
+    if data is not None:
+        if config.data.tokenizer == "bpe":
+            what = "--data: the run's tokenizer was trained on its own text"
+            raise UserError(Problem(what=what, hint="leave --data out"))
+        tokenizer = config.data.tokenizer_path if config.data.tokenizer == "hf" else None
+        corpus = _data(data, tokenizer)
+        if (size := _vocabulary(corpus)) != config.vocab_size:
+            what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
+            raise UserError(Problem(what=what, hint="leave --data out to take the run's own text"))
+        config = replace(config, data=corpus)
+    done = checkpoint.step * plan_steps(config.training).tokens_per_step
+    training = replace(
+        config.training,
+        seq_len=min(seq_len or config.training.seq_len, config.training.seq_len),
+        batch_size=sequences,
+        micro_batch_size=None,
+    )
+    config = replace(config, training=training, recipe=_recipe(recipe) if recipe else config.recipe)
+    return Subject(
+        config=config,
+        weights=f"the checkpoint after step {checkpoint.step:,}",
+        checkpoint=checkpoint,
+        prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
+        trained_tokens=done,
+    )
+
+
+def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
+    from ablate.config import ModelConfig
+    from ablate.presets import PRESETS
+
+    random = f"random initial weights of seed {seed}"
+    if model in PRESETS:
+        return ModelConfig(**PRESETS[model]), random
+    if ":" in model:
+        return ModelConfig(function=model), random
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        hint = "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
+        raise UserError(Problem(file=model, what="no model there", hint=hint))
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        return ModelConfig(hf=str(folder.absolute())), random
+    if not folder.is_dir():
+        if likely := difflib.get_close_matches(model, PRESETS, n=1, cutoff=0.75):
+            raise UserError(Problem(what=f"no model '{model}'", hint=f"did you mean '{likely[0]}'?"))
+        return ModelConfig(hf=model, pretrained=True), "the published checkpoint"
+    return ModelConfig(hf=str(folder.absolute()), pretrained=True), "the checkpoint in the folder"
+
+
+def _positions(model: ModelConfig) -> int:
+    """Return how many positions a Hugging Face model says that it has."""
+    from ablate.hf_model import config_folder
+    from ablate.json_text import parse_json
+
+    if model.hf is None:
+        return DEFAULT_SEQ_LEN
+    path = config_folder(model.hf, weights=model.pretrained) / "config.json"
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(file=str(path), what=f"cannot be read: {error}")) from None
+    known = [content.get(key) for key in ("max_position_embeddings", "n_positions")]
+    return next((count for count in known if isinstance(count, int) and count > 0), DEFAULT_SEQ_LEN)
+
+
+def _data(data: str | None, tokenizer: str | None) -> DataConfig:
+    """Return the text to take tokens from; by default Python's standard library."""
+    from ablate.config import DataConfig
+    from ablate.data.sources import JSON_SUFFIXES, TOKEN_SUFFIXES
+
+    words: dict[str, Any] = {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
+    if data is None:
+        return DataConfig(source="stdlib", **words)
+    if data.endswith(TOKEN_SUFFIXES):
+        what = f"--data: {data} holds tokens of no known vocabulary"
+        raise UserError(Problem(what=what, hint="name text: a file or folder of .txt, .py, .jsonl …"))
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise UserError(Problem(what=f"--data: no such file or folder {data}"))
+    is_json = data.endswith(JSON_SUFFIXES)
+    return DataConfig(source="jsonl" if is_json else "text", paths=[str(path.absolute())], **words)
+
+
+def _vocabulary(data: DataConfig) -> int:
+    from ablate.data import hf_tokenizer
+    from ablate.data.identity import BYTES_VOCABULARY
+
+    path = data.tokenizer_path
+    return BYTES_VOCABULARY if path is None else hf_tokenizer.locate(path).vocab_size
+
+
+def _config(
+    model: ModelConfig, data: DataConfig, recipe: Recipe, *, seq_len: int, sequences: int, seed: int
+) -> RunConfig:
+    from ablate.config import RunConfig, TrainingConfig
+
+    return RunConfig(
+        model=model,
+        data=data,
+        data_digest="",
+        vocab_size=_vocabulary(data),
+        training=TrainingConfig(seq_len=seq_len, batch_size=sequences, tokens=10**9),
+        recipe=recipe,
+        backend="auto",
+        seed=seed,
+    )
+
+
+def _recipe(text: str) -> Recipe:
+    """Return the recipe of ``--recipe``: a word, or a mapping as a study writes it."""
+    from pydantic import TypeAdapter, ValidationError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from ablate.recipes import SHORT_RECIPES, RecipeSpec, SenselessRecipe, expand_word, resolve
+
+    value: Any = text
+    if text.lstrip().startswith("{"):
+        try:
+            value = YAML(typ="safe").load(text)
+        except YAMLError as error:
+            first = str(error).strip().splitlines()[0]
+            raise UserError(Problem(what=f"--recipe: is not YAML: {first}")) from None
+    elif text not in SHORT_RECIPES:
+        likely = difflib.get_close_matches(text, SHORT_RECIPES, n=1)
+        hint = f"did you mean '{likely[0]}'?" if likely else "`ablate recipes` lists them; or a mapping {…}"
+        raise UserError(Problem(what=f"--recipe: unknown recipe '{text}'", hint=hint))
+    try:
+        return resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(value)))
+    except ValidationError as error:
+        first_fault = error.errors()[0]
+        where = ".".join(map(str, first_fault["loc"]))
+        raise UserError(Problem(what=f"--recipe: {where}: {first_fault['msg']}")) from None
+    except SenselessRecipe as error:
+        raise UserError(Problem(what=f"--recipe: {error}")) from None

@@ -1,0 +1,187 @@
+"""Which layer's GEMM, quantised alone, moves the model's gradient, and what of that is the same each time.
+
+For one layer and one GEMM at a time: forward and backward with everything else in bf16, over a few draws of
+the recipe's randomness. The gradient of all parameters is held against bf16's own on the same tokens, so that
+an error counts by what reaches the weights, through all layers above and below. The share of the gradient's
+energy ‖g‖² that errs the same way in every draw is the *predicted harm*: it adds up from step to step, where
+what differs from draw to draw averages out like the noise of the data.
+
+It is a prediction, not a result: of one state of the weights, and of GEMMs one by one, which may add up to
+more or to less together. bf16's own rounding is in it, too, amplified through the layers: very small figures
+say nothing. A GEMM that quantises what the forward pass used ("double quantisation") has Fprop beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer, is_quantised, is_random
+from ablate.diagnose.recorder import tapped_copy
+from ablate.numerics.linear import QuantLinear
+from ablate.recipes import GEMMS, LayerRecipe
+from ablate.train.loop import gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from torch import Tensor, nn
+
+    from ablate.numerics.state import Position
+    from ablate.recipes import Gemm
+    from ablate.train.loop import Trainee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harm:
+    """One GEMM of one layer, quantised alone.
+
+    ``harm``: energy of the gradient's error that is the same in every draw, over ‖g‖²; ``random``: of what
+    differs between draws. ``loss_change``: mean, nats per token; nought for Dgrad and Wgrad. ``diagnosis``:
+    its own output's error (see ``GemmDiagnosis``).
+    """
+
+    layer: str
+    gemm: Gemm
+    draws: int
+    harm: float | None
+    random: float | None
+    loss_change: float
+    diagnosis: GemmDiagnosis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A layer and a GEMM that its recipe quantises, and how many passes it takes."""
+
+    layer: QuantLinear
+    gemm: Gemm
+    draws: int
+
+
+def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Cell]:
+    """Return what is to be measured in the named layers, in the model's order."""
+    layers = {
+        module.name: module for module in trainee.network.module.modules() if isinstance(module, QuantLinear)
+    }
+    found = []
+    for name in names:
+        layer = layers[name]
+        at = _here(trainee)
+        for gemm in GEMMS:
+            if is_quantised(layer.recipe_at(at.tokens).gemm(gemm)):
+                count = draws if is_random(layer, gemm, at) else 1
+                found.append(Cell(layer=layer, gemm=gemm, draws=count))
+    return found
+
+
+def predict_harm(
+    trainee: Trainee,
+    window: np.ndarray[Any, Any],
+    cells: Sequence[Cell],
+    *,
+    seq_len: int,
+    draws: int,
+    done: Callable[[int], None] = lambda _: None,
+) -> list[Harm]:
+    """Return the harm of each cell, the worst first.
+
+    Args:
+        trainee: model and recipe; its weights are not changed.
+        window: tokens [sequences, seq_len + 1].
+        cells: what is to be measured.
+        seq_len: tokens per sequence.
+        draws: of the recipe's randomness, for the error of each GEMM's own output.
+        done: called with the number of passes that have been made since the last call.
+
+    Raises:
+        ValueError: an operand that its policy cannot take.
+    """
+    module = trainee.network.module
+    module.eval()  # without dropout, which would be an error of its own
+    tapped: dict[str, Tapped] = {}
+
+    def tap(layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        if layer.name not in tapped:
+            tapped[layer.name] = tapped_copy(layer, at, dy, x, weight, seq_len=seq_len)
+
+    high = LayerRecipe()
+    own = {cell.layer.name: cell.layer.recipe_at(trainee.state.tokens) for cell in cells}
+    layers = [layer for layer in module.modules() if isinstance(layer, QuantLinear)]
+    for layer in layers:
+        layer.override = high
+    trainee.state.tap = tap
+    exact_loss, _ = gradients(trainee, window, None)
+    trainee.state.tap = None
+    exact = [p.grad.detach().clone() if p.grad is not None else None for p in module.parameters()]
+    energy = sum(float(g.float().square().sum().item()) for g in exact if g is not None)
+    done(1)
+    found = []
+    first_step = trainee.state.step
+    for cell in cells:
+        cell.layer.override = _alone(own[cell.layer.name], cell.gemm)
+        sums: list[Tensor | None] = [None] * len(exact)
+        total, loss = 0.0, 0.0
+        for draw in range(cell.draws):
+            trainee.state.step = first_step + draw
+            module.zero_grad(set_to_none=True)
+            loss += gradients(trainee, window, None)[0] / cell.draws
+            total += _add_errors(module, exact, sums) / cell.draws
+            done(1)
+        trainee.state.step = first_step
+        bias, variance = total, 0.0
+        if cell.draws > 1:
+            common = sum(float(s.square().sum().item()) for s in sums if s is not None) / cell.draws**2
+            variance = (total - common) * cell.draws / (cell.draws - 1)
+            bias = total - variance
+        diagnoses = diagnose_layer(tapped[cell.layer.name], draws=draws)
+        one = next(one for one in diagnoses if one.gemm == cell.gemm)
+        cell.layer.override = high
+        found.append(
+            Harm(
+                layer=cell.layer.name,
+                gemm=cell.gemm,
+                draws=cell.draws,
+                harm=_share(bias, energy),
+                random=_share(variance, energy),
+                loss_change=loss - exact_loss,
+                diagnosis=one,
+            )
+        )
+    for layer in layers:
+        layer.override = None
+    module.zero_grad(set_to_none=True)
+    return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
+
+
+def _alone(recipe: LayerRecipe, gemm: Gemm) -> LayerRecipe:
+    """Return what quantises one GEMM, and Fprop where that one's operand comes from it."""
+    policy = recipe.gemm(gemm)
+    doubly = "forward" in (policy.left.source, policy.right.source)
+    return LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
+
+
+def _here(trainee: Trainee) -> Position:
+    from ablate.numerics.state import Position
+
+    return Position(step=trainee.state.step, call=0, tokens=trainee.state.tokens)
+
+
+def _add_errors(module: nn.Module, exact: Sequence[Tensor | None], sums: list[Tensor | None]) -> float:
+    """Add the gradient's error to the sums, and return its energy."""
+    energy = 0.0
+    for index, (parameter, reference) in enumerate(zip(module.parameters(), exact, strict=True)):
+        if parameter.grad is None or reference is None:
+            continue
+        error = parameter.grad.float() - reference.float()
+        energy += float(error.square().sum().item())
+        before = sums[index]
+        sums[index] = error if before is None else before.add_(error)
+    return energy
+
+
+def _share(part: float, whole: float) -> float | None:
+    ratio = part / whole if whole else math.nan
+    return ratio if math.isfinite(ratio) else None

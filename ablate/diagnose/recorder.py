@@ -1,0 +1,126 @@
+"""Diagnosis along a run: on some steps chosen layers are tapped, and measured before the weights move.
+
+Nothing that training reads is written: tensors are copied, draws come from streams of their own, torch's
+generators are left alone. Of each layer the first tokens of the step's first micro-batch are measured, up to
+``MAX_ROWS``, as a forward and backward pass of these tokens alone would quantise them; that bounds the cost.
+
+How it fails: figures that are not defined are None; a run that diverges is not diagnosed on its last step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer
+from ablate.diagnose.settings import Diagnostics, chosen_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.numerics.linear import QuantLinear
+    from ablate.numerics.state import Position, RecipeState
+
+MAX_ROWS = 512
+"""Tokens of a layer that are measured, at most."""
+_LARGEST_GROUP = 256
+
+
+class Recorder:
+    """Measures a model's layers on the steps that are due.
+
+    ``on_row`` gets one row a layer and GEMM, as ``diagnostics.jsonl`` holds it, without the time.
+    """
+
+    def __init__(
+        self,
+        state: RecipeState,
+        settings: Diagnostics,
+        *,
+        tokens_per_step: int,
+        seq_len: int,
+        on_row: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._state, self._settings, self._on_row = state, settings, on_row
+        self._tokens_per_step, self._seq_len = tokens_per_step, seq_len
+        names = chosen_layers(settings.layers, state.recipe, state.places.values())
+        self._chosen = dict.fromkeys(names)
+        self._found: dict[str, Tapped] = {}
+
+    def before(self, step: int) -> None:
+        """Tap the layers if this step is due: the first, and the first after each interval of tokens."""
+        every = self._settings.interval(self._tokens_per_step)
+        before = (step - 1) * self._tokens_per_step // every if step else -1
+        if step * self._tokens_per_step // every > before:
+            self._state.tap = self._tap
+
+    def after(self) -> float:
+        """Measure what was tapped and hand the rows over; return the seconds that it took."""
+        if self._state.tap is None:
+            return 0.0
+        started = time.perf_counter()
+        self._state.tap = None
+        for name in self._chosen:
+            if (tapped := self._found.pop(name, None)) is not None:
+                for one in diagnose_layer(tapped, draws=self._settings.draws):
+                    self._on_row(to_row(one, tokens=self._state.tokens, step=self._state.step))
+        return time.perf_counter() - started
+
+    def _tap(self, layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        if at.call == 0 and layer.name in self._chosen and layer.name not in self._found and len(x):
+            self._found[layer.name] = tapped_copy(layer, at, dy, x, weight, seq_len=self._seq_len)
+
+
+def tapped_copy(
+    layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor, *, seq_len: int
+) -> Tapped:
+    """Return copies of what a layer multiplies, of its first tokens."""
+    rows, sequences = sampled_rows(len(x), seq_len)
+    return Tapped(
+        layer=layer,
+        at=at,
+        dy=dy[:rows].detach().clone(),
+        x=x[:rows].detach().clone(),
+        weight=weight.detach().to(torch.bfloat16, copy=True),
+        sequences=sequences,
+    )
+
+
+def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
+    """Return how many of a layer's first rows are measured, and how many whole sequences these are.
+
+    A layer whose rows are no whole sequences (an expert's) has None. A part of the rows must still be
+    divisible by every group that divided all of them.
+    """
+    whole = rows % seq_len == 0
+    if rows <= MAX_ROWS:
+        return rows, rows // seq_len if whole else None
+    if whole:
+        for sequences in range(MAX_ROWS // seq_len, 0, -1):
+            if sequences * seq_len % _LARGEST_GROUP == 0:
+                return sequences * seq_len, sequences
+    return MAX_ROWS, None
+
+
+def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
+    """Return a diagnosis as a row of finite numbers or None; ``tokens`` were seen before the step."""
+    figures = {
+        **asdict(one.product),
+        "operands": {name: asdict(figures) for name, figures in one.operands.items()},
+        "data_noise": None if one.data_noise is None else asdict(one.data_noise),
+    }
+    row = {"kind": "diagnosis", "tokens": tokens, "step": step, "layer": one.layer, "gemm": one.gemm}
+    return row | {name: _rounded(value) for name, value in figures.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Return plain data with its numbers at 6 digits: no figure here is better, and the file is shorter."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,131 @@
+"""Heat maps of an arm's diagnostics: layer and GEMM against training tokens, a panel for each figure.
+
+The colours are cividis, which rise in lightness for every reader, colour-blind or not (Nuñez, Anderton,
+Renslow 2018). The scales are the same in all arms, so that maps compare. Blank: nothing was measured there.
+
+How it fails: of more rows than fit the worst are drawn, and the caption says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+from ablate.reports.figures.canvas import Drawing, drawing_style, short, to_bytes, token_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.diagnoses import ArmDiagnosis, Map
+
+_MOST_ROWS = 48
+_MOST_COLUMNS = 40
+_PANELS = {
+    "relative_error": ("relative error (%)", 100.0),
+    "bias_share": ("bias share of the error (%)", 100.0),
+    "gain": ("gain", 1.0),
+}
+
+
+def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[Drawing, ...]:
+    """Draw a figure for each arm."""
+    limits = {figure: _limits(figure, arms) for figure in _PANELS}
+    return tuple(_drawing(index, arm, limits) for index, arm in enumerate(arms, 1))
+
+
+def _limits(figure: str, arms: Sequence[ArmDiagnosis]) -> tuple[float, float]:
+    if figure == "bias_share":
+        return 0.0, 1.0
+    known = [
+        v
+        for arm in arms
+        for m in arm.maps
+        if m.figure == figure
+        for row in m.values
+        for v in row
+        if v is not None
+    ]
+    if not known:
+        return 0.0, 1.0
+    low, high = (0.0 if figure == "relative_error" else min(known)), max(known)
+    return (low, high) if high > low else (low - 0.01, high + 0.01)
+
+
+def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float]]) -> Drawing:
+    name = f"diagnostics-{index}"
+    rows, columns = _chosen(arm)
+    all_rows = len(arm.maps[0].rows)
+    with drawing_style(name):
+        svg, png = _draw(arm, rows, columns, limits)
+    shown = (
+        f" Shown are the {len(rows)} of {all_rows} with the largest error." if len(rows) < all_rows else ""
+    )
+    n = "1 run" if arm.runs == 1 else f"means over {arm.runs} runs"
+    caption = (
+        f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; {n}. "
+        "Relative error: norm of the error over that of the product. Bias share: of the error's energy, what "
+        "is the same in every draw of the recipe's randomness; 100\u00a0% where nothing is drawn. Gain: "
+        f"slope of the output on the exact one; below 1 it shrinks.{shown}"
+    )
+    alt = f"Heat maps of relative error, bias share and gain by layer and GEMM over tokens, of arm {arm.arm}."
+    return Drawing(name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt, svg=svg, png=png)
+
+
+def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:
+    """Return the rows and columns that are drawn: the rows with the largest error, columns spread evenly."""
+    errors = arm.maps[0]
+
+    def largest(row: int) -> float:
+        return max((value for value in errors.values[row] if value is not None), default=-math.inf)
+
+    rows = sorted(sorted(range(len(errors.rows)), key=largest, reverse=True)[:_MOST_ROWS])
+    count = len(errors.tokens)
+    columns = sorted({round(i * (count - 1) / max(1, _MOST_COLUMNS - 1)) for i in range(_MOST_COLUMNS)})
+    return rows, list(range(count)) if count <= _MOST_COLUMNS else columns
+
+
+def _draw(
+    arm: ArmDiagnosis, rows: list[int], columns: list[int], limits: dict[str, tuple[float, float]]
+) -> tuple[bytes, bytes]:
+    from matplotlib.figure import Figure
+
+    height = 1.35 + 0.17 * len(rows)
+    figure = Figure(figsize=(11, height))
+    axes = list(figure.subplots(1, len(_PANELS), sharey=True, squeeze=False).flat)
+    figure.subplots_adjust(left=0.25, right=0.985, top=1 - 0.15 / height, bottom=1.2 / height, wspace=0.06)
+    for axis, one in zip(axes, arm.maps, strict=True):
+        _panel(figure, axis, one, rows, columns, limits[one.figure])
+    labels = [
+        f"{short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in (arm.maps[0].rows[row] for row in rows)
+    ]
+    axes[0].set_yticks([i + 0.5 for i in range(len(rows))], labels, fontsize=7)
+    axes[0].invert_yaxis()
+    return to_bytes(figure)
+
+
+def _panel(
+    figure: Any, axis: Any, one: Map, rows: list[int], columns: list[int], limits: tuple[float, float]
+) -> None:
+    import numpy as np
+
+    label, factor = _PANELS[one.figure]
+    values = np.array(
+        [
+            [math.nan if (v := one.values[row][column]) is None else v * factor for column in columns]
+            for row in rows
+        ]
+    )
+    tokens = [one.tokens[column] for column in columns]
+    steps = [b - a for a, b in itertools.pairwise(tokens)]
+    edges = [*tokens, tokens[-1] + (steps[-1] if steps else 1)]
+    low, high = limits[0] * factor, limits[1] * factor
+    mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
+    axis.grid(visible=False)
+    token_axis(axis, float(edges[-1]), nbins=4)
+    where, height = axis.get_position(), figure.get_figheight()
+    below = figure.add_axes((where.x0, 0.45 / height, where.width, 0.09 / height))
+    bar = figure.colorbar(mesh, cax=below, orientation="horizontal")
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    below.grid(visible=False)

@@ -1,0 +1,171 @@
+"""``ablate diagnose``: a model of any kind, its ranking, and one line for what cannot be used."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from click.testing import CliRunner
+
+from ablate.cli import cli
+from ablate.cli.diagnose import _finding
+from ablate.diagnose.harm import Harm
+from ablate.errors import UserError
+from ablate.execute.worker import execute_run
+from ablate.store import RunDir
+from tests.execute.kill import task_of, tiny_config
+
+QUICK = ("--seq-len", "32", "--sequences", "2", "--device", "cpu")
+MODEL = """\
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, 64)
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.head = nn.Linear(64, vocab_size)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+def build(*, vocab_size, seq_len):
+    return Net(vocab_size)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for n in range(40):
+        (folder / f"{n}.txt").write_text(f"The error of document {n} is structured, not random. " * 20)
+    return str(folder)
+
+
+@pytest.fixture
+def function(tmp_path):
+    (tmp_path / "net.py").write_text(MODEL)
+    return f"{tmp_path}/net.py:build"
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli, ["diagnose", *arguments], catch_exceptions=False, standalone_mode=False)
+
+
+def fault(*arguments):
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    (problem,) = caught.value.problems
+    return str(problem)
+
+
+def test_a_users_model_on_a_users_text(function, text, tmp_path):
+    out = tmp_path / "harm.json"
+    recipe = "{gemms: [fprop, wgrad], stabiliser: sr}"
+    options = ("--recipe", recipe, "--draws", "2", *QUICK, "--json", "--out", str(out))
+    done = call(function, "--data", text, *options)
+    content = json.loads(done.stdout)
+    assert content == json.loads(out.read_text())
+    assert (content["weights"], content["tokens"]) == ("random initial weights of seed 0", 64)
+    assert content["recipe"].startswith("Fprop+Wgrad mxfp4")
+    assert {(one["layer"], one["gemm"]) for one in content["gemms"]} == {
+        (f"blocks.{n}", gemm) for n in (0, 1) for gemm in ("fprop", "wgrad")
+    }
+    assert content["gemms"][0]["harm"] >= content["gemms"][-1]["harm"]
+    assert content["gemms"][0]["diagnosis"]["product"]["draws"] == 2
+
+
+def test_a_preset_and_the_table(text):
+    done = call("gpt-tiny", "--data", text, "--layers", "blocks.0.attention.out", *QUICK)
+    lines = done.stdout.splitlines()
+    assert any(
+        line.startswith("gpt-tiny, random initial weights of seed 0; mxfp4; 64 tokens") for line in lines
+    )
+    assert sum(line.startswith("blocks.0.attention.out") for line in lines) == 3
+    assert "of 3 GEMMs make" in done.stdout
+    assert "A prediction from one batch" in done.stdout
+
+
+def test_a_runs_checkpoint_with_its_own_recipe_and_another(tmp_path):
+    run = RunDir(tmp_path / "study" / "runs" / "run")
+    run.create(asdict(tiny_config(seed=1, steps=6)))
+    (tmp_path / "stop").touch()
+    task = task_of(run, tmp_path)
+    assert execute_run(task).state == "interrupted"
+    content = json.loads(call(str(run.path), *QUICK, "--draws", "2", "--json").stdout)
+    assert content["weights"] == "the checkpoint after step 1"
+    assert {one["gemm"] for one in content["gemms"]} == {"dgrad", "wgrad"}  # tseng's
+    other = json.loads(call(str(run.path), *QUICK, "--recipe", "te-hybrid-fp8-delayed", "--json").stdout)
+    assert {one["gemm"] for one in other["gemms"]} == {"fprop", "dgrad", "wgrad"}
+    (tmp_path / "stop").unlink()
+    assert execute_run(replace(task)).state == "finished"
+    assert fault(str(run.path)) == (
+        f"{run.path}: the run has no checkpoint (a run that has ended keeps none; stop one in its course)"
+    )
+
+
+def test_a_hugging_face_folder_without_weights_is_drawn(tmp_path, text):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    content = {
+        "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(content))
+    options = ("--data", text, "--layers", "*.down_proj", "--sequences", "2", "--device", "cpu", "--json")
+    found = json.loads(call(str(folder), *options).stdout)
+    assert found["tokens"] == 2 * 64  # no longer than the model's positions
+    assert {one["layer"] for one in found["gemms"]} == {"model.layers.0.mlp.down_proj"}
+
+
+def test_what_cannot_be_used_is_one_line(text, tmp_path, function):
+    assert fault("lama-tiny") == "no model 'lama-tiny' (did you mean 'llama-tiny'?)"
+    assert fault("llama-tiny", "--data", "no/where") == "--data: no such file or folder no/where"
+    assert fault("llama-tiny", "--recipe", "mxfp44") == (
+        "--recipe: unknown recipe 'mxfp44' (did you mean 'mxfp4'?)"
+    )
+    assert fault("llama-tiny", "--recipe", "{gemms: [").startswith("--recipe: is not YAML: ")
+    assert fault("llama-tiny", "--recipe", "{gems: [fprop]}").startswith("--recipe: gems: ")
+    assert fault("llama-tiny", "--recipe", "{stabiliser: sr}").startswith("--recipe: ")
+    assert fault(function, "--data", text, "--layers", "x.*", *QUICK) == (
+        "--layers: 'x.*' names no layer (layers: blocks.0, blocks.1, head, …)"
+    )
+    assert fault(function, "--data", text, "--recipe", "bf16", *QUICK).startswith("nothing is quantised")
+    assert "tokens of no known vocabulary" in fault("llama-tiny", "--data", "a.bin")
+    assert str(tmp_path) in fault(str(tmp_path))
+    short = tmp_path / "short.txt"
+    short.write_text("a few words only")
+    assert fault(function, "--data", str(short), *QUICK) == (
+        "--data: 17 tokens, but 2 sequences of 32 need one more than that "
+        "(lower --seq-len or --sequences, or name more text)"
+    )
+
+
+def harm(value):
+    return Harm(layer="l", gemm="fprop", draws=1, harm=value, random=0.0, loss_change=0.0, diagnosis=None)
+
+
+def test_the_finding_counts_what_makes_most_of_the_harm():
+    ranked = [harm(value) for value in (0.5, 0.3, 0.1, 0.1, -0.01, None)]
+    assert _finding(ranked) == "2 of 6 GEMMs make 80% of the predicted harm; first Fprop of l (50.00%)."
+    assert _finding([harm(None)]) == "No GEMM does any harm that is the same in every draw."
+
+
+def test_one_file_of_text_is_enough_and_read_from_its_beginning(function, tmp_path):
+    one = tmp_path / "one.txt"
+    one.write_text("abcdefgh" * 9)
+    rows = []
+    for data in (one, tmp_path / "same.jsonl"):
+        if data != one:
+            data.write_text(json.dumps({"text": one.read_text()}) + "\n")
+        rows.append(json.loads(call(function, "--data", str(data), *QUICK, "--json").stdout)["gemms"])
+    assert rows[0] == rows[1]

@@ -1,0 +1,280 @@
+"""Every figure against its definition, computed apart in numpy's float64."""
+
+import base64
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ablate.diagnose.noise import data_noise
+from ablate.diagnose.operand import operand_figures, shape_of
+from ablate.diagnose.product import product_figures, sketch_of
+from ablate.diagnose.sketch import sketch_cosine
+from ablate.numerics import Key, OperandPolicy, round_operand
+from ablate.numerics.quantize import on_grid
+
+KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_definition(exact, outputs):
+    y = exact.double().numpy()
+    errors = [output.double().numpy() - y for output in outputs]
+    energy = (y * y).sum()
+    mean_energy = np.mean([(e * e).sum() for e in errors])
+    found = {
+        "relative_error": math.sqrt(mean_energy / energy),
+        "gain": np.mean([((e + y) * y).sum() for e in errors]) / energy,
+        "cosine": np.mean([((e + y) * y).sum() / np.linalg.norm(e + y) / np.linalg.norm(y) for e in errors]),
+    }
+    if len(errors) > 1:
+        centre = np.mean(errors, axis=0)
+        variance = sum(((e - centre) ** 2).sum() for e in errors) / (len(errors) - 1)
+        found["bias_share"] = ((centre**2).sum() - variance / len(errors)) / mean_energy
+    return found
+
+
+@pytest.mark.parametrize("draws", [1, 2, 5])
+def test_a_products_figures_are_their_definitions(draws):
+    exact = normal(40, 24)
+    outputs = [(exact * 0.9 + 0.3 * normal(40, 24, seed=n + 1)).to(torch.bfloat16) for n in range(draws)]
+    found = product_figures(exact, iter(outputs), per_token=True)
+    assert found.draws == draws
+    for name, value in by_definition(exact, outputs).items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
+    if draws == 1:
+        assert found.bias_share == 1.0
+
+
+def test_the_bias_share_is_right_on_average_over_repeats():
+    """Errors made of a common part and fresh parts of known energies: the estimate has no bias of its own."""
+    exact, common = normal(64, 64), normal(64, 64, seed=1)
+    shares = []
+    for repeat in range(60):
+        outputs = [exact + common + 2 * normal(64, 64, seed=1000 + 7 * repeat + n) for n in range(3)]
+        shares.append(product_figures(exact, outputs, per_token=False).bias_share)
+    expected = common.square().mean().item() / (common.square().mean().item() + 4)
+    assert abs(np.mean(shares) - expected) < 5 * np.std(shares) / math.sqrt(len(shares)) + 1e-4
+
+
+@pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
+def test_what_is_not_defined_is_none(odd):
+    exact = torch.full((4, 8), odd)
+    found = product_figures(exact, [exact.clone(), exact.clone()], per_token=True)
+    assert (found.relative_error, found.gain, found.cosine, found.sketch) == (None,) * 4
+    assert found.bias_share is None
+    shape = shape_of(exact, (1, 8), 1)
+    assert set(dataclasses.asdict(shape).values()) == {None}
+
+
+def test_an_exact_product_has_no_error_and_no_bias():
+    exact = normal(8, 8)
+    found = product_figures(exact, [exact.clone()], per_token=False)
+    assert (found.relative_error, found.gain, found.bias_share, found.sketch) == (0.0, 1.0, None, None)
+    assert found.cosine == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("count", [3, 512, 40_000])
+def test_the_sketches_cosine_is_that_of_the_tensors(count):
+    a = normal(count)
+    for weight in (0.0, 0.5, 0.9, 1.0):
+        b = weight * a + math.sqrt(1 - weight**2) * normal(count, seed=2)
+        true = torch.nn.functional.cosine_similarity(a, b, dim=0).item()
+        found = sketch_cosine(sketch_of(a), sketch_of(b))
+        spread = 0.0 if count <= 512 else (1 - true**2) / math.sqrt(512)
+        assert abs(found - true) < 5 * spread + 0.02
+    assert len(base64.b64decode(sketch_of(a))) == 512
+
+
+def test_a_damaged_sketch_says_nothing():
+    good = sketch_of(normal(600))
+    assert sketch_cosine(good, good[:40]) is None
+    assert sketch_cosine(good, "no base64!") is None
+
+
+@pytest.mark.parametrize("sequences", [2, 4, 8])
+def test_noise_and_signal_of_gradients_with_known_ones(sequences):
+    """Each sequence's gradient is G + noise of covariance I in 400 dimensions."""
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=400)
+    parts = min(sequences, 4)
+    found = []
+    for _ in range(300):
+        each = signal + rng.normal(size=(sequences, 400))
+        contributions = [part.sum(0) / sequences for part in np.split(each, parts)]
+        total = sum(contributions)
+        found.append(data_noise([c @ c for c in contributions], total @ total, sequences))
+    noise = [one.noise_energy for one in found]
+    true = [one.signal_energy for one in found]
+    error = 5 / math.sqrt(len(found))
+    assert abs(np.mean(noise) - 400 / sequences) < error * np.std(noise)
+    assert abs(np.mean(true) - signal @ signal) < error * np.std(true)
+    assert np.median([one.scale_sequences for one in found]) == pytest.approx(
+        400 / (signal @ signal), rel=0.1
+    )
+
+
+def test_no_noise_scale_without_two_parts_or_without_signal():
+    assert data_noise([2.0], 2.0, 1) is None
+    assert data_noise([], 0.0, 1) is None
+    assert data_noise([math.nan, 1.0], 2.0, 2) is None
+    assert data_noise([1.0, 1.0], 1.0, 2).scale_sequences is None  # noise explains all of it
+
+
+def measured(x, policy, axis=1, key=KEY):
+    done = round_operand(x, policy, axis=axis, key=key)
+    quantised = done.values.float() * done.descale
+    grid = on_grid(x, policy, axis=axis, key=key)
+    last = x.float() if axis == 1 else x.float().t()
+    return operand_figures(grid, quantised if axis == 1 else quantised.t(), last, channels=axis), quantised
+
+
+FLOOR = OperandPolicy(format="mxfp4")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_shares_of_a_floor_scale_by_their_definitions(axis):
+    x = (normal(64, 96) * torch.logspace(-3, 1, 96)).to(torch.bfloat16)
+    x[:, 5] = 0
+    found, quantised = measured(x, FLOOR, axis)
+    v = x.double().numpy() if axis == 1 else x.double().numpy().T
+    q = quantised.double().numpy() if axis == 1 else quantised.double().numpy().T
+    blocks = v.reshape(-1, 32)
+    amax = np.abs(blocks).max(1, keepdims=True)
+    scale = 2.0 ** (np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2)
+    there = blocks != 0
+    scaled = np.abs(blocks) / scale
+    assert found.clipped == pytest.approx((there & (scaled > 6)).sum() / there.sum())
+    assert found.underflowed == pytest.approx((there & (scaled < 0.5)).sum() / there.sum())
+    assert found.zeroed == pytest.approx((there & (q.reshape(-1, 32) == 0)).sum() / there.sum())
+    assert 0 < found.clipped < 0.1 < found.underflowed
+    assert found.gain == pytest.approx((q * v).sum() / (v * v).sum(), rel=1e-5)
+    assert found.relative_error == pytest.approx(np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5)
+    by_position = (q * v).reshape(-1, 32).sum(0) / np.where(there.any(0), (v * v).reshape(-1, 32).sum(0), 1)
+    assert [g for g in found.gain_by_position if g is not None] == pytest.approx(
+        by_position[there.any(0)].tolist(), rel=1e-5
+    )
+    exponents = np.sort(np.log2(scale[amax > 0]))
+    # A block of zeros has scale byte 0, 2^-127.
+    assert found.log2_scale[-1] == exponents[-1]
+    assert found.log2_scale[2] in exponents
+    rms = np.sqrt((blocks**2).mean(1))
+    crest = (amax[:, 0] / np.where(rms > 0, rms, 1))[rms > 0]
+    assert found.after.crest_median == pytest.approx(np.median(crest), rel=0.02)
+    assert found.before == found.after
+
+
+def test_channel_means_and_outlier_channels():
+    x = normal(4096, 64)
+    x[:, 7] *= 20
+    x[:, 9] += 3
+    found = shape_of(x, (1, 32), 1)
+    v = x.double().numpy()
+    assert found.mean_share == pytest.approx(4096 * (v.mean(0) ** 2).sum() / (v * v).sum(), rel=1e-4)
+    rms = np.sqrt((v * v).mean(0))
+    assert found.outlier_share == pytest.approx(1 / 64)
+    assert found.outlier_max == pytest.approx(rms.max() / np.median(rms), rel=0.02)
+    assert shape_of(x.t().contiguous(), (1, 32), 0).mean_share == pytest.approx(found.mean_share, rel=1e-5)
+
+
+def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
+    """The case in which a deterministic Hadamard makes quantising harder (facts of the field's re-tests)."""
+    x = (0.1 * normal(256, 32) + 1).to(torch.bfloat16)
+    found, _ = measured(x, dataclasses.replace(FLOOR, hadamard=16), axis=0)
+    assert found.before.mean_share > 0.98
+    assert found.after.mean_share == pytest.approx(1 / 16, abs=0.01)
+    assert found.after.crest_median > 2 * found.before.crest_median
+
+
+POLICIES = {
+    "mxfp4": FLOOR,
+    "prescaled": dataclasses.replace(FLOOR, rounding="stochastic", prescale=0.75),
+    "rht": dataclasses.replace(FLOOR, hadamard=32, signs="step"),
+    "quest": dataclasses.replace(FLOOR, scale="quest"),
+    "tile": dataclasses.replace(FLOOR, block="32x32"),
+    "nvfp4": OperandPolicy(format="nvfp4"),
+    "four_six": OperandPolicy(format="nvfp4", scale="four_six"),
+    "eden": OperandPolicy(format="nvfp4", scale="ms_eden", hadamard=32, signs="step"),
+    "mxfp8": OperandPolicy(format="mxfp8"),
+    "fp8": OperandPolicy(format="fp8_e4m3"),
+    "fp8 rows": OperandPolicy(format="fp8_e4m3", scale="row"),
+    "fp4 searched": OperandPolicy(format="fp4_e2m1", scale="searched"),
+    "e3m0": OperandPolicy(format="mxfp4_e3m0"),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", POLICIES)
+def test_on_the_grid_every_format_rounds_to_what_it_becomes(name, axis):
+    """Scales times the rounded scaled values are the dequantised operand."""
+    from ablate.numerics.formats import round_nearest
+    from ablate.numerics.quantize import from_blocks, to_blocks
+
+    policy = POLICIES[name]
+    x = normal(64, 128).to(torch.bfloat16)
+    grid = on_grid(x, policy, axis=axis, key=KEY)
+    done = round_operand(x, policy, axis=axis, key=KEY)
+    dequantised = done.contraction_last.float() * done.descale
+    scales = grid.scales.view(-1, 1, 1).expand(-1, *grid.block)
+    up = from_blocks(scales.contiguous(), grid.rotated.shape) / policy.prescale
+    assert torch.allclose(grid.scaled * up, grid.rotated, rtol=1e-5, atol=1e-6)
+    units = dequantised / up
+    if policy.rounding == "nearest":
+        again = round_nearest(grid.scaled, grid.element)
+        same = (units - again).abs() <= 1e-3 * again.abs().clamp(min=1)
+        assert same.float().mean() > (0.9 if name == "eden" else 0.999)
+    assert to_blocks(grid.scaled, grid.block).shape[0] == grid.scales.numel()
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_prescaled_values_never_clip(rounding):
+    x = normal(128, 128).to(torch.bfloat16)
+    clipped = [
+        measured(x, dataclasses.replace(FLOOR, rounding="stochastic", prescale=prescale))[0].clipped
+        for prescale in (1.0, 0.75)
+    ]
+    assert clipped[0] > 0.005
+    assert clipped[1] == 0.0
+
+
+def test_high_precision_has_no_grid():
+    with pytest.raises(ValueError, match="bf16 has no grid"):
+        on_grid(normal(4, 4), OperandPolicy(), axis=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    blocks=st.integers(1, 3),
+    odd=st.sampled_from([None, 0.0, math.nan, math.inf, 1e38, 1e-40]),
+    name=st.sampled_from(["mxfp4", "prescaled", "nvfp4", "fp8", "mxfp8"]),
+    everywhere=st.booleans(),
+)
+def test_whatever_the_operand_every_figure_is_a_finite_number_or_none(rows, blocks, odd, name, everywhere):
+    x = normal(rows, 32 * blocks)
+    if odd is not None:
+        x = (
+            torch.full_like(x, odd)
+            if everywhere
+            else x.index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(odd))
+        )
+    found, _ = measured(x, POLICIES[name])
+
+    def numbers(value):
+        if isinstance(value, dict):
+            return [n for item in value.values() for n in numbers(item)]
+        if isinstance(value, (list, tuple)):
+            return [n for item in value for n in numbers(item)]
+        return [value]
+
+    for number in numbers(dataclasses.asdict(found)):
+        assert number is None or math.isfinite(number)
+    for share in (found.clipped, found.underflowed, found.zeroed):
+        assert share is None or 0 <= share <= 1
