@@ -78,6 +78,12 @@ def test_the_worst_comes_first_and_nothing_is_left_behind():
     assert np.array_equal(before, after)
 
 
+def test_a_layer_is_quantised_alone_whichever_came_before():
+    _, found = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
+    _, alone = harms({"gemms": ALL}, [DOWN])
+    assert {one.gemm: one.harm for one in found if one.layer == DOWN} == {one.gemm: one.harm for one in alone}
+
+
 def test_layers_that_stay_in_high_precision_have_no_cells():
     trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
     cells = cells_of(trainee, list(trainee.state.places), draws=2)

@@ -173,3 +173,16 @@ def test_odd_tensors_give_figures_that_are_none(odd):
     assert found["fprop"].product.relative_error > 0
     assert found["wgrad"].product.relative_error is None
     assert found["wgrad"].product.bias_share is None
+
+
+def test_a_channel_is_a_feature_in_whichever_gemm_it_stands():
+    tapped = tapped_of(layer_of({"gemms": ALL}))
+    tapped.x[:, 5] *= 30
+    tapped.dy[:, 7] *= 30
+    found = {one.gemm: one.operands for one in diagnose_layer(tapped, draws=2)}
+    for name, gemms in (("x", ("fprop", "wgrad")), ("dy", ("dgrad", "wgrad"))):
+        shares = [found[gemm][name].before for gemm in gemms]
+        features = tapped.x.shape[1] if name == "x" else tapped.dy.shape[1]
+        assert [one.outlier_share for one in shares] == [pytest.approx(1 / features)] * 2
+        assert shares[0].mean_share == pytest.approx(shares[1].mean_share, rel=1e-4)
+    assert found["dgrad"]["w"].before.outlier_share == 0
