@@ -1,7 +1,8 @@
 """A search as it is planned: one plan for each budget, and each recipe's step time on the hardware. Pure.
 
-The step time is *modelled* (``speed.token_time``), relative to the baseline's; nothing is measured here. A
-recipe with a format that the hardware has no unit for is dropped with that reason.
+The step time is *modelled* (``speed``), relative to the baseline's, as the mean over a run of the last
+budget, whose phases may differ; nothing is measured here. A recipe with a format that the hardware has no
+unit for is dropped with that reason.
 
 How it fails: ``UserError`` where the baseline itself has no time on the hardware, and where the trials are
 fewer than the recipes to start from.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ablate.errors import Problem, UserError
 from ablate.plan.plan import Plan, build_plan
-from ablate.plan.speed import LLAMA_8B, token_time, workload_of
+from ablate.plan.speed import LLAMA_8B, mean_token_time, workload_of
 from ablate.spec.study import DroppedCell
 
 if TYPE_CHECKING:
@@ -93,19 +94,19 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
     work = LLAMA_8B
     if search.shapes == "study":
         work = workload_of(baseline.model, baseline.vocab_size, baseline.training)
-    against = token_time(work, baseline.recipe, search.hardware)
+    against = mean_token_time(work, baseline.recipe, search.hardware, search.budgets[-1])
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
         hint = f"'{baseline.name}' is {baseline.recipe_text}"
         raise UserError(_problem(study, search, "hardware", what, hint))
     times, dropped = {}, []
     for arm in plan.arms:
-        found = token_time(work, arm.recipe, search.hardware)
+        found = mean_token_time(work, arm.recipe, search.hardware, search.budgets[-1])
         if found is None:
             reason = f"{search.hardware} has no unit for one of its formats"
             dropped.append(DroppedCell(name=arm.name, reason=reason))
         else:
-            times[arm.name] = found.total / against.total
+            times[arm.name] = found / against
     return times, tuple(dropped)
 
 

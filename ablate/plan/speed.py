@@ -19,14 +19,15 @@ unknown hardware is a ``KeyError``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.architecture import LinearLayer, layer_places, linear_layers
 from ablate.config import ModelConfig, TrainingConfig
 from ablate.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
-from ablate.recipes.place import stages
+from ablate.recipes.place import LayerPlace, stages
 from ablate.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ MEMORY_SHARE = 0.8
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
 
+_UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
+"""A layer that no rule names."""
 _BF16_BYTES = 2.0
 _BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
@@ -148,6 +151,24 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
         rest_backward=backward,
         optimizer=parameters * _ADAM_BYTES / _rate(peaks.memory, MEMORY_SHARE) / tokens,
     )
+
+
+def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
+    """Return modelled seconds a token over a whole run, each phase by its share of the run's tokens.
+
+    None without the units for any of the phases.
+    """
+    phases = stages(replace(recipe, rules=()), _UNNAMED)
+    starts = [*(phase.start(total_tokens) for phase in phases), total_tokens]
+    total = 0.0
+    for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
+        now = phase.recipe
+        whole = replace(recipe, fprop=now.fprop, dgrad=now.dgrad, wgrad=now.wgrad, phases=())
+        found = token_time(work, whole, hardware)
+        if found is None:
+            return None
+        total += found.total * (end - start) / total_tokens
+    return total
 
 
 def fp4_share(work: Workload, recipe: Recipe) -> float:

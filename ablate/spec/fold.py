@@ -1,15 +1,19 @@
 """From drafts to arms: build each, check it, and fold what is another arm under a second name.
 
 Two named arms that are one configuration are a mistake; cells of a grid that coincide are a matter of
-course (no FP4 GEMM has no Hadamard size), and are listed, not run twice.
+course (no FP4 GEMM has no Hadamard size), and are listed, not run twice. What counts of a recipe is what each
+layer of the model follows when: rules and phases that change nothing make no other arm.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ablate.architecture import model_places
 from ablate.config import canonical_json
 from ablate.recipes import SenselessRecipe
+from ablate.recipes.place import Stage, stages
 from ablate.spec.checks import ArmChecks
 from ablate.spec.merge import SectionBuilder
 from ablate.spec.sections import SECTIONS
@@ -19,6 +23,7 @@ from ablate.spec.study import DroppedCell, FoldedCell, ResolvedArm
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ablate.config import ModelConfig
     from ablate.recipes import Recipe
     from ablate.spec.faults import Faults
     from ablate.spec.grid import Cell
@@ -45,6 +50,7 @@ class ArmCollector:
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
         self._texts: dict[int, tuple[Any, str]] = {}
+        self._effects: dict[tuple[int, int], tuple[ModelConfig, Recipe, str]] = {}
         self._shapes = Shapes()
 
     def add_named(self, draft: Draft) -> None:
@@ -128,10 +134,43 @@ class ArmCollector:
         )
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
-        parts = (arm.model, arm.data, arm.training, arm.recipe)
-        return (arm.backend, arm.trainer or "", *(self._text(part) for part in parts))
+        parts = (arm.model, arm.data, arm.training)
+        recipe = self._recipe_text(arm.model, arm.recipe)
+        return (arm.backend, arm.trainer or "", recipe, *(self._text(part) for part in parts))
+
+    def _recipe_text(self, model: ModelConfig, recipe: Recipe) -> str:
+        if not (model.is_built_in and (recipe.rules or recipe.phases)):
+            return self._text(recipe)
+        key = (id(model), id(recipe))
+        if key not in self._effects:
+            self._effects[key] = (model, recipe, canonical_json(_effect(model, recipe)))
+        return self._effects[key][2]
 
     def _text(self, section: Any) -> str:
         if id(section) not in self._texts:  # sections are shared: each is written out once
             self._texts[id(section)] = (section, canonical_json(section))
         return self._texts[id(section)][1]
+
+
+@dataclass(frozen=True)
+class _LayerStages:
+    """What each layer of a model follows, by its name, in order of the starts."""
+
+    layers: dict[str, tuple[Stage, ...]]
+
+
+def _effect(model: ModelConfig, recipe: Recipe) -> Recipe | _LayerStages:
+    """Return what a recipe comes to in a model: without rules and phases where they change nothing."""
+    plain = replace(recipe, rules=(), phases=())
+    effects = []
+    for one in (recipe, plain):
+        layers = {name: _merged(stages(one, place)) for name, place in model_places(model).items()}
+        effects.append(_LayerStages(layers))
+    return plain if effects[0] == effects[1] else effects[0]
+
+
+def _merged(followed: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Leave out stages that go on with what was followed before."""
+    return tuple(
+        stage for i, stage in enumerate(followed) if i == 0 or stage.recipe != followed[i - 1].recipe
+    )

@@ -52,6 +52,25 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     assert found.arm(90_000, "tseng").training.tokens == 90_000
 
 
+def test_the_time_of_a_recipe_with_phases_is_that_of_its_whole_run(study):
+    text = SEARCH.format(hardware="B200", shapes="llama-8b", trials=4, baseline="bf16")
+    phase = "recipe: {gemms: [fprop], phases: [{from_fraction: 0.8, recipe: bf16}]}"
+    times = plan_search(study(text.replace("recipe: tseng", phase))).times
+    assert times["tseng"] == pytest.approx(0.8 * times["F none"] + 0.2)
+    assert times["F none"] < 1
+
+
+def test_rules_and_phases_that_change_nothing_make_no_other_recipe(study):
+    text = SEARCH.format(hardware="B200", shapes="llama-8b", trials=4, baseline="bf16")
+    factors = """\
+    recipe.layers: {all: [], last: [{last: 1, recipe: bf16}]}
+    recipe.phases: {whole: [], end: [{from_fraction: 0.8, recipe: bf16}]}
+"""
+    found = plan_search(study(text.replace("search: {", factors + "search: {")))
+    assert [arm.name for arm in found.plans[0].arms if arm.name.startswith("none")] == []
+    assert len([arm for arm in found.plans[0].arms if arm.name.startswith("F")]) == 8
+
+
 def test_the_time_is_the_models_over_the_baselines(planned):
     times = planned().times
     expected = [token_time(LLAMA_8B, recipe, "B200").total for recipe in (PRESETS["tseng"].recipe, Recipe())]
