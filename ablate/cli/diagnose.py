@@ -134,7 +134,8 @@ def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None
             keep="\n",
         )
     )
-    header = ("layer", "GEMM", "predicted harm", "random", "loss", "output error", "gain", "bias share")
+    # Short words: with those of one column longer, names of layers would break on 80 places.
+    header = ("layer", "GEMM", "harm", "random", "loss", "error", "gain", "bias")
     rows = [
         (
             one.layer, one.gemm.capitalize(), _percent(one.harm), _percent(one.random),
@@ -146,8 +147,9 @@ def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None
     click.echo(format_table(header, rows, width=width))
     click.echo(f"\n{_finding(ranked)}")
     click.echo(
-        "Predicted harm and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
-        "change in nats per token. A prediction from one batch: `ablate run` says what training makes of it."
+        "Harm (predicted) and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
+        "change in nats per token. Error, gain and the error's bias share: of the GEMM's output. A "
+        "prediction from one batch: `ablate run` says what training makes of it."
     )
 
 

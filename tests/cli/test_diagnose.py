@@ -83,7 +83,8 @@ def test_a_users_model_on_a_users_text(function, text, tmp_path):
     assert content["gemms"][0]["diagnosis"]["product"]["draws"] == 2
 
 
-def test_a_preset_and_the_table(text):
+def test_a_preset_and_the_table(text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     done = call("gpt-tiny", "--data", text, "--layers", "blocks.0.attention.out", *QUICK)
     lines = done.stdout.splitlines()
     assert any(
