@@ -37,12 +37,16 @@ class ComparedArm:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two studies. ``differs`` maps what they differ in to (A's, B's) value, as text."""
+    """Two studies. ``differs`` maps what they differ in to (A's, B's) value, as text.
+
+    ``coverage``: of the intervals, in words; with a stop rule in either study they are repeated ones.
+    """
 
     left: str
     right: str
     arms: tuple[ComparedArm, ...]
     differs: Mapping[str, tuple[str, str]]
+    coverage: str
 
 
 def compare(
@@ -66,16 +70,23 @@ def compare(
         for name in dict.fromkeys((*arms, *others))
     )
     shown = names or (left.study, right.study)
-    return Comparison(left=shown[0], right=shown[1], arms=compared, differs=_differences(left, right, frames))
+    rules = [one.rule for one in (left, right) if one.rule is not None and one.rule.hopeless is not None]
+    return Comparison(
+        left=shown[0],
+        right=shown[1],
+        arms=compared,
+        differs=_differences(left, right, frames),
+        coverage=words.coverage(rules[0] if rules else None),
+    )
 
 
 def compare_table(comparison: Comparison) -> Table:
     """Return the comparison as text in cells."""
     return Table(
         caption=(
-            "Token cost of each arm in both studies, with its 95\u00a0% interval, and the ratio of (1 + "
-            f"token cost) in {comparison.right} over {comparison.left}, minus one: above zero the arm costs "
-            "more there."
+            f"Token cost of each arm in both studies, with its {comparison.coverage} interval, and the ratio "
+            f"of (1 + token cost) in {comparison.right} over {comparison.left}, minus one: above zero the "
+            "arm costs more there."
         ),
         columns=("Arm", comparison.left, comparison.right, "Ratio"),
         rows=tuple(

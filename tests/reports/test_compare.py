@@ -13,7 +13,7 @@ from synthetic_study import build_study, line, smooth_curve
 from ablate.cli import cli
 from ablate.errors import UserError
 from ablate.reports import analyse, load_frames
-from ablate.reports.compare import compare
+from ablate.reports.compare import compare, compare_table
 
 
 def study(folder, name, cost, seed, seeds=5, **more):
@@ -52,6 +52,18 @@ def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
     expected = np.expm1([difference, difference - half, difference + half])
     assert [arm.ratio.estimate, arm.ratio.low, arm.ratio.high] == pytest.approx(list(expected))
     assert arm.ratio.low > 0
+
+
+def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
+    rule = {"diverged": None, "hopeless": {"cost_above": 0.5, "spending": "pocock", "looks": [2, 5]}}
+    left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.05, 2)
+    plain = both(left, right)
+    right.write_plan(right.plan() | {"stop": rule})
+    ruled = both(left, right)
+    assert "with its 95\u00a0% interval" in compare_table(plain).caption
+    assert "with its repeated 95\u00a0% interval" in compare_table(ruled).caption
+    widths = [found.arms[0].ratio.high - found.arms[0].ratio.low for found in (plain, ruled)]
+    assert widths[0] < widths[1]
 
 
 def test_a_study_against_its_like_differs_in_nothing(tmp_path):
