@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ablate.reports.bootstrap import bootstrap_cost
 from ablate.reports.comparable import SetApart, find_set_apart
 from ablate.reports.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
-from ablate.reports.crossing import End, Outcome, Rule, outcome, target_loss
 from ablate.reports.effects import Effects, factor_effects
+from ablate.reports.ends import Target, number_in, run_ends, stopped_arms, target_of, unused_places
 from ablate.reports.intervals import ALPHA, Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.power import Power, power_of
@@ -37,32 +36,23 @@ from ablate.reports.speed import (
     share_in_fp4,
 )
 from ablate.reports.steps import Step, find_steps
-from ablate.reports.stopping import Stopped, StopRule, alpha_of, decide, read_rule
+from ablate.reports.stopping import Stopped, StopRule, alpha_of, read_rule
 from ablate.reports.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.sweep import Sweep, target_sweep
 from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
 from ablate.reports.tuning import Tuned, pending, split_frames, tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ablate.config import RunConfig
+    from ablate.reports.crossing import End, Outcome, Rule
     from ablate.reports.load import StudyFrames
 
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The target as declared, and as a validation loss in nats per token."""
-
-    kind: str
-    value: float
-    val_loss: float
-    rule: Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,13 +212,13 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run_id: found for found in set_apart}
-    target = _target(plan)
+    target = target_of(plan)
     paired = bool(plan.get("paired_seeds", False))
     outcomes: dict[str, list[Outcome]] = {}
     curves: dict[str, list[Curve]] = {}
     results: dict[str, list[RunResult]] = {}
     whole_steps = {entry["name"]: entry.get("tokens") for entry in plan["arms"]}
-    for row, tokens, loss, end in _ends(frames, target, apart):
+    for row, tokens, loss, end in run_ends(frames, target, apart):
         run_id, arm = str(row["run_id"]), str(row["arm"])
         outcomes.setdefault(arm, []).append(end)
         results.setdefault(arm, []).append(
@@ -237,7 +227,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 end,
                 (tokens, loss),
                 frames.environments,
-                budget=int(whole_steps[arm] or _number(row["budget_tokens"]) or 0),
+                budget=int(whole_steps[arm] or number_in(row["budget_tokens"]) or 0),
             )
         )
         # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
@@ -247,8 +237,8 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             )
     base = plan["baseline"]
     rule = read_rule(plan)
-    stops = _stopped_arms(plan, outcomes)
-    unused = {arm: _unused(outcomes[arm], stop) for arm, stop in stops.items()}
+    stops = stopped_arms(plan, outcomes)
+    unused = {arm: unused_places(outcomes[arm], stop) for arm, stop in stops.items()}
     for arm, places in unused.items():
         left_out = {results[arm][i].run_id for i in places}
         outcomes[arm] = [run for i, run in enumerate(outcomes[arm]) if i not in places]
@@ -306,7 +296,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         for entry in plan["arms"]
     )
     every = tuple(curve for entry in plan["arms"] for curve in curves.get(entry["name"], []))
-    ended = [value for row in frames.runs["ended_unix"] if (value := _number(row)) is not None]
+    ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     return Analysis(
         study=plan["study"],
         description=plan.get("description"),
@@ -368,85 +358,6 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     )
 
 
-def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
-    """Return the ids of the runs that the study's stop rule does not need, each with the reason.
-
-    Of a study whose arms were tuned a run that is in both comparisons is needed if either needs it.
-    """
-    parts = split_frames(frames) or (frames,)
-    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
-    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
-    return {
-        run_id: reason
-        for run_id, reason in reasons.items()
-        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
-    }
-
-
-def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
-    """Return the runs that one comparison does not need, each with the reason."""
-    plan = frames.plan
-    apart = {found.run_id for found in find_set_apart(frames, plan.get("waive") or ())}
-    outcomes: dict[str, list[Outcome]] = {}
-    ids: dict[str, list[str]] = {}
-    for row, _, _, end in _ends(frames, _target(plan), apart):
-        outcomes.setdefault(str(row["arm"]), []).append(end)
-        ids.setdefault(str(row["arm"]), []).append(str(row["run_id"]))
-    return {
-        ids[arm][place]: stop.reason
-        for arm, stop in _stopped_arms(plan, outcomes).items()
-        for place in sorted(_unused(outcomes[arm], stop))
-    }
-
-
-def _target(plan: Mapping[str, Any]) -> Target:
-    return Target(
-        kind=plan["target"]["kind"],
-        value=float(plan["target"]["value"]),
-        val_loss=target_loss(plan["target"]["kind"], float(plan["target"]["value"])),
-        rule=plan["target"].get("crossing", "confirmed"),
-    )
-
-
-def _ends(
-    frames: StudyFrames, target: Target, apart: Collection[str]
-) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, Outcome]]:
-    """Yield each run's row, the tokens and losses of its evaluations, and how it ended."""
-    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
-    for row in frames.runs.to_dict("records"):
-        run_id = str(row["run_id"])
-        group = evals.get(run_id)
-        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
-        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
-        end = outcome(
-            seed=int(row["seed"]),
-            state="set apart" if run_id in apart else str(row["state"]),
-            tokens=tokens,
-            loss=loss,
-            target=target.val_loss,
-            rule=target.rule,
-            budget_tokens=_number(row["budget_tokens"]) or 0.0,
-        )
-        yield {str(key): value for key, value in row.items()}, tokens, loss, end
-
-
-def _stopped_arms(plan: Mapping[str, Any], outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
-    """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
-    rule = read_rule(plan)
-    if rule is None:
-        return {}
-    never = frozenset(entry["name"] for entry in plan["arms"] if entry.get("again"))
-    paired = bool(plan.get("paired_seeds", False))
-    return decide(outcomes, rule, baseline=plan["baseline"], never=never, paired=paired)
-
-
-def _unused(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
-    """Return the places of a stopped arm's runs that count for nothing."""
-    if stop.seeds is not None:
-        return frozenset(range(stop.seeds, len(outcomes)))
-    return frozenset(i for i, run in enumerate(outcomes) if run.end == "missing")
-
-
 def _all_ended(runs: Sequence[RunResult]) -> bool:
     """Tell whether no run is still to come: failed ones are not, unless somebody asks for them again."""
     return all(run.state in ("finished", "diverged", "failed") for run in runs)
@@ -459,11 +370,6 @@ def _effects(stops: Mapping[str, Stopped], rows: Sequence[tuple[Mapping[str, Any
     return factor_effects(rows)
 
 
-def _number(value: Any) -> float | None:
-    """Return a number out of a data frame's cell, None where it is empty."""
-    return None if value is None or pd.isna(value) else float(value)
-
-
 def _run_result(
     row: dict[str, Any],
     end: Outcome,
@@ -474,7 +380,7 @@ def _run_result(
 ) -> RunResult:
     evaluated, loss = curve
     devices = environments.get(str(row["run_id"]), {}).get("world_size")
-    started, ended = _number(row["started_unix"]), _number(row["ended_unix"])
+    started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
     mode = row["backend_mode"]
     return RunResult(
         run_id=str(row["run_id"]),
@@ -490,7 +396,7 @@ def _run_result(
         last_loss=float(loss[-1]) if len(loss) else None,
         message=row["message"] if isinstance(row["message"], str) else None,
         seconds=ended - started if started is not None and ended is not None else None,
-        tokens_per_sec=_number(row["tokens_per_sec"]),
+        tokens_per_sec=number_in(row["tokens_per_sec"]),
         devices=devices if isinstance(devices, int) and devices > 0 else 1,
         backend_mode=mode if isinstance(mode, str) else None,
     )

@@ -11,14 +11,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from ablate.reports.analyse import unneeded_runs
+from ablate.reports.comparable import find_set_apart
+from ablate.reports.ends import run_ends, stopped_arms, target_of, unused_places
 from ablate.reports.load import load_frames
 from ablate.reports.stopping import read_rule
+from ablate.reports.tuning import split_frames
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ablate.reports.crossing import Outcome
+    from ablate.reports.load import StudyFrames
     from ablate.store import State, StudyStore
 
 
@@ -63,3 +67,34 @@ class Unneeded:
 
     def _ended_in_front(self, runs: list[str]) -> int:
         return next((n for n, run_id in enumerate(runs) if run_id not in self._ended), len(runs))
+
+
+def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
+    """Return the ids of the runs that the study's stop rule does not need, each with the reason.
+
+    Of a study whose arms were tuned a run that is in both comparisons is needed if either needs it.
+    """
+    parts = split_frames(frames) or (frames,)
+    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
+    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
+    return {
+        run_id: reason
+        for run_id, reason in reasons.items()
+        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
+    }
+
+
+def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
+    """Return the runs that one comparison does not need, each with the reason."""
+    plan = frames.plan
+    apart = {found.run_id for found in find_set_apart(frames, plan.get("waive") or ())}
+    outcomes: dict[str, list[Outcome]] = {}
+    ids: dict[str, list[str]] = {}
+    for row, _, _, end in run_ends(frames, target_of(plan), apart):
+        outcomes.setdefault(str(row["arm"]), []).append(end)
+        ids.setdefault(str(row["arm"]), []).append(str(row["run_id"]))
+    return {
+        ids[arm][place]: stop.reason
+        for arm, stop in stopped_arms(plan, outcomes).items()
+        for place in sorted(unused_places(outcomes[arm], stop))
+    }

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.analyse import ArmResult, Target
+    from ablate.reports.analyse import ArmResult
     from ablate.reports.cost import Cost
+    from ablate.reports.ends import Target
     from ablate.reports.intervals import Interval
     from ablate.reports.stopping import StopRule
     from ablate.reports.timing import RunTiming, Throughput

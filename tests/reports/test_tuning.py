@@ -10,8 +10,9 @@ from synthetic_study import line, resolved_recipe
 
 from ablate.errors import UserError
 from ablate.reports import write_report
-from ablate.reports.analyse import analyse, unneeded_runs
+from ablate.reports.analyse import analyse
 from ablate.reports.load import load_frames
+from ablate.reports.unneeded import unneeded_runs
 
 # arm: learning rate, GEMMs in FP4, losses at its seeds half-way; a lower one reaches the target sooner
 ARMS = {
