@@ -80,6 +80,24 @@ def test_the_same_command_again_runs_nothing(finished):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_another_study_takes_the_runs_that_are_its_own_too(finished):
+    folder, _ = finished
+    named = STUDY.replace("name: small", "name: other").replace("  all three:", "  by another name:")
+    (folder / "other.yaml").write_text(named.replace("seeds: 2", "seeds: [1]"))
+    planned = ablate(folder, "plan", "other.yaml").stdout
+    assert "2 taken from small: same configuration, same code" in planned
+    assert "2 (2 done)" in planned
+    assert not (folder / "runs/other").exists()
+    done = ablate(folder, "run", "other.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 to run, 0 of those asked for have ended before, 2 taken from small" in done.stdout
+    report = json.loads((folder / "runs/other/report/report.json").read_text())
+    assert [(arm["name"], arm["n"]) for arm in report["arms"]] == [("bf16", 1), ("by another name", 1)]
+    for path in folder.glob("runs/other/runs/*/metrics.jsonl"):
+        assert path.read_bytes() == (folder / "runs/small/runs" / path.parent.name / path.name).read_bytes()
+    assert "0 to run, 2 of those asked for have ended before." in ablate(folder, "run", "other.yaml").stdout
+
+
 def test_status_tells_machines_and_people(finished):
     folder, _ = finished
     answer = json.loads(ablate(folder, "status", "small", "--json").stdout)

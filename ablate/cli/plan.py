@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.cli.common import parse_prices, storage_option
+from ablate.cli.ready import taken_text
 from ablate.cli.table import format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ablate.architecture import LinearLayer
     from ablate.plan import Estimate, Plan, PlannedArm, Progress
     from ablate.plan.layers import LayerGroup
     from ablate.recipes import Recipe
+    from ablate.store import StudyStore
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
@@ -86,7 +88,7 @@ def command(
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, usd)
-    progress = read_progress(plan, store)
+    progress, elsewhere = _with_neighbours(plan, store, read_progress(plan, store))
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else None
     if as_json:
@@ -100,7 +102,7 @@ def command(
     else:
         width = max(80, shutil.get_terminal_size((100, 24)).columns)
         on_hardware_lines = hardware_text(plan, named, usd, width) if named else []
-        show(plan, progress, costs, all_runs=all_runs, on_hardware=on_hardware_lines)
+        show(plan, progress, costs, all_runs=all_runs, on_hardware=on_hardware_lines, elsewhere=elsewhere)
         if layers:
             click.echo("\n" + _layers_table(plan))
         for arm, found in zip(plan.arms, tried or (), strict=False):
@@ -110,6 +112,19 @@ def command(
             )
     if plan.missing:
         raise UserError(*plan.missing)
+
+
+def _with_neighbours(plan: Plan, store: StudyStore, progress: Progress) -> tuple[Progress, dict[str, str]]:
+    """Count results of other studies in the storage, which a run would take; return whose each is, too."""
+    from dataclasses import replace
+
+    from ablate.execute.reuse import find_elsewhere
+
+    to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
+    found = find_elsewhere(store, to_do)
+    there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
+    studies = {run_id: neighbour.path.name for run_id, neighbour in found.items()}
+    return replace(progress, states=progress.states | there), studies
 
 
 def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
@@ -150,9 +165,18 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
 
 
 def show(
-    plan: Plan, progress: Progress, costs: Estimate, *, all_runs: bool, on_hardware: Iterable[str] = ()
+    plan: Plan,
+    progress: Progress,
+    costs: Estimate,
+    *,
+    all_runs: bool,
+    on_hardware: Iterable[str] = (),
+    elsewhere: Mapping[str, str] | None = None,
 ) -> None:
-    """Print a plan for people; ``on_hardware``: lines about named hardware, after the figures."""
+    """Print a plan for people; ``on_hardware``: lines about named hardware, after the figures.
+
+    ``elsewhere``: run id → the other study whose result would be taken.
+    """
     width = max(80, shutil.get_terminal_size((100, 24)).columns)
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
@@ -164,7 +188,7 @@ def show(
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
     click.echo(_arms_table(plan, progress, width) + "\n")
-    for line in (*_figures(plan, progress, costs), *on_hardware):
+    for line in (*_figures(plan, progress, costs, elsewhere or {}), *on_hardware):
         click.echo(line)
     for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
         if cells:
@@ -232,7 +256,7 @@ def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
     return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
 
 
-def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
+def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping[str, str]) -> list[str]:
     from ablate.plan.arithmetic import schedule_text
 
     runs = [run for _, run in plan.runs()]
@@ -246,6 +270,8 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate) -> list[str]:
     figures += [("stop", text) for text in _stop_text(plan)]
     states = _states(progress, (run.id for run in runs))
     figures.append(("runs", f"{len(runs):,} ({states}), {tokens:,} tokens in all"))
+    if elsewhere:
+        figures.append(("", f"of the results {taken_text(elsewhere)}: same configuration, same code"))
     figures.append(("time", _time_text(plan, costs)))
     figures.append(("storage", f"about {_bytes(costs.storage_bytes)}, without the token cache"))
     names = [name for name, _ in figures]

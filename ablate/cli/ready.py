@@ -5,12 +5,13 @@ Everything that can be refused is refused here, before the first run starts.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from rich.console import Console
     from rich.progress import TaskID
@@ -112,6 +113,12 @@ def prepare_kernel(console: Console, plan: Plan) -> None:
     kernel = availability()
     if not kernel.usable:
         console.print(f"Emulating with plain torch, several times slower: {kernel.reason}.", markup=False)
+
+
+def taken_text(taken: Mapping[str, str]) -> str:
+    """Say how many results come from which other studies of the storage. ``taken``: run id → study."""
+    studies = Counter(taken.values())
+    return ", ".join(f"{n} taken from {study}" for study, n in studies.items())
 
 
 def say_mirror(console: Console, left: MirrorReport, uri: str, study: str) -> None:

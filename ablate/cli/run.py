@@ -18,6 +18,7 @@ from ablate.cli.ready import (
     prepare_tokens,
     requests_of,
     say_mirror,
+    taken_text,
 )
 from ablate.errors import UserError
 
@@ -93,8 +94,9 @@ def command(
                 store.write_plan(to_lock(plan))
                 chosen = _choose(plan, only, seeds)
             return _run(
-                console, store, plan, chosen, study=study, retry_failed=retry_failed, address=address, uri=uri
-            )
+                console, store, plan, chosen,
+                study=study, retry_failed=retry_failed, address=address, uri=uri, alone=not shared,
+            )  # fmt: skip
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
 
@@ -181,8 +183,10 @@ def _run(
     retry_failed: bool,
     address: str | None,
     uri: str,
+    alone: bool,
 ) -> int:
     from ablate.execute.driver import Outcome, missing_runs
+    from ablate.execute.reuse import take_results
     from ablate.track import redact, start_mirror
 
     if address is None:
@@ -191,10 +195,14 @@ def _run(
     missing = missing_runs(store, requests, retry_failed=retry_failed)
     unneeded = _unneeded(store, plan)
     settled = unneeded()
-    todo = [run for run in missing if run.run_id not in settled]
+    needed = [run for run in missing if run.run_id not in settled]
+    taken = take_results(store, needed) if alone else {}
+    todo = [run for run in needed if run.run_id not in taken]
     ended = f"{len(requests) - len(missing)} of those asked for have ended before"
-    if len(missing) > len(todo):
-        ended += f", {len(missing) - len(todo)} are not needed"
+    if len(missing) > len(needed):
+        ended += f", {len(missing) - len(needed)} are not needed"
+    if taken:
+        ended += f", {taken_text(taken)}"
     console.print(
         f"Study {plan.study}: {len(plan.arms)} arms, {sum(1 for _ in plan.runs())} runs; "
         f"{len(todo)} to run, {ended}.",
