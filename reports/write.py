@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.reports import caveats, tables
+from ablate.reports.against import read_against
 from ablate.reports.analyse import analyse
 from ablate.reports.diagnoses import diagnose_study, to_document
 from ablate.reports.document import build_document
@@ -53,21 +54,24 @@ def write_report(
     store: StudyStore,
     out: Path | None = None,
     *,
+    baseline: str | None = None,
+    target: float | None = None,
     waive: Collection[str] = (),
     prices: Mapping[str, float] | None = None,
     refresh_sec: int | None = None,
 ) -> ReportPaths:
     """Write the report of a study, by default into its folder under ``report/``.
 
+    ``baseline``, ``target``: another arm, or another value, than the study names; see ``against``.
     ``waive``: settings in which runs may differ, see ``comparable``. ``prices``: USD for a device-hour by the
     hardware's name. ``refresh_sec``: have a browser load the page again after so many seconds.
 
     Raises:
         FileNotFoundError: the study never ran here.
-        UserError: its plan cannot be read.
+        UserError: its plan cannot be read, or there is no such baseline or target.
     """
     folder = store.path / "report" if out is None else out
-    frames = load_frames(store)
+    frames = read_against(load_frames(store), baseline=baseline, target=target)
     analysis = analyse(frames, waive=waive)
     # Faults name files relative to the study: the report must not depend on where the study lies.
     diagnosed, damaged = diagnose_study(store, analysis)

@@ -22,7 +22,7 @@ _ENDED = ("finished", "diverged", "failed", "stopped")
 
 @click.command(
     epilog="Examples:  ablate report quickstart   ·   ablate report my-study --watch   ·   "
-    "ablate report my-study --price MI355X=2.5"
+    "ablate report my-study --price MI355X=2.5   ·   ablate report my-study --baseline fp8 --out against-fp8"
 )
 @click.argument("study")
 @storage_option
@@ -30,6 +30,15 @@ _ENDED = ("finished", "diverged", "failed", "stopped")
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the report (default: report/ in the study's folder).",
+)
+@click.option(
+    "--baseline", metavar="ARM", help="State costs against this arm, not the study's baseline; needs --out."
+)
+@click.option(
+    "--target",
+    type=float,
+    metavar="VALUE",
+    help="Take this target, of the kind that the study's is; needs --out.",
 )
 @click.option(
     "--waive",
@@ -58,6 +67,8 @@ def command(
     study: str,
     storage: Path,
     out: Path | None,
+    baseline: str | None,
+    target: float | None,
     waive: tuple[str, ...],
     prices: tuple[str, ...],
     every: int,
@@ -70,7 +81,14 @@ def command(
     Works on a study that is still running: what is missing is said at the top.
     """
     store = find_study(storage, study)
-    options: dict[str, Any] = {"waive": _settings(waive), "prices": parse_prices(prices)}
+    if out is None and not (baseline is None and target is None):
+        raise UserError("--baseline and --target write another report (give it a folder with --out)")
+    options: dict[str, Any] = {
+        "baseline": baseline,
+        "target": target,
+        "waive": _settings(waive),
+        "prices": parse_prices(prices),
+    }
     if watch:
         return _watch(store, out, options, every)
     from ablate.reports import write_report

@@ -115,3 +115,17 @@ def test_watch_ended_by_hand_leaves_a_page_that_does_not_reload(make_study):
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert 'http-equiv="refresh"' not in (store.path / "report" / "report.html").read_text()
+
+
+def test_another_baseline_and_target_have_a_folder_of_their_own(make_study, tmp_path):
+    store = make_study({"bf16": [line(3, 2, 1)] * 2, "all": [line(3.2, 2.2, 1.2)] * 2})
+    options = ["report", store.path.name, "--storage", str(store.path.parent)]
+    refused = CliRunner().invoke(cli, [*options, "--baseline", "all"])
+    assert isinstance(refused.exception, UserError)
+    assert "give it a folder with --out" in str(refused.exception)
+    assert not (store.path / "report").exists()
+    out = tmp_path / "against-all"
+    done = CliRunner().invoke(cli, [*options, "--baseline", "all", "--target", "2.5", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "compared with all at a validation loss of 2.5 nats/token" in done.output
+    assert "Baseline: **all**" in (out / "report.md").read_text()

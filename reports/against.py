@@ -1,0 +1,73 @@
+"""The same runs read another way: against another arm, or at another target than the study file names.
+
+A study against BF16 says what each arm costs; whether a Hadamard mends what FP4 broke is a question of the
+same runs against the arm without it.
+
+How it fails: a study whose design rests on its baseline (a ``stop`` rule, ``tune``) is refused, since its
+runs were chosen by that very comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ablate.errors import UserError
+
+if TYPE_CHECKING:
+    from ablate.reports.load import StudyFrames
+
+
+def read_against(
+    frames: StudyFrames, *, baseline: str | None = None, target: float | None = None
+) -> StudyFrames:
+    """Return the study with another baseline, another target (of the study's own kind), or both.
+
+    Raises:
+        UserError: no such arm, no such target, or a design that does not allow it.
+    """
+    plan = frames.plan
+    if baseline is None and target is None:
+        return frames
+    for section in ("stop", "tuning"):
+        if plan.get(section):
+            key = "tune" if section == "tuning" else section
+            raise UserError(
+                f"--baseline and --target: study '{plan['study']}' has '{key}', which chose its runs by the "
+                f"comparison that the study file names (leave the option out)"
+            )
+    if target is not None:
+        if not math.isfinite(target) or target <= 0:
+            raise UserError(f"--target: {target:g} is no {plan['target']['kind']} (expected above 0)")
+        plan = plan | {"target": plan["target"] | {"value": target}}
+    if baseline is not None:
+        plan = _against_arm(plan, baseline)
+    return replace(frames, plan=plan)
+
+
+def _against_arm(plan: dict[str, Any], baseline: str) -> dict[str, Any]:
+    arms = {arm["name"]: arm for arm in plan["arms"]}
+    if baseline not in arms:
+        raise UserError(
+            f"--baseline: no arm '{baseline}' in study '{plan['study']}' (arms: {', '.join(sorted(arms))})"
+        )
+    if baseline == plan["baseline"]:
+        return plan
+    own = arms[baseline].get("differs") or {}
+    # A second arm of the old baseline is an arm like any other here: it is not this baseline's.
+    entries = [
+        arm | {"again": False, "differs": _differs(arm.get("differs") or {}, own)} for arm in plan["arms"]
+    ]
+    return plan | {"baseline": baseline, "arms": entries}
+
+
+def _differs(arm: dict[str, Any], base: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the fields in which an arm differs from the new baseline. Both are told against the old one."""
+    pairs = {}
+    for field in dict.fromkeys((*base, *arm)):
+        old = (base.get(field) or arm[field])[0]
+        pair = [base[field][1] if field in base else old, arm[field][1] if field in arm else old]
+        if pair[0] != pair[1]:
+            pairs[field] = pair
+    return pairs
