@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LAGS = (1, 2, 4, 8)
 """Diagnoses apart, of which the errors are compared."""
 _SQRT_3 = math.sqrt(3)
+_WORTH_A_WORD = 0.0005
+"""The share of an operand's elements from which that they clip or become zero is told: it shows as 0.1 %."""
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
 _NUMBERS = ("relative_error", "gain", "bias_share", "error_energy")
@@ -271,7 +273,9 @@ def _sentences(arm: str, one: GemmSummary) -> Iterable[str]:
         text += f"; {words.share(alike)} is still the same {words.tokens(after.tokens)} tokens later"
     yield f"{text}. Largest in {one.worst_layer}: {words.share(one.worst_error)}."
     for operand in one.operands:
-        if operand.zeroed is not None and operand.clipped is not None:
+        if operand.zeroed is None or operand.clipped is None:
+            continue
+        if max(operand.zeroed, operand.clipped) >= _WORTH_A_WORD:
             text = f"{arm}: of {gemm}'s {operand.operand} {words.share(operand.clipped)} of the elements "
             text += f"clip and {words.share(operand.zeroed)} become zero"
             crests = operand.crest_before, operand.crest_after
@@ -292,7 +296,8 @@ def _with_range(value: Interval) -> str:
     text = words.share(value.estimate)
     if value.low is None or value.high is None:
         return text
-    return f"{text} (95{words.NBSP}% interval {words.share(value.low)} to {words.share(value.high)})"
+    low = max(value.low, 0.0)  # an error is never below zero, though the t interval of a few runs may be
+    return f"{text} (95{words.NBSP}% interval {words.share(low)} to {words.share(value.high)})"
 
 
 def to_document(arms: Sequence[ArmDiagnosis]) -> list[dict[str, Any]]:

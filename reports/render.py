@@ -17,12 +17,14 @@ from markupsafe import Markup
 
 from ablate._version import __version__
 from ablate.reports import tables, words
+from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.analyse import Analysis
+    from ablate.reports.diagnoses import ArmDiagnosis
     from ablate.reports.figures import Drawing
     from ablate.reports.verdict import Verdict
 
@@ -44,8 +46,8 @@ _VARIABLES = {
 class Content:
     """Everything that a page shows.
 
-    ``prices``: USD for a device-hour, by the hardware's name. ``diagnosed``: the findings of the runs'
-    diagnostics. ``refresh_sec``: a browser loads the page again
+    ``prices``: USD for a device-hour, by the hardware's name. ``diagnosed``: what the runs' diagnostics
+    say. ``refresh_sec``: a browser loads the page again
     after so long, for a report that is being written anew while a study runs.
     """
 
@@ -55,7 +57,7 @@ class Content:
     warnings: Sequence[str]
     drawings: Sequence[Drawing]
     prices: Mapping[str, float]
-    diagnosed: Sequence[str] = ()
+    diagnosed: Sequence[ArmDiagnosis] = ()
     refresh_sec: int | None = None
 
 
@@ -122,7 +124,8 @@ def _values(content: Content) -> dict[str, Any]:
             if table is not None
         ],
         "published": tables.published_table(analysis),
-        "diagnosed": content.diagnosed,
+        "diagnosed": [finding for arm in content.diagnosed for finding in arm.findings],
+        "diagnoses": diagnosis_table(content.diagnosed),
         "refresh_sec": content.refresh_sec,
         "runs": tables.run_table(analysis),
         "arms": tables.arm_table(analysis),

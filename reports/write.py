@@ -17,6 +17,7 @@ from ablate.reports import caveats, tables
 from ablate.reports.against import read_against
 from ablate.reports.analyse import analyse
 from ablate.reports.diagnoses import diagnose_study, to_document
+from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.document import build_document
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
@@ -83,7 +84,7 @@ def write_report(
         notices=notices,
         warnings=caveats.warnings(analysis, faults),
         drawings=(*draw_figures(analysis), *draw_diagnoses(diagnosed)),
-        diagnosed=tuple(finding for arm in diagnosed for finding in arm.findings),
+        diagnosed=diagnosed,
         prices=dict(prices or {}),
         refresh_sec=refresh_sec,
     )
@@ -106,6 +107,7 @@ def write_report(
         ("modelled", tables.modelled_table(analysis, content.prices)),
         ("modelled-8b", tables.large_table(analysis)),
         ("published", tables.published_table(analysis)),
+        ("diagnoses", diagnosis_table(diagnosed)),
     ):
         if table is not None:
             files[f"tables/{name}.tex"] = to_latex(table, name).encode()

@@ -9,6 +9,7 @@ import torch
 from ablate.diagnose.product import sketch_of
 from ablate.reports import write_report
 from ablate.reports.diagnoses import read_rows, summarise
+from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures.diagnoses import draw_diagnoses
 
 EVERY = 100_000
@@ -103,6 +104,35 @@ def test_a_sentence_for_each_finding_with_its_figures():
     assert texts == [" ".join(text.split()) for text in FINDINGS.strip().split("\n\n")]
 
 
+def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():
+    clean = row(0)["operands"]["x"] | {"clipped": 0.0004, "zeroed": 0.0}
+    runs = [
+        [row(0, error=error, operands={"dy": clean, "x": clean | {"zeroed": 0.0005}})] for error in (0.1, 0.3)
+    ]
+    arm = summarise("a", runs)
+    assert arm.gemms[0].relative_error.low < 0
+    first, operand = (" ".join(text.split()) for text in list(arm.findings)[:2])
+    assert "errs by 20.0 % (95 % interval 0.0 % to 147.1 %)" in first
+    assert operand.startswith("a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero")
+    assert len(arm.findings) == 3
+    assert diagnosis_table([arm]).rows[0][1].replace("\xa0", " ") == "20.0 % [0.0, 147.1]"
+
+
+def test_the_table_has_a_row_for_each_arm_and_gemm():
+    fixed = sketch_of(noise(1))
+    rows = [row(0, sketch=fixed), row(EVERY, sketch=fixed), row(0, gemm="fprop", draws=1, data_noise=None)]
+    bare = row(0, gemm="dgrad", operands={}, gain=None, bias_share=-0.01, data_noise=None)
+    table = diagnosis_table([summarise("all three", [rows]), summarise("b", [[bare]])])
+    assert [tuple(cell.replace("\xa0", " ") for cell in line) for line in table.rows] == [
+        ("all three: Fprop", "20.0 %", "0.950", "100.0 %", "–", "x 1.0, w 1.0 %", "x 10.0, w 10.0 %", "–"),
+        ("all three: Wgrad", "20.0 %", "0.950", "50.0 %", "100.0 %", "dy 1.0, x 1.0 %", "dy 10.0, x 10.0 %",
+         "0.5"),
+        ("b: Dgrad", "20.0 %", "–", "0.0 %", "–", "–", "–", "–"),
+    ]  # fmt: skip
+    assert len(table.columns) == len(table.rows[0])
+    assert diagnosis_table([]) is None
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -155,6 +185,9 @@ def test_the_section_is_in_every_form_of_the_report(ladder, tmp_path):
         assert "What the diagnostics found" in text
         assert "Shown are the 48 of 60 with the largest error." in text
     assert "1 damaged row left out" in html
+    assert "<summary>The same in sentences</summary>" in html
+    assert html.count(f"{arm}: Wgrad") >= 2
+    assert "| GEMM | Relative error |" in markdown
     assert "figures/diagnostics-1.svg" in markdown
     assert (tmp_path / "with" / "figures" / "diagnostics-1.png").exists()
     (document,) = json.loads(done.json.read_text())["diagnostics"]
