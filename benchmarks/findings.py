@@ -1,0 +1,127 @@
+"""Fill the tables, figures and data of ``docs/findings`` from the storage that its studies were run in.
+
+A page says what goes where, and this script writes it there, so that no figure in a table is typed::
+
+    <!-- ablate: STUDY TABLE [baseline=ARM] [target=VALUE] [columns=A,B] -->
+    …
+    <!-- end -->
+
+TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``verdict`` for the
+report's sentences, or ``figure=NAME`` for one of its figures. ``--check`` writes nothing and fails where a
+page is not what the storage says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.reports import analyse, load_frames, tables
+from ablate.reports.against import read_against
+from ablate.reports.diagnoses import diagnose_study
+from ablate.reports.diagnosis_table import diagnosis_table
+from ablate.reports.figures import draw_figures
+from ablate.reports.figures.diagnoses import draw_diagnoses
+from ablate.reports.render import escape_markdown
+from ablate.reports.verdict import write_verdict
+from ablate.store import StudyStore
+
+if TYPE_CHECKING:
+    from ablate.reports import Analysis
+    from ablate.reports.figures import Drawing
+    from ablate.reports.tables import Table
+
+FOLDER = Path(__file__).parents[1] / "docs" / "findings"
+BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TABLES = {
+    "headline": tables.headline,
+    "steps": tables.step_table,
+    "effects": tables.effect_table,
+    "power": tables.power_table,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--storage", type=Path, required=True, help="the storage of the studies")
+    parser.add_argument("--check", action="store_true", help="only tell which files would change")
+    options = parser.parse_args()
+    files: dict[Path, bytes] = {}
+    studies: dict[str, None] = {}
+    for page in sorted(FOLDER.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+
+        def fill(match: re.Match[str]) -> str:
+            study, what, *settings = shlex.split(match[2])
+            studies[study] = None
+            body, drawn = block(options.storage, study, what, dict(one.split("=", 1) for one in settings))
+            files.update(drawn)
+            return f"{match[1]}{body}\n{match[4]}"
+
+        files[page] = BLOCK.sub(fill, text).encode()
+    for study in studies:
+        frames = load_frames(StudyStore(options.storage / study))
+        files[FOLDER / "data" / f"{study}.csv"] = tables.evaluations_csv(frames).encode()
+    changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
+    for path in changed:
+        print(("differs: " if options.check else "written: ") + str(path.relative_to(FOLDER)))
+        if not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[path])
+    return 1 if options.check and changed else 0
+
+
+def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tuple[str, dict[Path, bytes]]:
+    """Return what stands in a page's block, and the figures that it shows."""
+    target = settings.get("target")
+    baseline = settings.get("baseline")
+    analysis = read(storage, study, baseline, None if target is None else float(target))
+    if what.startswith("figure="):
+        name = what.partition("=")[2]
+        drawing = next(one for one in drawings(storage, study, analysis) if one.name == name)
+        own = "-".join(
+            re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in (study, baseline, target, name) if part
+        )
+        path = Path("figures") / f"{own}.svg"
+        alt, caption = escape_markdown(drawing.alt), escape_markdown(drawing.caption)
+        return f"\n![{alt}]({path.as_posix()})\n\n*{caption}*\n", {FOLDER / path: drawing.svg}
+    if what == "verdict":
+        verdict = write_verdict(analysis)
+        lines = [f"**{escape_markdown(verdict.lead)}**", ""]
+        return "\n".join(
+            ["", *lines, *(f"- {escape_markdown(one.text)}" for one in verdict.findings), ""]
+        ), {}
+    table = (
+        diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
+        if what == "diagnoses"
+        else TABLES[what](analysis)
+    )
+    assert table is not None, f"{study} has no {what}"
+    columns = settings["columns"].split(",") if "columns" in settings else list(table.columns)
+    return as_markdown(table, [table.columns.index(name) for name in columns]), {}
+
+
+@cache
+def read(storage: Path, study: str, baseline: str | None, target: float | None) -> Analysis:
+    return analyse(read_against(load_frames(StudyStore(storage / study)), baseline=baseline, target=target))
+
+
+def drawings(storage: Path, study: str, analysis: Analysis) -> tuple[Drawing, ...]:
+    diagnosed, _ = diagnose_study(StudyStore(storage / study), analysis)
+    return (*draw_figures(analysis), *draw_diagnoses(diagnosed))
+
+
+def as_markdown(table: Table, places: list[int]) -> str:
+    lines = [[table.columns[i] for i in places], ["---:" if i in table.numeric else "---" for i in places]]
+    rows = [[escape_markdown(row[i]) for i in places] for row in table.rows]
+    body = "\n".join(f"| {' | '.join(cells)} |" for cells in (*lines, *rows))
+    return f"\n{body}\n\n*{escape_markdown(table.caption)}*\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
