@@ -311,7 +311,12 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             if {step.from_arm, step.to_arm}.isdisjoint(selected)
             else replace(step, cost=replace(step.cost, restricted=None))
             for step in find_steps(
-                frames.configs,
+                # The baseline's second arm would make each of its steps once more.
+                {
+                    entry["name"]: frames.configs[entry["name"]]
+                    for entry in plan["arms"]
+                    if entry["name"] in frames.configs and not entry.get("again")
+                },
                 {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
                 paired=paired,
                 alphas=alphas,

@@ -128,6 +128,18 @@ def test_steps_are_pairs_that_differ_in_one_gemm(ladder):
     ]
 
 
+def test_the_baselines_second_arm_makes_no_steps(make_study):
+    arms = {"a": resolved_recipe(), "b": resolved_recipe("fprop"), "a again": resolved_recipe()}
+    frames = load_frames(make_study({name: [line(3, 1)] for name in arms}, resolved=arms))
+
+    def steps():
+        return [(step.from_arm, step.to_arm) for step in analyse(frames).steps]
+
+    assert steps() == [("a", "b"), ("a again", "b")]
+    frames.plan["arms"][2]["again"] = True
+    assert steps() == [("a", "b")]
+
+
 def test_no_step_where_something_else_differs_too(make_study):
     store = make_study(
         {"a": [line(3, 1)], "b": [line(3, 1)]},
