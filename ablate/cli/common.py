@@ -53,6 +53,30 @@ def find_study(storage: Path, study: str) -> StudyStore:
     raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate {verb} {study})")
 
 
+def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
+    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage.
+
+    Raises:
+        UserError: one is not there, or two are the same.
+    """
+    stores = [
+        StudyStore(Path(study)) if (Path(study) / "plan.lock.json").exists() else find_study(storage, study)
+        for study in studies
+    ]
+    known: dict[Path, str] = {}
+    for study, store in zip(studies, stores, strict=True):
+        path = store.path.resolve()
+        if path in known:
+            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
+        known[path] = study
+    return stores
+
+
+def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]:
+    """Return the studies' names; their folders where two have one name."""
+    return list(names) if len(set(names)) == len(names) else [str(store.path) for store in stores]
+
+
 def trials_of(store: StudyStore) -> StudyStore | None:
     """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
     tuning = store.plan().get("tuning")
