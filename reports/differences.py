@@ -1,7 +1,7 @@
 """What studies that are set side by side differ in, as their files say it: in text, one value a study.
 
-A ratio or a trend over studies is put down to one thing, and is no more than their whole difference. So all of
-it is named, for the reader to judge.
+A ratio or a trend over studies is put down to one thing, and is no more than their whole difference. So all
+of it is named, for the reader to judge.
 
 How it fails: it does not raise. What a study's files do not tell (imported logs) is a dash.
 """
