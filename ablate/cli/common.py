@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ablate.errors import UserError
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.backends.device import Device
 
@@ -104,8 +105,15 @@ def device_option(where: str | None) -> tuple[str, Device]:
 
 def write_out(out: Path, content: dict[str, Any]) -> None:
     """Write what a verb measured to the file of its ``--out``."""
-    try:
+    with writing_to(out):
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Turn what keeps a verb from writing to its ``--out`` into a ``UserError``."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ablate.cli.common import find_studies, shown_names, storage_option
+from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
 from ablate.errors import safe_text
 
 _LONGEST_VALUE = 60
@@ -42,7 +42,9 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     if out is not None:
         from ablate.reports.compare_page import write_comparison
 
-        for path in write_comparison(found, out):
+        with writing_to(out):
+            pages = write_comparison(found, out)
+        for path in pages:
             click.echo(str(path), err=as_json)
     if as_json:
         click.echo(json.dumps(compare_document(found), indent=1, allow_nan=False, ensure_ascii=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ablate.cli.common import find_studies, shown_names, storage_option
+from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
 from ablate.errors import Problem, UserError, safe_text
 
 
@@ -41,7 +41,9 @@ def command(studies: tuple[str, ...], storage: Path, out: Path | None, *, as_jso
     if out is not None:
         from ablate.reports.trend_page import write_trend
 
-        for path in write_trend(found, out):
+        with writing_to(out):
+            pages = write_trend(found, out)
+        for path in pages:
             click.echo(str(path), err=as_json)
     if as_json:
         click.echo(json.dumps(trend_document(found), indent=1, allow_nan=False, ensure_ascii=False))

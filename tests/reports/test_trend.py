@@ -140,6 +140,13 @@ def test_one_study_alone_and_the_same_one_twice_are_refused(tmp_path):
     assert "no study 'zzz'" in refused("w32", "zzz", "--storage", tmp_path)
 
 
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    falling(tmp_path)
+    (tmp_path / "file").touch()
+    text = refused("w32", "w64", "--storage", tmp_path, "--out", tmp_path / "file" / "out")
+    assert text.startswith("--out: cannot write ")
+
+
 def test_studies_of_one_size_have_no_trend(tmp_path):
     for name in ("a", "b"):
         study(tmp_path, 64, {"fp4": 0.1}, study=name)
