@@ -9,11 +9,11 @@ How it fails: it does not raise. An arm that one study lacks, or that has no est
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports import words
+from ablate.reports.differences import study_differences
 from ablate.reports.intervals import Interval, difference, exponential, t_interval
 from ablate.reports.tables import Table
 
@@ -45,7 +45,7 @@ class Comparison:
     left: str
     right: str
     arms: tuple[ComparedArm, ...]
-    differs: Mapping[str, tuple[str, str]]
+    differs: Mapping[str, tuple[str, ...]]
     coverage: str
 
 
@@ -70,13 +70,12 @@ def compare(
         for name in dict.fromkeys((*arms, *others))
     )
     shown = names or (left.study, right.study)
-    rules = [one.rule for one in (left, right) if one.rule is not None and one.rule.hopeless is not None]
     return Comparison(
         left=shown[0],
         right=shown[1],
         arms=compared,
-        differs=_differences(left, right, frames),
-        coverage=words.coverage(rules[0] if rules else None),
+        differs=study_differences((left, right), frames),
+        coverage=words.coverage(left.rule, right.rule),
     )
 
 
@@ -94,10 +93,7 @@ def compare_table(comparison: Comparison) -> Table:
                 arm.name,
                 words.DASH if arm.left is None else words.cost(arm.left),
                 words.DASH if arm.right is None else words.cost(arm.right),
-                words.DASH
-                if arm.ratio.estimate is None
-                else f"{words.percent(arm.ratio.estimate)} "
-                + words.percent_range(arm.ratio.low, arm.ratio.high),
+                words.percent_interval(arm.ratio),
             )
             for arm in comparison.arms
         ),
@@ -138,36 +134,3 @@ def _ratio(left: ArmResult, right: ArmResult) -> Interval:
         return Interval(note="no estimate in one of the studies")
     alpha = min(left.alpha, right.alpha)  # the stricter one, where arms could be stopped early
     return exponential(t_interval(difference(after, before), alpha), minus=1.0)
-
-
-def _differences(
-    left: Analysis, right: Analysis, frames: tuple[StudyFrames, StudyFrames]
-) -> dict[str, tuple[str, str]]:
-    """Return what the studies' targets, baselines and training differ in."""
-    sides = []
-    for analysis, frame in zip((left, right), frames, strict=True):
-        config = frame.configs.get(analysis.baseline) or {}
-        flat: dict[str, Any] = {
-            "target": words.target(analysis.target),
-            "crossing": analysis.target.rule,
-            "baseline": analysis.baseline,
-            "paired seeds": analysis.paired,
-            "timing": analysis.timing.kind,
-        }
-        for section in ("model", "data", "training"):
-            content = config.get(section) or (frame.plan.get(section) if section == "training" else None)
-            flat |= {f"{section}.{key}": value for key, value in (content or {}).items()}
-        flat |= {key: config[key] for key in ("data_digest", "recipe", "backend") if key in config}
-        sides.append({key: _text(value) for key, value in flat.items()})
-    keys = dict.fromkeys((*sides[0], *sides[1]))
-    return {
-        key: (sides[0].get(key, words.DASH), sides[1].get(key, words.DASH))
-        for key in keys
-        if sides[0].get(key) != sides[1].get(key)
-    }
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,6 +1,6 @@
 """The intervals the report uses: of a mean, of a difference of means (Welch), of paired differences.
 
-And of differences of these again, where the two sides are independent: put together from ``Estimate``s.
+And of differences and other sums of these, where the parts are independent: put together from ``Estimate``s.
 All are Student's t intervals, two-sided, at 95 % or at the level that a sequential rule asks for, with
 Welch's and Satterthwaite's degrees of freedom where there are several sources of error. ``scipy.special`` is
 used instead of ``scipy.stats``, which takes three times as long to import; the tests compare the results with
@@ -21,6 +21,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
 ALPHA = 0.05
@@ -66,20 +68,27 @@ def mean_estimate(values: ArrayLike) -> Estimate:
     return Estimate(value=mean, variance=variance, degrees=len(x) - 1)
 
 
-def difference(left: Estimate, right: Estimate) -> Estimate:
-    """Return left − right of two independent estimates, with Welch's and Satterthwaite's degrees of freedom.
+def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """Return Σ weight · estimate of independent estimates, with Satterthwaite's degrees of freedom.
 
-    Either may be a difference itself: v²/d of a difference is the sum of its parts', so that the result is
-    the formula over all parts whatever the order in which they are put together.
+    A part may be such a sum itself: its v²/d is the sum of its parts', so that the result is the formula over
+    all parts whatever the order in which they are put together.
     """
-    value, variance = left.value - right.value, left.variance + right.variance
-    if not left.degrees or not right.degrees:
+    value = sum(weight * part.value for weight, part in parts)
+    variances = [weight**2 * part.variance for weight, part in parts]
+    variance = sum(variances)
+    if not all(part.degrees for _, part in parts):
         return Estimate(value=value, variance=0.0, degrees=0.0)
     if not variance:
-        return Estimate(value=value, variance=0.0, degrees=left.degrees + right.degrees)
+        return Estimate(value=value, variance=0.0, degrees=sum(part.degrees for _, part in parts))
     # By shares of the variance, whose squares neither overflow nor vanish.
-    shares = ((part.variance / variance, part.degrees) for part in (left, right))
+    shares = ((own / variance, part.degrees) for own, (_, part) in zip(variances, parts, strict=True))
     return Estimate(value=value, variance=variance, degrees=1 / sum(w**2 / d for w, d in shares))
+
+
+def difference(left: Estimate, right: Estimate) -> Estimate:
+    """Return left − right of two independent estimates: of two means, with Welch's degrees of freedom."""
+    return combination([(1.0, left), (-1.0, right)])
 
 
 def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:

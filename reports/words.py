@@ -10,6 +10,8 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ablate.plan.arithmetic import parameters_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -59,6 +61,14 @@ def percent_range(low: float | None, high: float | None) -> str:
     return f"[{_percent_number(low)}, {_percent_number(high)}]"
 
 
+def percent_interval(value: Interval | Cost) -> str:
+    """Return a fraction as a signed percentage with its interval."""
+    if value.estimate is None:
+        return DASH
+    interval = percent_range(value.low, value.high) or "(no interval)"
+    return f"{percent(value.estimate)} {interval}"
+
+
 def tokens(value: float | None) -> str:
     """Return a token count as people say it."""
     if value is None:
@@ -70,6 +80,11 @@ def tokens(value: float | None) -> str:
             break
     decimals = max(0, 2 - (math.floor(math.log10(scaled)) if scaled >= 1 else 0))
     return f"{scaled:.{decimals if unit else 0}f}{unit}"
+
+
+def parameters(count: int) -> str:
+    """Return a number of parameters as people say it, on one line."""
+    return parameters_text(count).replace(" ", NBSP)
 
 
 def loss(value: float | None) -> str:
@@ -121,10 +136,7 @@ def cost(value: Cost) -> str:
             if value.low is not None
             else f"< {percent(value.high)}"
         )
-    if value.estimate is None:
-        return DASH
-    interval = percent_range(value.low, value.high)
-    return f"{percent(value.estimate)} {interval}" if interval else f"{percent(value.estimate)} (no interval)"
+    return percent_interval(value)
 
 
 def break_even(arm: ArmResult) -> str:
@@ -210,9 +222,10 @@ def levels(alphas: Sequence[float]) -> str:
     return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
 
 
-def coverage(rule: StopRule | None) -> str:
+def coverage(*rules: StopRule | None) -> str:
     """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
-    return f"95{NBSP}%" if rule is None or rule.hopeless is None else f"repeated 95{NBSP}%"
+    repeated = any(rule is not None and rule.hopeless is not None for rule in rules)
+    return f"repeated 95{NBSP}%" if repeated else f"95{NBSP}%"
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "schema": ("Study", "Print the JSON Schema of study files, for editors.", "ablate.cli.schema"),
     "report": ("Results", "Write a study's report.", "ablate.cli.report"),
     "compare": ("Results", "Put two studies side by side.", "ablate.cli.compare"),
+    "trend": ("Results", "Show each arm's token cost over the size of the model.", "ablate.cli.trend"),
     "import": ("Results", "Make a study of logs that others wrote.", "ablate.cli.import_"),
     "sync": ("Results", "Send what MLflow lacks of a study.", "ablate.cli.sync"),
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),

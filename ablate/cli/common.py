@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ablate.errors import UserError
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.backends.device import Device
 
@@ -53,6 +54,30 @@ def find_study(storage: Path, study: str) -> StudyStore:
     raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate {verb} {study})")
 
 
+def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
+    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage.
+
+    Raises:
+        UserError: one is not there, or two are the same.
+    """
+    stores = [
+        StudyStore(Path(study)) if (Path(study) / "plan.lock.json").exists() else find_study(storage, study)
+        for study in studies
+    ]
+    known: dict[Path, str] = {}
+    for study, store in zip(studies, stores, strict=True):
+        path = store.path.resolve()
+        if path in known:
+            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
+        known[path] = study
+    return stores
+
+
+def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]:
+    """Return the studies' names; their folders where two have one name."""
+    return list(names) if len(set(names)) == len(names) else [str(store.path) for store in stores]
+
+
 def trials_of(store: StudyStore) -> StudyStore | None:
     """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
     tuning = store.plan().get("tuning")
@@ -80,8 +105,15 @@ def device_option(where: str | None) -> tuple[str, Device]:
 
 def write_out(out: Path, content: dict[str, Any]) -> None:
     """Write what a verb measured to the file of its ``--out``."""
-    try:
+    with writing_to(out):
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Turn what keeps a verb from writing to its ``--out`` into a ``UserError``."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
 

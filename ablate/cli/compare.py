@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import find_study, storage_option
-from ablate.errors import UserError, safe_text
-
-if TYPE_CHECKING:
-    from ablate.store import StudyStore
+from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
+from ablate.errors import safe_text
 
 _LONGEST_VALUE = 60
 
@@ -33,24 +29,22 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
 
     Each is a study's name, its YAML file, or its folder in another storage. Arms are matched by name.
     """
-    stores = [_find(storage, name) for name in (a, b)]
-    if stores[0].path.resolve() == stores[1].path.resolve():
-        raise UserError(f"'{a}' and '{b}' are the same study: name two")
+    stores = find_studies(storage, (a, b))
     from ablate.reports import analyse, load_frames
     from ablate.reports.compare import compare, compare_document, compare_table
 
     frames = (load_frames(stores[0]), load_frames(stores[1]))
     left, right = (analyse(frame) for frame in frames)
-    names = (left.study, right.study)
-    if left.study == right.study:
-        names = (str(stores[0].path), str(stores[1].path))
-    found = compare(left, right, frames, names)
+    names = shown_names(stores, (left.study, right.study))
+    found = compare(left, right, frames, (names[0], names[1]))
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
     if out is not None:
         from ablate.reports.compare_page import write_comparison
 
-        for path in write_comparison(found, out):
+        with writing_to(out):
+            pages = write_comparison(found, out)
+        for path in pages:
             click.echo(str(path), err=as_json)
     if as_json:
         click.echo(json.dumps(compare_document(found), indent=1, allow_nan=False, ensure_ascii=False))
@@ -70,12 +64,3 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
-
-
-def _find(storage: Path, name: str) -> StudyStore:
-    from ablate.store import StudyStore
-
-    folder = Path(name)
-    if (folder / "plan.lock.json").exists():
-        return StudyStore(folder)
-    return find_study(storage, name)

@@ -342,8 +342,10 @@ def _budget_text(arm: PlannedArm) -> str:
 
 
 def _model_text(arm: PlannedArm) -> str:
+    from ablate.plan.arithmetic import parameters_text
+
     model = arm.model
-    parameters = f"{_parameters(arm.size.parameters)} parameters"
+    parameters = f"{parameters_text(arm.size.parameters)} parameters"
     if not model.is_built_in:
         start = "a checkpoint's weights" if model.pretrained else "random weights"
         name = f"{model.hf} with {start}" if model.hf is not None else model.function
@@ -363,10 +365,6 @@ def _carried_text(arm: PlannedArm) -> str:
     if arm.uncovered:
         text += f", {len(arm.uncovered)} matrices out of reach"
     return text
-
-
-def _parameters(count: int) -> str:
-    return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
 
 
 def _time_text(plan: Plan, costs: Estimate) -> str:

@@ -81,6 +81,11 @@ def outlined_size(outline: Outline) -> ModelSize:
     )
 
 
+def parameters_text(count: int) -> str:
+    """Return a number of parameters in millions or billions."""
+    return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
+
+
 def schedule_text(training: TrainingConfig) -> str:
     """Say what the learning rate does, in a line."""
     peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"

@@ -129,26 +129,37 @@ def build_study(
     own_training: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, Any] | None = ENVIRONMENT,
     factors: Mapping[str, Mapping[str, Any]] | None = None,
+    model: Mapping[str, Any] | None = None,
+    own_model: Mapping[str, Mapping[str, Any]] | None = None,
     study: str = "synthetic",
     **plan: Any,
 ) -> StudyStore:
-    """``curves`` maps an arm to the evaluations of its seeds 0, 1, …; the first is the baseline."""
+    """``curves`` maps an arm to the evaluations of its seeds 0, 1, …; the first is the baseline.
+
+    With a ``model`` the configurations are whole, as a run writes them; ``own_model`` changes it for an arm.
+    """
     store = StudyStore(folder / study)
     arms = []
     for name, seeds in curves.items():
         own = TRAINING | dict(training or {}) | dict((own_training or {}).get(name, {}))
+        whole = {}
+        if model is not None:
+            fields = dict(model) | dict((own_model or {}).get(name, {}))
+            whole = config_to_json(dataclasses.replace(whole_config(Recipe()), model=ModelConfig(**fields)))
+            own = whole["training"] | own
         runs = []
         for seed, points in enumerate(seeds):
-            run_id = hashlib.sha256(f"{study}/{name}/{seed}".encode()).hexdigest()[:12]
+            run_id = hashlib.sha256(f"{study}/{name}/{seed}{model or ''}".encode()).hexdigest()[:12]
             runs.append({"id": run_id, "seed": seed})
             write_run(
                 store.run(run_id),
                 points,
                 state=(states or {}).get((name, seed), "finished"),
                 message=(messages or {}).get((name, seed)),
-                config={
+                config=whole
+                | {
                     "training": own,
-                    "recipe": (resolved or {}).get(name, resolved_recipe()),
+                    "recipe": (resolved or {}).get(name, whole.get("recipe") or resolved_recipe()),
                     "seed": seed,
                 },
                 environment=dict(environment) if environment is not None else None,

@@ -6,14 +6,17 @@ import json
 import shutil
 from importlib.resources import files
 
+import numpy as np
 import pytest
 from found_search import found_search, wide_search
-from synthetic_study import ladder_study, line
+from synthetic_study import build_study, ladder_study, line, smooth_curve
 
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.compare import compare
 from ablate.reports.compare_page import write_comparison
 from ablate.reports.search_page import write_search
+from ablate.reports.trend import trend
+from ablate.reports.trend_page import write_trend
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -115,6 +118,22 @@ def test_two_studies_side_by_side(browser, tmp_path, width):
     left, right = (analyse(frame) for frame in frames)
     pages = write_comparison(compare(left, right, frames, ("a", "bb")), tmp_path / "out")
     open_page(browser, pages[-1], width)
+    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
+    assert wide <= inner
+    assert faults_of_access(browser) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_trend_over_sizes(browser, tmp_path, width, scheme):
+    rng = np.random.default_rng(1)
+    curves = {name: [smooth_curve(rng) for _ in range(2)] for name in ("bf16", "fp4", "fp4 with a long name")}
+    frames = [
+        load_frames(build_study(tmp_path, curves, study=f"a_study_of_width_{size}", model={"width": size}))
+        for size in (64, 128, 256)
+    ]
+    page = write_trend(trend([analyse(frame) for frame in frames], frames), tmp_path / "out")[-1]
+    open_page(browser, page, width, scheme)
     wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
     assert wide <= inner
     assert faults_of_access(browser) == []

@@ -1,0 +1,60 @@
+"""``ablate trend``: the token cost of each arm over the size of the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
+from ablate.errors import Problem, UserError, safe_text
+
+
+@click.command(epilog="Example:  ablate trend width-64 width-128 width-256 --out trend/")
+@click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
+@storage_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write trend.html, .md, .json and the figure there, too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+def command(studies: tuple[str, ...], storage: Path, out: Path | None, *, as_json: bool) -> None:
+    """Tell whether what each arm costs grows or shrinks with the size of the model.
+
+    Each STUDY is a study's name, its YAML file, or its folder in another storage: the same study but for the
+    model, with its own baseline and its own target. Arms are matched by name.
+    """
+    if len(studies) < 2:
+        raise UserError(
+            Problem(what=f"'{studies[0]}' alone has no trend", hint="name two studies at least, of two sizes")
+        )
+    stores = find_studies(storage, studies)
+    from ablate.reports import analyse, load_frames
+    from ablate.reports.trend import differences_text, sentences, trend, trend_document, trend_table
+
+    frames = [load_frames(store) for store in stores]
+    analyses = [analyse(frame) for frame in frames]
+    found = trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
+    if out is not None:
+        from ablate.reports.trend_page import write_trend
+
+        with writing_to(out):
+            pages = write_trend(found, out)
+        for path in pages:
+            click.echo(str(path), err=as_json)
+    if as_json:
+        click.echo(json.dumps(trend_document(found), indent=1, allow_nan=False, ensure_ascii=False))
+        return
+    from ablate.cli.table import format_table
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    table = trend_table(found)
+    click.echo(safe_text(format_table(table.columns, table.rows, width=width), keep="\n"))
+    click.echo()
+    click.echo(safe_text(table.caption))
+    click.echo()
+    for line in (*sentences(found), *differences_text(found)):
+        click.echo(safe_text(line))

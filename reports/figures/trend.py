@@ -1,0 +1,141 @@
+"""Token cost over the parameters of the model: one small panel an arm, with its points and its line."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ablate.reports import words
+from ablate.reports.figures.canvas import (
+    FAINT,
+    INK,
+    Drawing,
+    drawing_style,
+    looks,
+    panels,
+    short,
+    spread,
+    to_bytes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.trend import ArmTrend, Trend
+
+_ROOM = 0.16
+"""Beside the points, of the distance between the outermost."""
+_LABEL = 0.23
+"""Of the width of a panel, for the label of a size."""
+_GAP = 0.035
+"""Of the width of a panel, between the error bars of studies of nearly one size."""
+
+
+def draw_trend(found: Trend) -> Drawing:
+    """Draw every arm that has a trend."""
+    low, high, cut = _limits(found)
+    with drawing_style("trend"):
+        svg, png = _draw(found, low, high)
+    counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
+    caption = (
+        "Token cost over the number of parameters, each point a study against its own baseline; bars: "
+        f"{found.coverage} intervals, {', '.join(counts)} a point. Thin: the straight line of log "
+        "(1 + token cost) over log parameters by least squares; above it its change for each tenfold. It is "
+        "an average slope: its interval does not tell whether the line is straight."
+    )
+    if cut:
+        caption += " The scale follows the points: longer bars are cut."
+    rows = "; ".join(_text(found, arm) for arm in found.arms)
+    return Drawing(
+        name="trend",
+        title="Token cost over parameters",
+        caption=caption,
+        alt=f"Small charts of token cost over the number of parameters, one an arm. {rows}.",
+        svg=svg,
+        png=png,
+    )
+
+
+def _known(arm: ArmTrend) -> list[tuple[int, Any]]:
+    """Return the places and costs of the studies that have an estimate."""
+    return [(i, cost) for i, cost in enumerate(arm.costs) if cost is not None and cost.log_ratio is not None]
+
+
+def _text(found: Trend, arm: ArmTrend) -> str:
+    points = ", ".join(
+        f"{words.cost(cost)} at {words.parameters(found.studies[i].parameters)}" for i, cost in _known(arm)
+    )
+    return f"{arm.name}: {points}; change per tenfold {words.percent_interval(arm.per_tenfold)}"
+
+
+def _draw(found: Trend, low: float, high: float) -> tuple[bytes, bytes]:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+    style = looks(["", *(arm.name for arm in found.arms)], "")
+    sizes = [study.parameters for study in found.studies]
+    places = np.log10(sizes)
+    extent = places[-1] - places[0]
+    left, right = places[0] - _ROOM * extent, places[-1] + _ROOM * extent
+    moved = spread(places.tolist(), _GAP * (right - left), left, right)
+    figure, axes, columns = panels(len(found.arms))
+    for i, axis in enumerate(axes):
+        if i >= len(found.arms):
+            axis.set_axis_off()
+            continue
+        arm = found.arms[i]
+        look = style[arm.name]
+        known = _known(arm)
+        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+        along = np.linspace(places[known[0][0]], places[known[-1][0]], 40)
+        line = 100 * np.expm1(arm.intercept + arm.slope * along)
+        axis.plot(along, line, color=look.color, linewidth=0.9, linestyle=look.dash, zorder=2)
+        for at, cost in known:
+            if cost.low is not None and cost.high is not None:
+                axis.plot([moved[at]] * 2, [100 * cost.low, 100 * cost.high], color=look.color, linewidth=1.8)
+            axis.plot([moved[at]], [100 * cost.estimate], color=look.color, marker=look.marker, markersize=5)
+        axis.set_title(short(arm.name, 30))
+        axis.annotate(
+            f"{words.percent_interval(arm.per_tenfold)} per tenfold", (0.02, 0.975), xycoords="axes fraction",
+            ha="left", va="top", fontsize=8, color=FAINT,
+        )  # fmt: skip
+        if i + columns >= len(found.arms):
+            axis.set_xlabel("parameters")
+            axis.tick_params(labelbottom=True)
+    axes[0].set_xlim(left, right)
+    axes[0].set_ylim(low, high)
+    axes[0].xaxis.set_major_locator(FixedLocator(_ticks(places.tolist(), right - left)))
+    axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.parameters(round(10**x))))
+    axes[0].yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
+    return to_bytes(figure)
+
+
+def _ticks(places: Sequence[float], width: float) -> list[float]:
+    """Return the sizes that have room for their label: the outermost two, and of the others what fits."""
+    ticks = [places[0], places[-1]]
+    for place in places:
+        if min(abs(place - tick) for tick in ticks) >= _LABEL * width:
+            ticks.append(place)
+    return ticks
+
+
+def _limits(found: Trend) -> tuple[float, float, bool]:
+    """Follow points and lines in %, and bars no longer than a few times that; whether any is cut."""
+    costs = [cost for arm in found.arms for _, cost in _known(arm)]
+    ends = [
+        math.expm1(arm.intercept + arm.slope * math.log10(found.studies[i].parameters))
+        for arm in found.arms
+        for i, _ in _known(arm)
+    ]
+    points = [0.0, *ends, *(cost.estimate for cost in costs)]
+    low, high = min(points), max(points)
+    most = 1.5 * max(high - low, 0.01)
+    edges = [edge for cost in costs for edge in (cost.low, cost.high) if edge is not None]
+    lowest, highest = min([low, *edges]), max([high, *edges])
+    cut = lowest < low - most or highest > high + most
+    low, high = max(lowest, low - most), min(highest, high + most)
+    room = 0.08 * max(high - low, 0.01)
+    # Above the points stands what they come to.
+    return 100 * (low - room), 100 * (high + 3 * room), cut
