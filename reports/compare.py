@@ -58,14 +58,17 @@ def compare(
     """Compare study A (``left``) with B (``right``); ``frames`` tell in what they differ."""
     arms = {arm.name: arm for arm in left.others}
     others = {arm.name: arm for arm in right.others}
+    baselines_share = _share_runs(left.baseline_arm, right.baseline_arm)
     compared = tuple(
         ComparedArm(
             name=name,
             left=arms[name].token_cost if name in arms else None,
             right=others[name].token_cost if name in others else None,
-            ratio=_ratio(arms[name], others[name])
-            if name in arms and name in others
-            else Interval(note="in one study only"),
+            ratio=Interval(note="in one study only")
+            if name not in arms or name not in others
+            else Interval(note="runs in common: the two costs are not independent")
+            if baselines_share or _share_runs(arms[name], others[name])
+            else _ratio(arms[name], others[name]),
         )
         for name in dict.fromkeys((*arms, *others))
     )
@@ -126,6 +129,11 @@ def compare_document(comparison: Comparison) -> dict[str, Any]:
             for arm in comparison.arms
         ],
     }
+
+
+def _share_runs(left: ArmResult, right: ArmResult) -> bool:
+    """Tell whether a run counts in both, as where one study took the results of another."""
+    return not {run.run_id for run in left.runs}.isdisjoint(run.run_id for run in right.runs)
 
 
 def _ratio(left: ArmResult, right: ArmResult) -> Interval:

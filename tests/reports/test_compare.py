@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,9 +68,24 @@ def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
 
 
 def test_a_study_against_its_like_differs_in_nothing(tmp_path):
-    found = both(study(tmp_path / "1", "a", 0.1, 1), study(tmp_path / "2", "a", 0.1, 1))
+    found = both(study(tmp_path, "a", 0.1, 1), study(tmp_path, "b", 0.1, 1))
     assert found.differs == {}
-    assert [arm.ratio.estimate for arm in found.arms] == [0.0, 0.0]
+    assert found.arms[0].name == "fp4"
+    assert found.arms[0].ratio.estimate == 0.0
+
+
+def test_runs_that_count_in_both_studies_make_no_ratio(tmp_path):
+    same = both(study(tmp_path / "1", "a", 0.1, 1), study(tmp_path / "2", "a", 0.1, 1))
+    assert [arm.ratio.note for arm in same.arms] == ["runs in common: the two costs are not independent"] * 2
+    assert same.arms[0].left.estimate == same.arms[0].right.estimate
+    left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.2, 2)
+    plan, of_left = right.plan(), left.plan()["arms"][0]["runs"]
+    for run in of_left:
+        shutil.copytree(left.run(run["id"]).path, right.run(run["id"]).path)
+    right.write_plan(plan | {"arms": [plan["arms"][0] | {"runs": of_left}, *plan["arms"][1:]]})
+    found = both(left, right).arms[0]
+    assert (found.name, found.ratio.estimate) == ("fp4", None)
+    assert found.right.estimate is not None
 
 
 def test_paired_studies_are_compared_by_their_differences(tmp_path):
