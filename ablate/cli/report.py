@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ablate.cli.common import find_study, parse_prices, storage_option
+from ablate.cli.common import find_study, parse_prices, storage_option, writing_to
 from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
@@ -89,11 +89,12 @@ def command(
         "waive": _settings(waive),
         "prices": parse_prices(prices),
     }
-    if watch:
-        return _watch(store, out, options, every)
-    from ablate.reports import write_report
+    with writing_to(store.path / "report" if out is None else out):
+        if watch:
+            return _watch(store, out, options, every)
+        from ablate.reports import write_report
 
-    written = write_report(store, out, **options)
+        written = write_report(store, out, **options)
     if as_json:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
         return 0

@@ -129,3 +129,20 @@ def test_another_baseline_and_target_have_a_folder_of_their_own(make_study, tmp_
     assert done.exit_code == 0, done.output
     assert "compared with all at a validation loss of 2.5 nats/token" in done.output
     assert "Baseline: **all**" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize("watch", [[], ["--watch"]])
+def test_a_folder_that_cannot_be_written_is_one_line(make_study, tmp_path, watch):
+    store = make_study({"bf16": [line(3, 2, 1)]})
+    (tmp_path / "file").write_text("")
+    options = [
+        "report",
+        store.path.name,
+        "--storage",
+        str(store.path.parent),
+        "--out",
+        tmp_path / "file" / "x",
+    ]
+    result = CliRunner().invoke(cli, [*map(str, options), *watch])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == f"--out: cannot write {tmp_path / 'file' / 'x'}: Not a directory"
