@@ -34,7 +34,12 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a recipe is as papers name it. ``stabiliser``: none, sr, rht, dht, or sr+rht."""
+    """What a recipe is as papers name it.
+
+    ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` with ``+`` between them, each with
+    ``*`` where it is on a part of the FP4 operands alone: what a paper says of all operands, or of gradients,
+    it does not say of others.
+    """
 
     format: str
     gemms: tuple[Gemm, ...]
@@ -50,11 +55,14 @@ def kind_of(recipe: Recipe) -> Kind | None:
     if len(formats) != 1:
         return None
     rotated = [side for side in operands if side.hadamard]
+    drawn = [side for side in operands if side.rounding != "nearest"]
     words = []
-    if any(side.rounding == "stochastic" for side in operands):
-        words.append("sr")
+    if drawn:
+        rocm = any(side.rounding == "stochastic_rocm" for side in drawn)
+        words.append(("sr(rocm)" if rocm else "sr") + "*" * (len(drawn) < len(operands)))
     if rotated:
-        words.append("dht" if all(side.signs == "none" for side in rotated) else "rht")
+        name = "dht" if all(side.signs == "none" for side in rotated) else "rht"
+        words.append(name + "*" * (len(rotated) < len(operands)))
     return Kind(
         format=formats.pop(),
         gemms=low,
@@ -92,7 +100,7 @@ _FIGURES: dict[Kind, tuple[Published, ...]] = {
     _tseng("none"): (Published(figure="+0.11 nats (345M)", setting=_TSENG),),
     _tseng("rht", 64): (Published(figure="+0.02 nats (345M)", setting=_TSENG),),
     _tseng("sr+rht", 64): (Published(figure="+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", setting=_TSENG),),
-    Kind(format="nvfp4", gemms=GEMMS, stabiliser="sr+rht", hadamard=16): (
+    Kind(format="nvfp4", gemms=GEMMS, stabiliser="sr*+rht*", hadamard=16): (
         Published(figure="relative loss error under 1 %, about 1.5 % in the decay", setting=_NVIDIA),
         Published(figure="9.0 % ± 0.6 more tokens", setting=_MLPERF),
     ),

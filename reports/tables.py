@@ -504,6 +504,9 @@ def _change(change: Any) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_plain(item) for item in value)}]"
+    if isinstance(value, dict):  # a part of a recipe: what is not set says nothing
+        known = (f"{key}: {_plain(item)}" for key, item in value.items() if item is not None)
+        return f"{{{', '.join(known)}}}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

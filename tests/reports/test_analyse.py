@@ -12,6 +12,7 @@ from ablate.reports.caveats import warnings
 from ablate.reports.cost import Cost
 from ablate.reports.load import load_frames
 from ablate.reports.steps import Step, greatest_step
+from ablate.reports.tables import arm_table
 
 
 def arms_of(store):
@@ -190,3 +191,18 @@ def test_the_order_of_rows_in_the_frames_does_not_matter(seed, tmp_path_factory)
         }
     )
     assert analyse(shuffled).arms == analyse(frames).arms
+
+
+def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
+    store = make_study({"a": [line(3, 1)], "b": [line(3, 1)]})
+    plan = store.plan()
+    dy = {"rounding": "stochastic", "scale": None}
+    plan["arms"][1]["differs"] = {
+        "recipe.gemms": [[], ["fprop", "dgrad"]],
+        "recipe.dgrad": [None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}],
+    }
+    store.write_plan(plan)
+    rows = arm_table(analyse(load_frames(store))).rows
+    assert rows[1][1] == (
+        "recipe.gemms: [] → [fprop, dgrad]; recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
+    )

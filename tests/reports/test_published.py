@@ -38,6 +38,25 @@ def test_a_short_recipe_of_the_same_kind_has_it_too():
     assert figures(recipe) == ["8–9 % more tokens"]
 
 
+ALL = ["fprop", "dgrad", "wgrad"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stabiliser"),
+    [
+        ({"gemms": ALL, "dgrad": {"dy": {"rounding": "stochastic"}}}, "sr*"),
+        ({"gemms": ALL, "fprop": {"stabiliser": "sr"}}, "sr*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "dht"}}, "dht*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "rht"}}, "rht*"),
+        ({"preset": "rocm-te-sr"}, "sr(rocm)"),
+    ],
+)
+def test_what_is_published_of_all_operands_is_not_of_a_part_of_them(recipe, stabiliser):
+    resolved = resolve(RecipeSpec(**recipe))
+    assert kind_of(resolved).stabiliser == stabiliser
+    assert figures(resolved) == []
+
+
 def test_what_nobody_has_published_has_nothing():
     assert kind_of(Recipe()) is None
     assert figures(PRESETS["te-hybrid-fp8"].recipe) == []
