@@ -480,7 +480,7 @@ def _arm_result(
         final_loss=final_loss(curves, alpha),
         difference=LossDifference(interval=Interval(note="baseline"))
         if is_baseline
-        else final_difference(curves, base_curves, alpha),
+        else final_difference(curves, base_curves, alpha, paired=paired),
         sweep=None
         if is_baseline
         else target_sweep(curves, base_curves, rule=rule, paired=paired, alpha=alpha),

@@ -8,7 +8,7 @@ How it fails: it does not raise. Runs without a common evaluation give an empty 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,11 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Several runs at the tokens where all have an evaluation: ``loss`` has a row for each run."""
+    """Several runs at the tokens where all have an evaluation: ``loss`` has a row for each of ``seeds``."""
 
     tokens: np.ndarray
     loss: np.ndarray
+    seeds: tuple[int, ...]
 
     @property
     def mean(self) -> np.ndarray:
@@ -71,10 +72,10 @@ def common_grid(curves: Sequence[Curve]) -> Grid:
     """Return the curves of runs with a result at the tokens that all of them evaluated."""
     results = [curve for curve in curves if curve.end != "missing"]
     if not results:
-        return Grid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)))
+        return Grid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
     tokens = reduce(np.intersect1d, [curve.tokens for curve in results])
     rows = [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in results]
-    return Grid(tokens=tokens, loss=np.array(rows))
+    return Grid(tokens=tokens, loss=np.array(rows), seeds=tuple(curve.seed for curve in results))
 
 
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
@@ -88,8 +89,13 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     return mean_interval([curve.loss[-1] for curve in results], alpha)
 
 
-def final_difference(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA) -> LossDifference:
-    """Return the mean difference (Welch) at the last evaluation common to all runs of both."""
+def final_difference(
+    arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA, *, paired: bool = False
+) -> LossDifference:
+    """Return the mean difference at the last evaluation common to all runs of both.
+
+    ``paired``: of seeds in common, where there are two; else by Welch's way.
+    """
     for curves in (arm, baseline):
         note = final_loss(curves).note
         if final_loss(curves).estimate is None:
@@ -98,17 +104,22 @@ def final_difference(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: flo
     if not len(left.tokens):
         return LossDifference(interval=Interval(note="no evaluation at equal tokens"))
     return LossDifference(
-        interval=welch_interval(left.loss[:, -1], right.loss[:, -1], alpha),
+        interval=_differences(left, right, alpha, paired=paired)[-1],
         tokens=int(left.tokens[-1]),
         n=len(left.loss),
         n_baseline=len(right.loss),
     )
 
 
-def difference_band(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA) -> Band:
-    """Return the difference to the baseline at every common evaluation, with pointwise Welch intervals."""
+def difference_band(
+    arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA, *, paired: bool = False
+) -> Band:
+    """Return the difference to the baseline at every common evaluation, with pointwise intervals.
+
+    ``paired``: as in ``final_difference``.
+    """
     left, right = _align(common_grid(arm), common_grid(baseline))
-    intervals = [welch_interval(left.loss[:, i], right.loss[:, i], alpha) for i in range(len(left.tokens))]
+    intervals = _differences(left, right, alpha, paired=paired)
 
     def column(name: str) -> np.ndarray:
         values = [getattr(interval, name) for interval in intervals]
@@ -124,12 +135,19 @@ def difference_band(arm: Sequence[Curve], baseline: Sequence[Curve], alpha: floa
     )
 
 
+def _differences(left: Grid, right: Grid, alpha: float, *, paired: bool) -> list[Interval]:
+    """Return left − right at each token count of two aligned grids."""
+    common = sorted(set(left.seeds) & set(right.seeds)) if paired else []
+    if len(common) < 2:
+        return [welch_interval(left.loss[:, i], right.loss[:, i], alpha) for i in range(len(left.tokens))]
+    rows = [[grid.seeds.index(seed) for seed in common] for grid in (left, right)]
+    differences = left.loss[rows[0]] - right.loss[rows[1]]
+    return [mean_interval(differences[:, i], alpha) for i in range(len(left.tokens))]
+
+
 def _align(left: Grid, right: Grid) -> tuple[Grid, Grid]:
     tokens, in_left, in_right = np.intersect1d(left.tokens, right.tokens, return_indices=True)
-    if not len(tokens):
-        empty = Grid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)))
-        return empty, empty
     return (
-        Grid(tokens=tokens, loss=left.loss[:, in_left]),
-        Grid(tokens=tokens, loss=right.loss[:, in_right]),
+        replace(left, tokens=tokens, loss=left.loss[:, in_left]),
+        replace(right, tokens=tokens, loss=right.loss[:, in_right]),
     )

@@ -45,6 +45,7 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
             by_arm[arm.name],
             by_arm[analysis.baseline][: None if arm.stopped is None else arm.stopped.seeds],
             arm.alpha,
+            paired=analysis.paired,
         )
         for arm in analysis.others
     }
@@ -54,9 +55,10 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
     with drawing_style("difference"):
         svg, png = _draw(analysis, bands)
     without = [arm.name for arm in analysis.others if arm.name not in bands]
+    way = "differences of seeds in common" if analysis.paired else "Welch"
     caption = (
         f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
-        f"with its pointwise {words.coverage(analysis.rule)} band (Welch), as far as all runs of both go; "
+        f"with its pointwise {words.coverage(analysis.rule)} band ({way}), as far as all runs of both go; "
         "above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
         "differences and wide bands may leave it. No band with one run, or where runs diverged."
     )
