@@ -4,13 +4,14 @@
 
 Every arm of the studies (of one model, data and budget, with diagnostics) is one point. With E_g the energy
 of GEMM g's error over that of its exact output, and b_g the share of it that every draw of the recipe's
-randomness has in common (``bias_share``; 1 where nothing is drawn), fitted is
+randomness has in common (``bias_share``; 1 where nothing is drawn), fitted is what follows. Of the fixed
+part, what shrinks the whole output by a common factor, (1 − gain)², is left out: norms and Adam undo it.
 
-    log(1 + token cost) = Σ_g k_g E_g (b_g + r (1 − b_g)),    k_g ≥ 0
+    log(1 + token cost) = Σ_g (f_g E_g b_g + d_g E_g (1 − b_g)),    f_g, d_g ≥ 0
 
-k_g says what GEMM g's error costs, and r what drawn error costs over as much fixed error: at r = 0 only what
-is fixed costs, at r = 1 it does not matter which it is. Non-negative least squares at each r of a grid; 95 %
-intervals by bootstrap over arms (Efron's percentiles), which takes the arms for a sample of recipes.
+f_g says what error of GEMM g costs that is fixed on a step, d_g what error costs that is drawn. Non-negative
+least squares; 95 % intervals by bootstrap over arms (Efron's percentiles), which takes the arms for a sample
+of recipes. It is a description of these arms, with their errors measured along their own runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from ablate.reports import analyse, load_frames
 from ablate.reports.diagnoses import diagnose_study
 from ablate.store import StudyStore
 
-RATIOS = np.linspace(0.0, 4.0, 81)
 DRAWS = 1000
 
 
@@ -56,19 +56,19 @@ def main() -> None:
     cost = np.array([point.cost for point in points.values()])
     fixed = np.array([point.fixed for point in points.values()])
     drawn = np.array([point.drawn for point in points.values()])
-    ratio, costs = fit(fixed, drawn, cost)
-    predicted = (fixed + ratio * drawn) @ costs
+    energies = np.hstack([fixed, drawn])
+    costs, _ = nnls(energies, cost)
+    predicted = energies @ costs
     rng = np.random.default_rng(0)
-    samples = [fit(fixed[at], drawn[at], cost[at]) for at in rng.integers(0, len(cost), (DRAWS, len(cost)))]
-    print(
-        f"{len(cost)} arms; share of the variance of log(1 + cost) explained: "
-        f"{explained(cost, predicted):.0%}"
-    )
-    print(f"r, drawn over fixed error: {ratio:.2f} {ends([one for one, _ in samples])}")
-    for place, gemm in enumerate(GEMMS):
-        # Of an error of 10 %, whose energy is 0.01.
-        ten = [math.expm1(0.01 * each[place]) for _, each in samples]
-        print(f"{gemm}: a fixed error of 10 % costs {math.expm1(0.01 * costs[place]):.1%} {ends(ten, '.1%')}")
+    samples = [nnls(energies[at], cost[at])[0] for at in rng.integers(0, len(cost), (DRAWS, len(cost)))]
+    share = 1 - float(np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2))
+    print(f"{len(cost)} arms; share of the variance of log(1 + token cost) explained: {share:.0%}")
+    print("\ntoken cost of an error of 10 % of the output's norm\n")
+    for place, (part, gemm) in enumerate((part, gemm) for part in ("fixed", "drawn") for gemm in GEMMS):
+        # Its energy is 0.01.
+        each = [math.expm1(0.01 * sample[place]) for sample in samples]
+        low, high = np.percentile(each, [2.5, 97.5])
+        print(f"{part} in {gemm}: {math.expm1(0.01 * costs[place]):6.1%} [{low:.1%}, {high:.1%}]")
     print(f"\n{'arm':32} {'token cost':>10} {'predicted':>10}")
     for at in np.argsort(cost):
         print(f"{names[at]:32} {math.expm1(cost[at]):>10.1%} {math.expm1(predicted[at]):>10.1%}")
@@ -86,27 +86,13 @@ def read(store: StudyStore) -> dict[str, Point]:
         for one in diagnosed[arm.name].gemms:
             energy = (one.relative_error.estimate or 0.0) ** 2
             share = 1.0 if one.draws == 1 else min(max(one.bias_share.estimate or 0.0, 0.0), 1.0)
-            fixed[one.gemm], drawn[one.gemm] = energy * share, energy * (1 - share)  # type: ignore[index]
+            shrunk = (1 - (one.gain.estimate or 1.0)) ** 2
+            fixed[one.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
+            drawn[one.gemm] = energy * (1 - share)  # type: ignore[index]
         found[arm.runs[0].run_id] = Point(
             arm.name, arm.token_cost.log_ratio.value, tuple(fixed.values()), tuple(drawn.values())
         )
     return found
-
-
-def fit(fixed: np.ndarray, drawn: np.ndarray, cost: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return r and the three k, at which the sum of squared residuals is least."""
-    fits = [nnls(fixed + ratio * drawn, cost) for ratio in RATIOS]
-    best = int(np.argmin([residual for _, residual in fits]))
-    return float(RATIOS[best]), fits[best][0]
-
-
-def explained(cost: np.ndarray, predicted: np.ndarray) -> float:
-    return 1 - float(np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2))
-
-
-def ends(values: list[float], form: str = ".2f") -> str:
-    low, high = np.percentile(values, [2.5, 97.5])
-    return f"[{low:{form}}, {high:{form}}]"
 
 
 if __name__ == "__main__":
