@@ -49,11 +49,12 @@ TABLES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--storage", type=Path, required=True, help="the storage of the studies")
+    parser.add_argument("pages", nargs="*", help="only these pages, such as ladder.md (default: all)")
     parser.add_argument("--check", action="store_true", help="only tell which files would change")
     options = parser.parse_args()
     files: dict[Path, bytes] = {}
     studies: dict[str, None] = {}
-    for page in sorted(FOLDER.glob("*.md")):
+    for page in [FOLDER / name for name in options.pages] or sorted(FOLDER.glob("*.md")):
         text = page.read_text(encoding="utf-8")
 
         def fill(match: re.Match[str]) -> str:
