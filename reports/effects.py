@@ -12,6 +12,7 @@ with no run to spare for the error, there are no effects and ``reason`` says why
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,10 @@ def factor_effects(rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Ef
     """Return the effects of factors on a value.
 
     Args:
-        rows: one for each run: its factors' levels, and the value (None where it is not known).
+        rows: one for each run: its factors' levels, and the value (None where it is not known). Runs of
+            arms that stand beside the grid, such as a baseline by name, are left out.
     """
+    rows = _cells(rows)
     if any(value is None for _, value in rows):
         unknown = sum(value is None for _, value in rows)
         return Effects(
@@ -78,6 +81,19 @@ def factor_effects(rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Ef
     for a, b in itertools.combinations(varying, 2):
         terms[a, b] = np.stack([u * v for u in coded[a].T for v in coded[b].T], axis=1)
     return _fit(y, terms, varying)
+
+
+def _cells(
+    rows: Sequence[tuple[Mapping[str, Any], float | None]],
+) -> Sequence[tuple[Mapping[str, Any], float | None]]:
+    """Return the runs of the grid: of the arms that set the same factors, and are more than any others."""
+    arms: dict[frozenset[str], set[str]] = {}
+    for factors, _ in rows:
+        arms.setdefault(frozenset(factors), set()).add(repr(sorted(factors.items(), key=str)))
+    sizes = Counter({names: len(own) for names, own in arms.items()}).most_common(2)
+    if len(sizes) < 2 or sizes[0][1] == sizes[1][1]:
+        return rows
+    return [(factors, value) for factors, value in rows if frozenset(factors) == sizes[0][0]]
 
 
 def _coded(values: list[str], levels: list[str]) -> np.ndarray:

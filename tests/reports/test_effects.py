@@ -50,6 +50,14 @@ def test_a_balanced_two_by_two_by_the_textbook():
     assert sum(levels.values()) == pytest.approx(0)
 
 
+def test_a_baseline_beside_the_grid_is_left_out():
+    rows = design(np.random.default_rng(0), a=0.1, b=0.03)
+    named = [({"recipe": "bf16"}, value) for value in (17.0, None)]
+    assert factor_effects([*named, *rows]) == factor_effects(rows)
+    # Of two hand-made arms that set different factors neither is the grid.
+    assert factor_effects([({"a": 1, "b": 2}, 1.0), ({"a": 2, "c": 1}, 2.0)]).effects == ()
+
+
 def test_noise_alone_is_significant_as_seldom_as_it_should():
     rng = np.random.default_rng(1)
     p = np.array([[e.p for e in factor_effects(design(rng)).effects] for _ in range(800)])
