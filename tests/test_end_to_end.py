@@ -87,6 +87,9 @@ def test_another_study_takes_the_runs_that_are_its_own_too(finished):
     planned = ablate(folder, "plan", "other.yaml").stdout
     assert "2 taken from small: same configuration, same code" in planned
     assert "2 (2 done)" in planned
+    as_json = json.loads(ablate(folder, "plan", "other.yaml", "--json").stdout)
+    ids = {run["id"] for arm in as_json["arms"] for run in arm["runs"]}
+    assert as_json["taken_from"] == dict.fromkeys(ids, "small")
     assert not (folder / "runs/other").exists()
     done = ablate(folder, "run", "other.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -92,7 +92,7 @@ def command(
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else None
     if as_json:
-        content = to_json(plan, progress, costs)
+        content = to_json(plan, progress, costs) | {"taken_from": elsewhere}
         for entry, found in zip(content["arms"], tried or (), strict=False):
             entry["dry_run"] = found
         on_hardware, content["on_hardware"] = hardware_json(plan, named, usd)

@@ -56,9 +56,13 @@ def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     """
     fresh = {run.run_id: run for run in missing if not Leases(store.run(run.run_id).attempts).latest()}
     found = find_elsewhere(store, {run_id: run.resources for run_id, run in fresh.items()})
+    taken = {}
     for run_id, neighbour in found.items():
-        _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id])
-    return {run_id: neighbour.path.name for run_id, neighbour in found.items()}
+        # Looked at again: somebody who came later may have begun it while others were copied.
+        if not Leases(store.run(run_id).attempts).latest():
+            _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id])
+            taken[run_id] = neighbour.path.name
+    return taken
 
 
 def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from four_runs import requests_of
 
 from ablate.config import ResourcesConfig
+from ablate.execute import reuse
 from ablate.execute.driver import missing_runs
 from ablate.execute.environment import code_digest
 from ablate.execute.reuse import find_elsewhere, take_results
@@ -118,6 +119,21 @@ def test_a_run_that_was_begun_here_goes_on_here(two):
     Leases(run.attempts).claim().end("interrupted")
     assert requests[0].run_id not in take_results(here, requests)
     assert run.state() == "pending"
+
+
+def test_a_run_that_somebody_begins_meanwhile_is_theirs(two, monkeypatch):
+    _, here, requests = two
+    copy, held = reuse._copy, []
+
+    def copy_and_lose_the_next(source, target, request):
+        copy(source, target, request)
+        if not held:
+            held.append(Leases(here.run(requests[1].run_id).attempts).claim())
+
+    monkeypatch.setattr(reuse, "_copy", copy_and_lose_the_next)
+    assert requests[1].run_id not in take_results(here, requests[:2])
+    assert held[0].is_mine()
+    assert here.run(requests[1].run_id).state() == "pending"
 
 
 def test_what_a_killed_driver_left_is_cleared(two):
