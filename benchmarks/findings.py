@@ -7,8 +7,9 @@ A page says what goes where, and this script writes it there, so that no figure 
     <!-- end -->
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``verdict`` for the
-report's sentences, or ``figure=NAME`` for one of its figures. ``--check`` writes nothing and fails where a
-page is not what the storage says.
+report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
+``ablate trend`` says of them: ``trend``, ``verdict`` or ``figure=trend``. ``--check`` writes nothing and fails
+where a page is not what the storage says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from ablate.reports.diagnoses import diagnose_study
 from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
+from ablate.reports.figures.trend import draw_trend
 from ablate.reports.render import escape_markdown
+from ablate.reports.trend import sentences, trend, trend_table
 from ablate.reports.verdict import write_verdict
 from ablate.store import StudyStore
 
@@ -59,7 +62,7 @@ def main() -> int:
 
         def fill(match: re.Match[str]) -> str:
             study, what, *settings = shlex.split(match[2])
-            studies[study] = None
+            studies.update(dict.fromkeys(study.split(",")))
             body, drawn = block(options.storage, study, what, dict(one.split("=", 1) for one in settings))
             files.update(drawn)
             return f"{match[1]}{body}\n{match[4]}"
@@ -79,6 +82,8 @@ def main() -> int:
 
 def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tuple[str, dict[Path, bytes]]:
     """Return what stands in a page's block, and the figures that it shows."""
+    if "," in study:
+        return trend_block(storage, study.split(","), what)
     target = settings.get("target")
     baseline = settings.get("baseline")
     analysis = read(storage, study, baseline, None if target is None else float(target))
@@ -88,9 +93,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         own = "-".join(
             re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in (study, baseline, target, name) if part
         )
-        path = Path("figures") / f"{own}.svg"
-        alt, caption = escape_markdown(drawing.alt), escape_markdown(drawing.caption)
-        return f"\n![{alt}]({path.as_posix()})\n\n*{caption}*\n", {FOLDER / path: drawing.svg}
+        return as_figure(drawing, f"{own}.svg")
     if what == "verdict":
         verdict = write_verdict(analysis)
         lines = [f"**{escape_markdown(verdict.lead)}**", ""]
@@ -107,6 +110,18 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
     return as_markdown(table, [table.columns.index(name) for name in columns]), {}
 
 
+def trend_block(storage: Path, studies: list[str], what: str) -> tuple[str, dict[Path, bytes]]:
+    frames = [load_frames(StudyStore(storage / study)) for study in studies]
+    found = trend([analyse(frame) for frame in frames], frames)
+    if what == "figure=trend":
+        return as_figure(draw_trend(found), f"{'-'.join(studies)}-trend.svg")
+    if what == "verdict":
+        return "\n".join(["", *(f"- {escape_markdown(line)}" for line in sentences(found)), ""]), {}
+    assert what == "trend", f"{what} is not of a trend"
+    table = trend_table(found)
+    return as_markdown(table, list(range(len(table.columns)))), {}
+
+
 @cache
 def read(storage: Path, study: str, baseline: str | None, target: float | None) -> Analysis:
     return analyse(read_against(load_frames(StudyStore(storage / study)), baseline=baseline, target=target))
@@ -115,6 +130,11 @@ def read(storage: Path, study: str, baseline: str | None, target: float | None) 
 def drawings(storage: Path, study: str, analysis: Analysis) -> tuple[Drawing, ...]:
     diagnosed, _ = diagnose_study(StudyStore(storage / study), analysis)
     return (*draw_figures(analysis), *draw_diagnoses(diagnosed))
+
+
+def as_figure(drawing: Drawing, name: str) -> tuple[str, dict[Path, bytes]]:
+    alt, caption = escape_markdown(drawing.alt), escape_markdown(drawing.caption)
+    return f"\n![{alt}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
 
 
 def as_markdown(table: Table, places: list[int]) -> str:
