@@ -8,8 +8,8 @@ A page says what goes where, and this script writes it there, so that no figure 
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``verdict`` for the
 report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
-``ablate trend`` says of them: ``trend``, ``verdict`` or ``figure=trend``. ``--check`` writes nothing and fails
-where a page is not what the storage says.
+``ablate trend`` says of them: ``trend``, ``verdict`` or ``figure=trend``. ``--check`` writes nothing and
+fails where a page is not what the storage says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.reports import analyse, load_frames, tables
+from ablate.reports import analyse, csv_files, load_frames, tables
 from ablate.reports.against import read_against
 from ablate.reports.diagnoses import diagnose_study
 from ablate.reports.diagnosis_table import diagnosis_table
@@ -37,7 +37,7 @@ from ablate.store import StudyStore
 if TYPE_CHECKING:
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
-    from ablate.reports.tables import Table
+    from ablate.reports.table import Table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -70,7 +70,7 @@ def main() -> int:
         files[page] = BLOCK.sub(fill, text).encode()
     for study in studies:
         frames = load_frames(StudyStore(options.storage / study))
-        files[FOLDER / "data" / f"{study}.csv"] = tables.evaluations_csv(frames).encode()
+        files[FOLDER / "data" / f"{study}.csv"] = csv_files.evaluations_csv(frames).encode()
     changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
     for path in changed:
         print(("differs: " if options.check else "written: ") + str(path.relative_to(FOLDER)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.reports import words
 from ablate.reports.differences import study_differences
 from ablate.reports.intervals import Interval, difference, exponential, t_interval
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

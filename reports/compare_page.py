@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.reports.compare import compare_document, compare_table
 from ablate.reports.figures.compare import draw_comparison
 from ablate.reports.pages import write_pages
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
     from pathlib import Path

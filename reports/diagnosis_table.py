@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.reports import words
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

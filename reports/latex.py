@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ablate.reports import words
 
 if TYPE_CHECKING:
-    from ablate.reports.tables import Table
+    from ablate.reports.table import Table
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",

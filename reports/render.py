@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ablate._version import __version__
-from ablate.reports import tables, words
+from ablate.reports import speed_tables, tables, words
 from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 
@@ -116,10 +116,10 @@ def _values(content: Content) -> dict[str, Any]:
         "costs": [
             (title, table)
             for title, table in (
-                ("Measured", tables.measured_table(analysis, content.prices)),
-                ("Modelled, at this study's shapes", tables.modelled_table(analysis, content.prices)),
-                ("Modelled, at the shapes of Llama 3.1 8B", tables.large_table(analysis)),
-                ("How good the model is", tables.check_table(analysis)),
+                ("Measured", speed_tables.measured_table(analysis, content.prices)),
+                ("Modelled, at this study's shapes", speed_tables.modelled_table(analysis, content.prices)),
+                ("Modelled, at the shapes of Llama 3.1 8B", speed_tables.large_table(analysis)),
+                ("How good the model is", speed_tables.check_table(analysis)),
             )
             if table is not None
         ],

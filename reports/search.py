@@ -15,7 +15,7 @@ from ablate.explore.front import front, is_feasible
 from ablate.explore.importance import importances, with_levels
 from ablate.explore.search import candidate_of, short_tokens
 from ablate.reports import words
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from ablate.reports.search import (
     sentences,
     trials_table,
 )
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 from ablate.store.files import write_bytes_atomic
 
 if TYPE_CHECKING:

@@ -1,41 +1,22 @@
-"""The report's tables: as text for the pages, and with full precision as CSV.
-
-A ``Table`` is already text in cells, so that the HTML and Markdown pages cannot differ in a figure.
-"""
+"""The report's tables of arms, runs and comparisons, as text in cells."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.plan.speed import GEMM_SHARE, LLAMA_8B, MEMORY_SHARE, published_checks
 from ablate.reports import words
 from ablate.reports.bootstrap import DRAWS, FEWEST_RUNS
-from ablate.reports.load import EVAL_COLUMNS, StudyFrames
 from ablate.reports.power import MOST_SEEDS
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from ablate.reports.analyse import Analysis, ArmResult
+    from ablate.reports.analyse import Analysis
     from ablate.reports.effects import Effect
-    from ablate.reports.intervals import Interval
     from ablate.reports.power import Power
-    from ablate.reports.speed import Modelled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Text in cells. The first column names the row; ``numeric`` holds the columns set to the right."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numeric: frozenset[int] = frozenset()
 
 
 def headline(analysis: Analysis) -> Table:
@@ -218,149 +199,6 @@ def reached_table(analysis: Analysis) -> Table | None:
     )
 
 
-def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
-    """Return throughput and end-to-end speed-up; None where no timing counts."""
-    known = [(arm, arm.measured) for arm in analysis.arms if arm.measured is not None]
-    if not known:
-        return None
-    # One price for one kind of device: of several, no sum can be named.
-    devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
-    price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
-
-    def money(hours: Interval) -> tuple[str, ...]:
-        return () if price is None else (words.dollars(hours, price),)
-
-    caption = (
-        f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
-        "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
-        f"Intervals ({words.coverage(analysis.rule)}) on logs, with the errors of throughput and of token "
-        "cost both in the latter. "
-        "GPU-hours: of one run to the target, evaluation left out."
-    )
-    if any(measured.alone for _, measured in known) and analysis.throughput is not None:
-        caption += (
-            f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
-            "are those of repeats on that one machine."
-        )
-    if not all(measured.alone for _, measured in known):
-        caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
-    return Table(
-        caption=caption,
-        columns=("Arm", "n", "Timed", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
-        + (() if price is None else (f"Cost at {price:g} $/h",)),
-        rows=tuple(
-            (
-                arm.name,
-                str(arm.n),
-                "alone" if measured.alone else "in its runs",
-                words.times(measured.throughput) if arm.name != analysis.baseline else "1",
-                words.break_even(arm) if arm.name != analysis.baseline else "1",
-                words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",
-                words.hours(measured.hours),
-                *money(measured.hours),
-            )
-            for arm, measured in known
-        ),
-        numeric=frozenset({1, 3, 4, 5, 6, 7}),
-    )
-
-
-def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
-    """Return the modelled speed on named hardware; None without configurations to model."""
-    known = [arm for arm in analysis.arms if arm.modelled]
-    if not known:
-        return None
-    hardware = [one.hardware for one in known[0].modelled]
-    priced = [name for name in hardware if name in prices]
-
-    def speed(arm: ArmResult, one: Modelled) -> str:
-        if one.speed is None:
-            return words.DASH
-        net = "" if arm.name == analysis.baseline else f"; net {words.times(one.net)}"
-        return f"{one.speed:.2f}×{net}"
-
-    return Table(
-        caption=(
-            f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on "
-            f"one device, by a roofline of published peaks ({GEMM_SHARE:.0%} of them in GEMMs, "
-            f"{MEMORY_SHARE:.0%} in memory), without launches and communication. Net: speed / (1 + token "
-            "cost), with the token cost's interval alone. FP4 FLOPs: share of the training FLOPs with both "
-            "operands in FP4. – : no unit for the format."
-        ),
-        columns=(
-            "Arm",
-            "FP4 FLOPs",
-            *hardware,
-            *(f"{name}: GPU-hours to target, at {prices[name]:g} $/h" for name in priced),
-        ),
-        rows=tuple(
-            (
-                arm.name,
-                words.share(arm.fp4_share),
-                *(speed(arm, one) for one in arm.modelled),
-                *(
-                    words.DASH
-                    if one.hours is None
-                    else f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
-                    for one in arm.modelled
-                    if one.hardware in priced
-                ),
-            )
-            for arm in known
-        ),
-        numeric=frozenset(range(1, 2 + len(hardware) + len(priced))),
-    )
-
-
-def large_table(analysis: Analysis) -> Table | None:
-    """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
-    known = [arm for arm in analysis.arms if arm.modelled]
-    if not known:
-        return None
-    hardware = [one.hardware for one in known[0].modelled]
-    return Table(
-        caption=(
-            f"Modelled, not measured: step speed of the same recipes over {analysis.baseline}'s at the "
-            f"shapes of Llama 3.1 8B ({LLAMA_8B.tokens_per_step:,} tokens a step, sequences of "
-            f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
-            "to that size."
-        ),
-        columns=("Arm", *hardware),
-        rows=tuple(
-            (
-                arm.name,
-                *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled),
-            )
-            for arm in known
-        ),
-        numeric=frozenset(range(1, 1 + len(hardware))),
-    )
-
-
-def check_table(analysis: Analysis) -> Table | None:
-    """Return what the speed model gives where others have published a speed-up."""
-    if not any(arm.modelled for arm in analysis.arms):
-        return None
-    return Table(
-        caption=(
-            "The model of step speed beside published figures. It leaves out what costs time in practice, "
-            "so that it is too high rather than too low; take its numbers with a deviation of that order."
-        ),
-        columns=("What", "Published", "Modelled", "Deviation", "Source"),
-        rows=tuple(
-            (
-                check.what,
-                ("> " if check.at_least else "") + f"{check.published:.2f}×",
-                f"{check.modelled:.2f}×",
-                words.percent(check.deviation),
-                check.source,
-            )
-            for check in published_checks()
-        ),
-        numeric=frozenset({1, 2, 3}),
-    )
-
-
 def published_table(analysis: Analysis) -> Table | None:
     """Return what others have published for such arms beside our figures; None where there is nothing."""
     rows = tuple(
@@ -508,57 +346,3 @@ def _plain(value: Any) -> str:
         known = (f"{key}: {_plain(item)}" for key, item in value.items() if item is not None)
         return f"{{{', '.join(known)}}}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def arms_csv(analysis: Analysis) -> str:
-    """Return the headline table with full precision."""
-    header = ["arm", "recipe", "n", "hit", "censored", "diverged", "missing"]
-    groups = ("tokens_to_target", "token_cost", "final_loss", "loss_difference")
-    header += [f"{group}_{part}" for group in groups for part in ("estimate", "low", "high")]
-    header += ["token_cost_kind", "loss_difference_tokens"]
-    rows = []
-    for arm in analysis.arms:
-        intervals = (arm.tokens_to_target, arm.token_cost, arm.final_loss, arm.difference.interval)
-        figures = [part for i in intervals for part in (i.estimate, i.low, i.high)]
-        rows.append(
-            [
-                *(arm.name, arm.recipe, arm.n, arm.hit, arm.censored, arm.diverged, arm.missing),
-                *figures,
-                arm.token_cost.kind,
-                arm.difference.tokens,
-            ]
-        )
-    return _csv(header, rows)
-
-
-def runs_csv(analysis: Analysis) -> str:
-    """Return the ledger with full precision."""
-    header = [
-        "run_id",
-        "arm",
-        "seed",
-        "state",
-        "end",
-        "tokens",
-        "tokens_to_target",
-        "left_bound",
-        "last_loss",
-    ]
-    header += ["seconds", "tokens_per_sec", "backend_mode", "message"]
-    return _csv(
-        header, [[getattr(run, name) for name in header] for arm in analysis.every_arm for run in arm.runs]
-    )
-
-
-def evaluations_csv(frames: StudyFrames) -> str:
-    """Return every evaluation."""
-    text: str = frames.evals.to_csv(index=False, columns=list(EVAL_COLUMNS), lineterminator="\n")
-    return text
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()

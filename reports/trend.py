@@ -28,7 +28,7 @@ from ablate.reports import words
 from ablate.reports.differences import arm_differences, study_differences
 from ablate.reports.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
 from ablate.reports.speed import read_configs
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

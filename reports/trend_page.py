@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.reports import words
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.pages import write_pages
-from ablate.reports.tables import Table
+from ablate.reports.table import Table
 from ablate.reports.trend import sentences, trend_document, trend_table
 
 if TYPE_CHECKING:

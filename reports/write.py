@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.reports import caveats, tables
+from ablate.reports import caveats, csv_files, speed_tables, tables
 from ablate.reports.against import read_against
 from ablate.reports.analyse import analyse
 from ablate.reports.diagnoses import diagnose_study, to_document
@@ -91,9 +91,9 @@ def write_report(
     document = build_document(analysis, content.verdict, content.notices, content.warnings)
     document["diagnostics"] = to_document(diagnosed)
     files: dict[str, bytes] = {
-        "tables/arms.csv": tables.arms_csv(analysis).encode(),
-        "tables/runs.csv": tables.runs_csv(analysis).encode(),
-        "tables/evaluations.csv": tables.evaluations_csv(frames).encode(),
+        "tables/arms.csv": csv_files.arms_csv(analysis).encode(),
+        "tables/runs.csv": csv_files.runs_csv(analysis).encode(),
+        "tables/evaluations.csv": csv_files.evaluations_csv(frames).encode(),
     }
     for name, table in (
         ("arms", tables.headline(analysis)),
@@ -103,9 +103,9 @@ def write_report(
         ("power", tables.power_table(analysis)),
         ("tuning", tables.tuning_table(analysis)),
         ("restricted", tables.reached_table(analysis)),
-        ("measured", tables.measured_table(analysis, content.prices)),
-        ("modelled", tables.modelled_table(analysis, content.prices)),
-        ("modelled-8b", tables.large_table(analysis)),
+        ("measured", speed_tables.measured_table(analysis, content.prices)),
+        ("modelled", speed_tables.modelled_table(analysis, content.prices)),
+        ("modelled-8b", speed_tables.large_table(analysis)),
         ("published", tables.published_table(analysis)),
         ("diagnoses", diagnosis_table(diagnosed)),
     ):

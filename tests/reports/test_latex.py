@@ -9,7 +9,8 @@ import pytest
 from ablate.reports.analyse import analyse
 from ablate.reports.latex import escape_latex, to_latex
 from ablate.reports.load import load_frames
-from ablate.reports.tables import Table, headline
+from ablate.reports.table import Table
+from ablate.reports.tables import headline
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from test_fuzz import damage, replace_somewhere
 
 from ablate.backends.device import Device
 from ablate.cli import cli
-from ablate.reports import analyse, load_frames, tables, write_report
+from ablate.reports import analyse, load_frames, speed_tables, write_report
 from ablate.reports.caveats import warnings
 from ablate.reports.cost import token_cost
 from ablate.reports.crossing import Outcome
@@ -100,7 +100,7 @@ def page_of(store):
     verdict = write_verdict(analysis)
     document = build_document(analysis, verdict, (), warnings(analysis, frames.faults))
     json.dumps(document, allow_nan=False)
-    tables.measured_table(analysis, {})
+    speed_tables.measured_table(analysis, {})
     return analysis, document, " ".join(document["warnings"]), dict(definitions(analysis))["Timing"]
 
 
@@ -202,7 +202,7 @@ def test_an_arm_that_was_not_timed_has_the_figure_of_its_runs(tmp_path):
     assert "gives no speed-up for some arms: not timed (fp4)." in warned
     assert [arm.measured.alone for arm in analysis.arms] == [True, False]
     assert analysis.others[0].measured.throughput.estimate == pytest.approx(1.25, abs=0.01)
-    table = tables.measured_table(analysis, {})
+    table = speed_tables.measured_table(analysis, {})
     assert [row[2] for row in table.rows] == ["alone", "in its runs"]
     assert "Timed in its runs" in table.caption
 
