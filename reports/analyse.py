@@ -490,7 +490,9 @@ def _arm_result(
         else restricted_mean(outcomes, horizon, alpha),
         power=None
         if is_baseline or stopped is not None
-        else power_of(outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate),
+        else power_of(
+            outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
+        ),
         measured=measured,
         fp4_share=None if config is None else share_in_fp4(config),
         modelled=()

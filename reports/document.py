@@ -303,6 +303,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         else {
             "spread_of_log_tokens": arm.power.spread,
             "spread_of_the_baseline": arm.power.spread_baseline,
+            "spread_of_the_pairs": arm.power.spread_of_pairs,
             "smallest_cost": arm.power.smallest_cost,
             "more_seeds": arm.power.more_seeds,
         },

@@ -1,8 +1,9 @@
 """What so many seeds could have shown, and how many more would settle what is open.
 
-From the spread of log T that the runs themselves show; 80 % power at the 5 % level, two-sided, by Student's t
-on the difference of two means. With few seeds the spread is itself uncertain, and so are these figures: they
-are for planning, not for claims.
+From the spread of log T that the runs themselves show, or of its paired differences where seeds are paired;
+80 % power at the 5 % level, two-sided, by Student's t on the difference of two means, or on the mean of the
+differences. With few seeds the spread is itself uncertain, and so are these figures: they are for planning,
+not for claims.
 
 How it fails: it does not raise. Without two runs of known T on each side there is nothing to go by.
 """
@@ -31,6 +32,8 @@ MOST_SEEDS = 1000
 class Power:
     """One comparison's: spread of log T of either side, and what follows from it.
 
+    ``spread_of_pairs``: of the differences of log T over seeds in common, which all else then follows from;
+    None where the comparison is not paired.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
     ``more_seeds``: how many more of each arm would settle the comparison if the cost is what it seems;
     0 where it is settled, None where more than 1,000 would be needed.
@@ -38,27 +41,43 @@ class Power:
 
     spread: float
     spread_baseline: float
+    spread_of_pairs: float | None
     smallest_cost: float
     more_seeds: int | None
 
 
 def power_of(
-    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, settled: bool, estimate: float | None
+    arm: Sequence[Outcome],
+    baseline: Sequence[Outcome],
+    *,
+    settled: bool,
+    estimate: float | None,
+    paired: bool = False,
 ) -> Power | None:
     """Return what the runs of two arms could show; None without two of known T on each side."""
-    x, y = (np.log([run.high for run in runs if run.exact]) for runs in (arm, baseline))
-    if min(len(x), len(y)) < 2:
+    x_of, y_of = ({run.seed: math.log(run.high) for run in runs if run.exact} for runs in (arm, baseline))
+    if min(len(x_of), len(y_of)) < 2:
         return None
-    var_x, var_y = float(np.var(x, ddof=1)), float(np.var(y, ddof=1))
-    if var_x + var_y == 0:
+    var_x, var_y = (float(np.var(list(logs.values()), ddof=1)) for logs in (x_of, y_of))
+    pairs = [x_of[seed] - y_of[seed] for seed in x_of if seed in y_of] if paired else []
+    is_paired = len(pairs) >= 2
+    variance = float(np.var(pairs, ddof=1)) if is_paired else var_x + var_y
+    # Runs that agree but for rounding have no spread to go by.
+    if math.sqrt(variance) <= 8 * math.ulp(max(*x_of.values(), *y_of.values())):
         return None
-    error = var_x / len(x) + var_y / len(y)
-    degrees = error**2 / ((var_x / len(x)) ** 2 / (len(x) - 1) + (var_y / len(y)) ** 2 / (len(y) - 1))
+    if is_paired:
+        n, error, degrees = len(pairs), variance / len(pairs), len(pairs) - 1.0
+    else:
+        n = min(len(x_of), len(y_of))
+        parts = (var_x / len(x_of), len(x_of) - 1), (var_y / len(y_of), len(y_of) - 1)
+        error = sum(part for part, _ in parts)
+        degrees = error**2 / sum(part**2 / own for part, own in parts)
     return Power(
         spread=math.sqrt(var_x),
         spread_baseline=math.sqrt(var_y),
-        smallest_cost=math.exp(_reach(degrees) * math.sqrt(error)) - 1,
-        more_seeds=0 if settled else _more(var_x + var_y, min(len(x), len(y)), estimate),
+        spread_of_pairs=math.sqrt(variance) if is_paired else None,
+        smallest_cost=math.expm1(_reach(degrees) * math.sqrt(error)),
+        more_seeds=0 if settled else _more(variance, n, estimate, 1 if is_paired else 2),
     )
 
 
@@ -67,11 +86,12 @@ def _reach(degrees: float) -> float:
     return quantile(degrees) + float(stdtrit(degrees, POWER))
 
 
-def _more(variance: float, n: int, estimate: float | None) -> int | None:
+def _more(variance: float, n: int, estimate: float | None, per_seed: int) -> int | None:
+    """Return how many more seeds are needed, each of which adds ``per_seed`` degrees of freedom."""
     if estimate is None or estimate <= -1:
         return None
     effect = abs(math.log1p(estimate))
     for seeds in range(n, MOST_SEEDS + 1):
-        if effect >= _reach(2 * (seeds - 1)) * math.sqrt(variance / seeds):
+        if effect >= _reach(per_seed * (seeds - 1)) * math.sqrt(variance / seeds):
             return max(1, seeds - n)
     return None

@@ -136,12 +136,21 @@ def power_table(analysis: Analysis) -> Table | None:
             return f"over {MOST_SEEDS:,}"
         return "settled" if power.more_seeds == 0 else f"about {power.more_seeds}"
 
+    def of_pairs(power: Power) -> tuple[str, ...]:
+        if not paired:
+            return ()
+        return (words.DASH if power.spread_of_pairs is None else words.share(power.spread_of_pairs),)
+
+    paired = any(power.spread_of_pairs is not None for _, power in known)
     return Table(
         caption=(
             "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm "
-            f"and of {analysis.baseline}. Smallest cost: what these seeds would have shown with a chance "
-            "of 80\u00a0% (5\u00a0% level, two-sided, unpaired). More seeds: of each arm, to settle what is "
-            "open if the cost is what it seems. For planning: with few seeds the spread is itself uncertain. "
+            f"and of {analysis.baseline}"
+            + (", and of the differences between runs of one seed" if paired else "")
+            + ". Smallest cost: what these seeds would have shown with a chance of 80\u00a0% (5\u00a0% "
+            f"level, two-sided, {'paired where there are pairs' if paired else 'unpaired'}). More seeds: of "
+            "each arm, to settle what is open if the cost is what it seems. For planning: with few seeds the "
+            "spread is itself uncertain. "
             f"Bootstrap: the token cost's interval once more, by {DRAWS:,} draws of the runs, from "
             f"{FEWEST_RUNS} runs a side on; it is a check, and too narrow with few runs."
         ),
@@ -150,6 +159,7 @@ def power_table(analysis: Analysis) -> Table | None:
             "n",
             "Spread",
             "Spread of the baseline",
+            *(("Spread of the pairs",) if paired else ()),
             "Smallest cost",
             "More seeds",
             "Bootstrap",
@@ -160,6 +170,7 @@ def power_table(analysis: Analysis) -> Table | None:
                 str(arm.n),
                 words.share(power.spread),
                 words.share(power.spread_baseline),
+                *of_pairs(power),
                 words.share(power.smallest_cost),
                 more(power),
                 words.DASH
@@ -168,7 +179,7 @@ def power_table(analysis: Analysis) -> Table | None:
             )
             for arm, power in known
         ),
-        numeric=frozenset({1, 2, 3, 4, 5, 6}),
+        numeric=frozenset(range(1, 8 if paired else 7)),
     )
 
 

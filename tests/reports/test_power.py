@@ -52,6 +52,37 @@ def test_so_many_more_seeds_settle_it():
     assert np.mean(found) == pytest.approx(0.8, abs=0.04)
 
 
+def test_pairs_show_smaller_costs_and_need_fewer_seeds():
+    rng = np.random.default_rng(3)
+    n, of_seed, of_run, effect = 5, 0.05, 0.01, 0.015
+    seeds = rng.normal(0, of_seed, n)
+    x, y = runs(18 + effect + seeds + rng.normal(0, of_run, n)), runs(18 + seeds + rng.normal(0, of_run, n))
+    apart = power_of(x, y, settled=False, estimate=math.expm1(effect))
+    power = power_of(x, y[::-1], settled=False, estimate=math.expm1(effect), paired=True)
+    spread = np.std([math.log(a.low) - math.log(b.low) for a, b in zip(x, y, strict=True)], ddof=1)
+    assert power.spread_of_pairs == pytest.approx(spread)
+    assert apart.spread_of_pairs is None
+    assert (power.spread, power.spread_baseline) == pytest.approx((apart.spread, apart.spread_baseline))
+    for effect_of, seeds_of in [
+        (math.log1p(power.smallest_cost), n),
+        (effect, n + power.more_seeds),
+    ]:
+        found = [
+            stats.ttest_1samp(rng.normal(effect_of, spread, seeds_of), 0).pvalue < 0.05 for _ in range(4000)
+        ]
+        assert np.mean(found) == pytest.approx(0.8, abs=0.05)
+    assert power.smallest_cost < apart.smallest_cost / 2
+    assert power.more_seeds < apart.more_seeds / 4
+
+
+def test_seeds_that_are_not_in_common_make_no_pair():
+    rng = np.random.default_rng(4)
+    x, y = outcomes(rng, 4, 0.02), outcomes(rng, 4, 0.02)
+    other = [Outcome(seed=run.seed + 3, end=run.end, low=run.low, high=run.high) for run in y]
+    apart = power_of(x, y, settled=False, estimate=0.01)
+    assert power_of(x, other, settled=False, estimate=0.01, paired=True) == apart
+
+
 def test_what_is_settled_needs_no_more_and_what_is_nothing_needs_too_many():
     rng = np.random.default_rng(1)
     x, y = outcomes(rng, 5, 0.01, shift=0.3), outcomes(rng, 5, 0.01)
@@ -66,5 +97,6 @@ def test_nothing_to_go_by():
     assert power_of(one, two, settled=False, estimate=0.1) is None
     assert power_of(two, one, settled=False, estimate=0.1) is None
     assert power_of(runs([18, 18]), runs([18, 18]), settled=False, estimate=0.0) is None
+    assert power_of(runs([18, 19]), runs([18.1, 19.1]), settled=False, estimate=0.1, paired=True) is None
     censored = [Outcome(seed=0, end="censored", low=5.0), Outcome(seed=1, end="censored", low=5.0)]
     assert power_of(censored, two, settled=False, estimate=None) is None
