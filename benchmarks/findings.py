@@ -35,6 +35,8 @@ from ablate.reports.verdict import write_verdict
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
     from ablate.reports.table import Table
@@ -62,7 +64,8 @@ def main() -> int:
 
         def fill(match: re.Match[str]) -> str:
             study, what, *settings = shlex.split(match[2])
-            studies.update(dict.fromkeys(study.split(",")))
+            if "," not in study:
+                studies[study] = None
             body, drawn = block(options.storage, study, what, dict(one.split("=", 1) for one in settings))
             files.update(drawn)
             return f"{match[1]}{body}\n{match[4]}"
@@ -83,17 +86,14 @@ def main() -> int:
 def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tuple[str, dict[Path, bytes]]:
     """Return what stands in a page's block, and the figures that it shows."""
     if "," in study:
-        return trend_block(storage, study.split(","), what)
+        return trend_block(storage, study.split(","), what, settings.get("baseline"))
     target = settings.get("target")
     baseline = settings.get("baseline")
     analysis = read(storage, study, baseline, None if target is None else float(target))
     if what.startswith("figure="):
         name = what.partition("=")[2]
         drawing = next(one for one in drawings(storage, study, analysis) if one.name == name)
-        own = "-".join(
-            re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in (study, baseline, target, name) if part
-        )
-        return as_figure(drawing, f"{own}.svg")
+        return as_figure(drawing, (study, baseline, target, name))
     if what == "verdict":
         verdict = write_verdict(analysis)
         lines = [f"**{escape_markdown(verdict.lead)}**", ""]
@@ -110,11 +110,13 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
     return as_markdown(table, [table.columns.index(name) for name in columns]), {}
 
 
-def trend_block(storage: Path, studies: list[str], what: str) -> tuple[str, dict[Path, bytes]]:
-    frames = [load_frames(StudyStore(storage / study)) for study in studies]
+def trend_block(
+    storage: Path, studies: list[str], what: str, baseline: str | None
+) -> tuple[str, dict[Path, bytes]]:
+    frames = [read_against(load_frames(StudyStore(storage / study)), baseline=baseline) for study in studies]
     found = trend([analyse(frame) for frame in frames], frames)
     if what == "figure=trend":
-        return as_figure(draw_trend(found), f"{'-'.join(studies)}-trend.svg")
+        return as_figure(draw_trend(found), (*studies, baseline, "trend"))
     if what == "verdict":
         return "\n".join(["", *(f"- {escape_markdown(line)}" for line in sentences(found)), ""]), {}
     assert what == "trend", f"{what} is not of a trend"
@@ -132,7 +134,8 @@ def drawings(storage: Path, study: str, analysis: Analysis) -> tuple[Drawing, ..
     return (*draw_figures(analysis), *draw_diagnoses(diagnosed))
 
 
-def as_figure(drawing: Drawing, name: str) -> tuple[str, dict[Path, bytes]]:
+def as_figure(drawing: Drawing, parts: Iterable[str | None]) -> tuple[str, dict[Path, bytes]]:
+    name = "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in parts if part) + ".svg"
     alt, caption = escape_markdown(drawing.alt), escape_markdown(drawing.caption)
     return f"\n![{alt}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
 

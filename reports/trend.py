@@ -43,10 +43,11 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SizedStudy:
-    """A study, the ``parameters`` of its baseline's model, and its target in words."""
+    """A study, the ``parameters`` of its baseline's model, that baseline, and its target in words."""
 
     name: str
     parameters: int
+    baseline: str
     target: str
 
 
@@ -78,6 +79,12 @@ class Trend:
     left_out: Mapping[str, str]
     differs: Mapping[str, tuple[str, ...]]
     coverage: str
+
+    @property
+    def against(self) -> str:
+        """What costs are told against: the baseline's name, where the studies have one of one name."""
+        names = {study.baseline for study in self.studies}
+        return names.pop() if len(names) == 1 else "the study's own baseline"
 
     @property
     def span(self) -> float:
@@ -137,11 +144,11 @@ def trend_table(found: Trend) -> Table:
     """Return the trends as text in cells."""
     return Table(
         caption=(
-            "Token cost of each arm in each study, by rising number of parameters, against the study's own "
-            f"baseline at its own target, with its {found.coverage} interval; and what (1 + token cost) "
-            "changes by for each tenfold of parameters: above zero the cost grows with size. Each interval "
-            "is for its own comparison. That of the change holds the error of the runs, not that of the "
-            "straight line, which is an average slope: see whether the points follow it."
+            f"Token cost of each arm over {found.against} in each study, by rising number of parameters, at "
+            f"the study's own target, with its {found.coverage} interval; and what (1 + token cost) changes "
+            "by for each tenfold of parameters: above zero the cost grows with size. Each interval is for "
+            "its own comparison. That of the change holds the error of the runs, not that of the straight "
+            "line, which is an average slope: see whether the points follow it."
         ),
         columns=(
             "Arm",
@@ -221,7 +228,12 @@ def trend_document(found: Trend) -> dict[str, Any]:
     """Return the trends as plain data; costs and changes are fractions."""
     return {
         "studies": [
-            {"name": study.name, "parameters": study.parameters, "target": study.target}
+            {
+                "name": study.name,
+                "parameters": study.parameters,
+                "baseline": study.baseline,
+                "target": study.target,
+            }
             for study in found.studies
         ],
         "coverage": found.coverage.replace(words.NBSP, " "),
@@ -257,6 +269,7 @@ def _by_size(
         SizedStudy(
             name=name,
             parameters=_size_of_baseline(name, analysis.baseline, own),
+            baseline=analysis.baseline,
             target=words.target(analysis.target),
         )
         for name, analysis, own in zip(names, analyses, configs, strict=True)

@@ -26,8 +26,10 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
         "table_of_arms": trend_table(found),
         "studies": Table(
             caption="Parameters of the baseline's model, all of them; the target that costs are read at.",
-            columns=("Study", "Parameters", "Target"),
-            rows=tuple((study.name, f"{study.parameters:,}", study.target) for study in found.studies),
+            columns=("Study", "Parameters", "Baseline", "Target"),
+            rows=tuple(
+                (study.name, f"{study.parameters:,}", study.baseline, study.target) for study in found.studies
+            ),
             numeric=frozenset({1}),
         ),
         "differences": Table(

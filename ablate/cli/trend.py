@@ -12,8 +12,12 @@ from ablate.cli.common import find_studies, shown_names, storage_option, writing
 from ablate.errors import Problem, UserError, safe_text
 
 
-@click.command(epilog="Example:  ablate trend width-64 width-128 width-256 --out trend/")
+@click.command(
+    epilog="\b\nExamples:\n  ablate trend width-64 width-128 width-256 --out trend/\n"
+    "  ablate trend width-64 width-128 width-256 --baseline mxfp4"
+)
 @click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
+@click.option("--baseline", metavar="ARM", help="State costs against this arm, not each study's baseline.")
 @storage_option
 @click.option(
     "--out",
@@ -21,7 +25,9 @@ from ablate.errors import Problem, UserError, safe_text
     help="Write trend.html, .md, .json and the figure there, too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-def command(studies: tuple[str, ...], storage: Path, out: Path | None, *, as_json: bool) -> None:
+def command(
+    studies: tuple[str, ...], baseline: str | None, storage: Path, out: Path | None, *, as_json: bool
+) -> None:
     """Tell whether what each arm costs grows or shrinks with the size of the model.
 
     Each STUDY is a study's name, its YAML file, or its folder in another storage: the same study but for the
@@ -33,9 +39,10 @@ def command(studies: tuple[str, ...], storage: Path, out: Path | None, *, as_jso
         )
     stores = find_studies(storage, studies)
     from ablate.reports import analyse, load_frames
+    from ablate.reports.against import read_against
     from ablate.reports.trend import differences_text, sentences, trend, trend_document, trend_table
 
-    frames = [load_frames(store) for store in stores]
+    frames = [read_against(load_frames(store), baseline=baseline) for store in stores]
     analyses = [analyse(frame) for frame in frames]
     found = trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
     if out is not None:

@@ -40,7 +40,7 @@ def draw_trend(found: Trend) -> Drawing:
         svg, png = _draw(found, low, high)
     counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
     caption = (
-        "Token cost over the number of parameters, each point a study against its own baseline; bars: "
+        f"Token cost over {found.against} against the number of parameters, each point a study; bars: "
         f"{found.coverage} intervals, {', '.join(counts)} a point. Thin: the straight line of log "
         "(1 + token cost) over log parameters by least squares; above it its change for each tenfold. It is "
         "an average slope: its interval does not tell whether the line is straight."

@@ -18,6 +18,7 @@ from ablate.cli import cli
 from ablate.errors import UserError
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
+from ablate.reports.against import read_against
 from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.intervals import difference, mean_estimate
 from ablate.reports.trend import _line, differences_text, sentences, trend, trend_table
@@ -328,6 +329,36 @@ def test_on_the_command_line(tmp_path):
     assert [one["parameters"] for one in document["studies"]] == [parameters(width) for width in WIDTHS]
     assert document["arms"][0]["per_tenfold"]["high"] < 0
     assert json.loads(call(*names, "--storage", tmp_path, "--json").output) == document
+
+
+def test_costs_over_another_arm_than_the_baseline(tmp_path):
+    falling(tmp_path)
+    names = [f"w{width}" for width in WIDTHS]
+    own, other = (
+        json.loads(call(*names, "--storage", tmp_path, "--json", *more).output)
+        for more in ([], ["--baseline", "flat"])
+    )
+    assert [one["baseline"] for one in other["studies"]] == ["flat"] * 3
+    assert [arm["name"] for arm in other["arms"]] == ["bf16", "steep"]
+    steep, flat = own["arms"]
+    assert (steep["name"], flat["name"]) == ("steep", "flat")
+    for i in range(3):
+        ratio = (1 + steep["token_cost"][i]["estimate"]) / (1 + flat["token_cost"][i]["estimate"]) - 1
+        assert other["arms"][1]["token_cost"][i]["estimate"] == pytest.approx(ratio)
+    assert "over flat in each study" in " ".join(
+        call(*names, "--storage", tmp_path, "--baseline", "flat").output.split()
+    )
+    assert "no arm 'stepe' in study 'w32'" in refused(*names, "--storage", tmp_path, "--baseline", "stepe")
+
+
+def test_baselines_of_several_names_are_named_for_each_study(tmp_path):
+    stores = falling(tmp_path)
+    frames = [load_frames(store) for store in stores]
+    frames[0] = read_against(frames[0], baseline="flat")
+    found = trend([analyse(frame) for frame in frames], frames)
+    assert found.against == "the study's own baseline"
+    assert [study.baseline for study in found.studies] == ["flat", "bf16", "bf16"]
+    assert "baseline" in found.differs
 
 
 def test_the_pages_hold_the_figure_and_say_what_it_shows(tmp_path):
