@@ -8,8 +8,8 @@ A page says what goes where, and this script writes it there, so that no figure 
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``verdict`` for the
 report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
-``ablate trend`` says of them: ``trend``, ``verdict`` or ``figure=trend``. ``--check`` writes nothing and
-fails where a page is not what the storage says.
+``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone, for
+``after=TOKENS,TOKENS``). ``--check`` writes nothing and fails where a page is not what the storage says.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.reports import analyse, csv_files, load_frames, tables
-from ablate.reports.against import read_against
+from ablate.reports import analyse, csv_files, load_frames, tables, words
+from ablate.reports.against import read_against, target_after
 from ablate.reports.diagnoses import diagnose_study
 from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.render import escape_markdown
+from ablate.reports.table import Table
 from ablate.reports.trend import sentences, trend, trend_table
 from ablate.reports.verdict import write_verdict
 from ablate.store import StudyStore
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
-    from ablate.reports.table import Table
+    from ablate.reports.trend import Trend
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -86,7 +87,7 @@ def main() -> int:
 def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tuple[str, dict[Path, bytes]]:
     """Return what stands in a page's block, and the figures that it shows."""
     if "," in study:
-        return trend_block(storage, study.split(","), what, settings.get("baseline"))
+        return trend_block(storage, study.split(","), what, settings)
     target = settings.get("target")
     baseline = settings.get("baseline")
     analysis = read(storage, study, baseline, None if target is None else float(target))
@@ -106,22 +107,49 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         else TABLES[what](analysis)
     )
     assert table is not None, f"{study} has no {what}"
-    columns = settings["columns"].split(",") if "columns" in settings else list(table.columns)
-    return as_markdown(table, [table.columns.index(name) for name in columns]), {}
+    return as_markdown(table, settings.get("columns")), {}
 
 
 def trend_block(
-    storage: Path, studies: list[str], what: str, baseline: str | None
+    storage: Path, studies: list[str], what: str, settings: dict[str, str]
 ) -> tuple[str, dict[Path, bytes]]:
-    frames = [read_against(load_frames(StudyStore(storage / study)), baseline=baseline) for study in studies]
-    found = trend([analyse(frame) for frame in frames], frames)
+    baseline = settings.get("baseline")
+    if what == "places":
+        places = [int(tokens) for tokens in settings["after"].split(",")]
+        return as_markdown(places_table(storage, studies, baseline, places), None), {}
+    found = read_trend(storage, studies, baseline, None)
     if what == "figure=trend":
         return as_figure(draw_trend(found), (*studies, baseline, "trend"))
     if what == "verdict":
         return "\n".join(["", *(f"- {escape_markdown(line)}" for line in sentences(found)), ""]), {}
     assert what == "trend", f"{what} is not of a trend"
-    table = trend_table(found)
-    return as_markdown(table, list(range(len(table.columns)))), {}
+    return as_markdown(trend_table(found), None), {}
+
+
+def places_table(storage: Path, studies: list[str], baseline: str | None, places: list[int]) -> Table:
+    """Each arm's change per tenfold, with the studies read in several places of their baselines' curves."""
+    trends = [read_trend(storage, studies, baseline, place) for place in places]
+    names = dict.fromkeys(arm.name for found in trends for arm in found.arms)
+    changes = [{arm.name: words.percent_interval(arm.per_tenfold) for arm in found.arms} for found in trends]
+    return Table(
+        caption=(
+            f"Change of (1 + token cost over {trends[0].against}) for each tenfold of parameters, with its "
+            f"{trends[0].coverage} interval, each study read at the loss that the baseline of its file reaches "
+            "after so many tokens. The same runs in all columns."
+        ),
+        columns=("Arm", *(f"After {words.tokens(place)} tokens" for place in places)),
+        rows=tuple((name, *(change.get(name, words.DASH) for change in changes)) for name in names),
+        numeric=frozenset(range(1, len(places) + 1)),
+    )
+
+
+def read_trend(storage: Path, studies: list[str], baseline: str | None, after: int | None) -> Trend:
+    frames = []
+    for study in studies:
+        own = load_frames(StudyStore(storage / study))
+        target = None if after is None else target_after(own, after)
+        frames.append(read_against(own, baseline=baseline, target=target))
+    return trend([analyse(frame) for frame in frames], frames)
 
 
 @cache
@@ -140,7 +168,9 @@ def as_figure(drawing: Drawing, parts: Iterable[str | None]) -> tuple[str, dict[
     return f"\n![{alt}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
 
 
-def as_markdown(table: Table, places: list[int]) -> str:
+def as_markdown(table: Table, columns: str | None) -> str:
+    names = table.columns if columns is None else columns.split(",")
+    places = [table.columns.index(name) for name in names]
     lines = [[table.columns[i] for i in places], ["---:" if i in table.numeric else "---" for i in places]]
     rows = [[escape_markdown(row[i]) for i in places] for row in table.rows]
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in (*lines, *rows))

@@ -13,7 +13,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.errors import UserError
+import numpy as np
+
+from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from ablate.reports.load import StudyFrames
@@ -44,6 +46,37 @@ def read_against(
     if baseline is not None:
         plan = _against_arm(plan, baseline)
     return replace(frames, plan=plan)
+
+
+def target_after(frames: StudyFrames, tokens: int) -> float:
+    """Return the target that the study's own baseline reaches after so many tokens: its mean loss there.
+
+    The mean over the runs of the baseline, linear between evaluations, rounded to three decimals; of the
+    study's own kind, so that for a perplexity target it is the exponential of that. It comes from the very
+    runs that costs are then told against, and intervals do not hold its error.
+
+    Raises:
+        UserError: no run of the baseline has evaluations on both sides of it.
+    """
+    plan = frames.plan
+    runs = frames.runs.loc[frames.runs["arm"] == plan["baseline"], "run_id"]
+    curves = [frames.evals[frames.evals["run_id"] == run] for run in runs]
+    curves = [curve for curve in curves if len(curve) and np.isfinite(curve["val_loss"]).all()]
+    if not curves:
+        raise UserError(f"--after: '{plan['baseline']}' in study '{plan['study']}' has no finite losses yet")
+    first = max(int(curve["tokens"].iloc[0]) for curve in curves)
+    last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
+    if not first <= tokens <= last:
+        raise UserError(
+            Problem(
+                what=f"--after: {tokens:,} tokens is outside what '{plan['baseline']}' in study "
+                f"'{plan['study']}' was evaluated at",
+                hint=f"from {first:,} to {last:,}",
+            )
+        )
+    losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
+    loss = sum(losses) / len(losses)
+    return round(math.exp(loss) if plan["target"]["kind"] == "perplexity" else loss, 3)
 
 
 def _against_arm(plan: dict[str, Any], baseline: str) -> dict[str, Any]:

@@ -14,10 +14,16 @@ from ablate.errors import Problem, UserError, safe_text
 
 @click.command(
     epilog="\b\nExamples:\n  ablate trend width-64 width-128 width-256 --out trend/\n"
-    "  ablate trend width-64 width-128 width-256 --baseline mxfp4"
+    "  ablate trend width-64 width-128 width-256 --baseline mxfp4 --after 400_000"
 )
 @click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
 @click.option("--baseline", metavar="ARM", help="State costs against this arm, not each study's baseline.")
+@click.option(
+    "--after",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Read each study at the loss that its file's baseline reaches after so many tokens, not at its target.",
+)
 @storage_option
 @click.option(
     "--out",
@@ -26,7 +32,13 @@ from ablate.errors import Problem, UserError, safe_text
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 def command(
-    studies: tuple[str, ...], baseline: str | None, storage: Path, out: Path | None, *, as_json: bool
+    studies: tuple[str, ...],
+    baseline: str | None,
+    after: int | None,
+    storage: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Tell whether what each arm costs grows or shrinks with the size of the model.
 
@@ -39,10 +51,15 @@ def command(
         )
     stores = find_studies(storage, studies)
     from ablate.reports import analyse, load_frames
-    from ablate.reports.against import read_against
+    from ablate.reports.against import read_against, target_after
     from ablate.reports.trend import differences_text, sentences, trend, trend_document, trend_table
 
-    frames = [read_against(load_frames(store), baseline=baseline) for store in stores]
+    frames = [load_frames(store) for store in stores]
+    targets = [None if after is None else target_after(frame, after) for frame in frames]
+    frames = [
+        read_against(frame, baseline=baseline, target=target)
+        for frame, target in zip(frames, targets, strict=True)
+    ]
     analyses = [analyse(frame) for frame in frames]
     found = trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
     if out is not None:

@@ -1,11 +1,12 @@
 """The same runs against another arm, and at another target."""
 
 import dataclasses
+import math
 
 import pytest
 
 from ablate.errors import UserError
-from ablate.reports.against import read_against
+from ablate.reports.against import read_against, target_after
 from ablate.reports.analyse import analyse
 from ablate.reports.load import load_frames
 
@@ -74,3 +75,26 @@ def test_what_is_refused(frames, options, plan, line):
     with pytest.raises(UserError) as caught:
         read_against(frames, **options)
     assert line in str(caught.value)
+
+
+def test_the_target_that_the_baseline_reaches_after_so_many_tokens(make_study):
+    curves = {
+        "bf16": [[(10, 3.0), (20, 2.0), (30, 1.0)], [(12, 3.4), (20, 2.2), (28, 1.4)]],
+        "all": [[(10, 9.0), (20, 8.0), (30, 7.0)]] * 2,
+    }
+    frames = load_frames(make_study(curves))
+    assert target_after(frames, 20) == 2.1
+    assert target_after(frames, 25) == pytest.approx((1.5 + 1.7) / 2)
+    # Of the study's own baseline, whatever arm is compared with.
+    assert target_after(read_against(frames, baseline="all"), 20) == 8.0
+    perplexity = with_plan(frames, target=frames.plan["target"] | {"kind": "perplexity", "value": 20.0})
+    assert target_after(perplexity, 20) == pytest.approx(math.exp(2.1), abs=5e-4)
+    for outside in (11, 29):
+        with pytest.raises(UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"):
+            target_after(frames, outside)
+
+
+def test_a_baseline_without_losses_names_no_target(make_study):
+    frames = load_frames(make_study({"bf16": [[]], "all": [[(10, 3.0)]]}))
+    with pytest.raises(UserError, match=r"'bf16' in study .* has no finite losses yet"):
+        target_after(frames, 10)

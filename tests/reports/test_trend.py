@@ -18,7 +18,7 @@ from ablate.cli import cli
 from ablate.errors import UserError
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
-from ablate.reports.against import read_against
+from ablate.reports.against import read_against, target_after
 from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.intervals import difference, mean_estimate
 from ablate.reports.trend import _line, differences_text, sentences, trend, trend_table
@@ -349,6 +349,19 @@ def test_costs_over_another_arm_than_the_baseline(tmp_path):
         call(*names, "--storage", tmp_path, "--baseline", "flat").output.split()
     )
     assert "no arm 'stepe' in study 'w32'" in refused(*names, "--storage", tmp_path, "--baseline", "stepe")
+
+
+def test_studies_are_read_where_their_baselines_have_come_to(tmp_path):
+    stores = falling(tmp_path)
+    names = [f"w{width}" for width in WIDTHS]
+    read = call(*names, "--storage", tmp_path, "--json", "--after", "400_000", "--baseline", "flat")
+    found = json.loads(read.output)
+    for store, one in zip(stores, found["studies"], strict=True):
+        frames = load_frames(store)
+        value = target_after(frames, 400_000)
+        assert value != frames.plan["target"]["value"]
+        assert one["target"].replace("\u00a0", " ") == f"a validation loss of {value:g} nats/token"
+    assert "tokens is outside what 'bf16'" in refused(*names, "--storage", tmp_path, "--after", "1")
 
 
 def test_baselines_of_several_names_are_named_for_each_study(tmp_path):
