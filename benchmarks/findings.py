@@ -134,8 +134,8 @@ def places_table(storage: Path, studies: list[str], baseline: str | None, places
     return Table(
         caption=(
             f"Change of (1 + token cost over {trends[0].against}) for each tenfold of parameters, with its "
-            f"{trends[0].coverage} interval, each study read at the loss that the baseline of its file reaches "
-            "after so many tokens. The same runs in all columns."
+            f"{trends[0].coverage} interval, each study read at the loss that the baseline of its file "
+            "reaches after so many tokens. The same runs in all columns."
         ),
         columns=("Arm", *(f"After {words.tokens(place)} tokens" for place in places)),
         rows=tuple((name, *(change.get(name, words.DASH) for change in changes)) for name in names),

@@ -22,7 +22,7 @@ from ablate.errors import Problem, UserError, safe_text
     "--after",
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    help="Read each study at the loss that its file's baseline reaches after so many tokens, not at its target.",
+    help="Read each study where its file's baseline is after so many tokens, not at its target.",
 )
 @storage_option
 @click.option(
