@@ -51,9 +51,9 @@ def read_against(
 def target_after(frames: StudyFrames, tokens: int) -> float:
     """Return the target that the study's own baseline reaches after so many tokens: its mean loss there.
 
-    The mean over the runs of the baseline, linear between evaluations, rounded to three decimals; of the
-    study's own kind, so that for a perplexity target it is the exponential of that. It comes from the very
-    runs that costs are then told against, and intervals do not hold its error.
+    The mean over the runs of the baseline but for diverged ones, linear between evaluations, rounded to three
+    decimals; of the study's own kind, so that for a perplexity target it is the exponential of that. It comes
+    from the very runs that costs are then told against, and intervals do not hold its error.
 
     Raises:
         UserError: no run of the baseline has evaluations on both sides of it.
