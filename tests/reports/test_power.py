@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from synthetic_study import smooth_curve
 
+from ablate.reports import analyse, load_frames
 from ablate.reports.crossing import Outcome
 from ablate.reports.power import power_of
+from ablate.reports.tables import power_table
 
 
 def runs(logs, end="hit"):
@@ -73,6 +76,48 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
         assert np.mean(found) == pytest.approx(0.8, abs=0.05)
     assert power.smallest_cost < apart.smallest_cost / 2
     assert power.more_seeds < apart.more_seeds / 4
+
+
+def test_each_more_pair_is_one_more_degree_of_freedom():
+    y = runs([18.0, 18.05, 17.95])
+    x = runs([18.01, 18.08, 17.96])  # differences of 0.01, 0.03 and 0.01
+    spread, effect = np.std([0.01, 0.03, 0.01], ddof=1), 0.015
+    power = power_of(x, y, settled=False, estimate=math.expm1(effect), paired=True)
+
+    def found_by(n, cost):
+        error = spread / math.sqrt(n)
+        return cost >= (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) * error * (1 - 1e-9)
+
+    assert found_by(3, math.log1p(power.smallest_cost))
+    assert not found_by(3, 0.999 * math.log1p(power.smallest_cost))
+    assert found_by(3 + power.more_seeds, effect)
+    assert not found_by(2 + power.more_seeds, effect)
+
+
+def test_a_study_of_paired_seeds_is_shown_by_its_pairs(make_study):
+    curves = {
+        "bf16": [smooth_curve(np.random.default_rng(seed), seed_noise=0.05) for seed in range(4)],
+        "all": [smooth_curve(np.random.default_rng(seed), seed_noise=0.05, cost=0.02) for seed in range(4)],
+    }
+    tables = {
+        paired: power_table(analyse(load_frames(make_study(curves, paired_seeds=paired))))
+        for paired in (False, True)
+    }
+    cells = {paired: dict(zip(table.columns, table.rows[0], strict=True)) for paired, table in tables.items()}
+    assert "Spread of the pairs" not in cells[False]
+    pairs, spread, smallest, before = (
+        float(text.split("\u00a0")[0])
+        for text in (
+            cells[True]["Spread of the pairs"],
+            cells[True]["Spread"],
+            cells[True]["Smallest cost"],
+            cells[False]["Smallest cost"],
+        )
+    )
+    assert pairs < spread / 3
+    assert smallest < before / 3
+    assert "unpaired" in tables[False].caption
+    assert "unpaired" not in tables[True].caption
 
 
 def test_seeds_that_are_not_in_common_make_no_pair():
