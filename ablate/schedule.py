@@ -64,6 +64,11 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     return floor + (peak - floor) * left / training.decay_tokens
 
 
+def decay_begins(training: TrainingConfig) -> int | None:
+    """Return the tokens after which warm-up–stable–decay lowers the rate; None for every other schedule."""
+    return training.tokens - training.decay_tokens if training.schedule == "wsd" else None
+
+
 def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
     """Return the validation loss, in nats per token, from which a run is called diverged.
 

@@ -41,6 +41,7 @@ from ablate.reports.survival import Reached, common_horizon, reached, restricted
 from ablate.reports.sweep import Sweep, target_sweep
 from ablate.reports.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
 from ablate.reports.tuning import Tuned, pending, split_frames, tuned
+from ablate.schedule import decay_begins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -87,6 +88,7 @@ class ArmResult:
     level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not
     even as missing, and ``tokens_saved`` of their budget were not trained. ``measured``: None without timing
     that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a configuration.
+    ``decay_begins``: tokens after which its learning rate falls at the end; None where it does not.
     """
 
     name: str
@@ -118,6 +120,7 @@ class ArmResult:
     fp4_share: float | None
     modelled: tuple[Modelled, ...]
     published: tuple[Published, ...]
+    decay_begins: int | None
     runs: tuple[RunResult, ...]
 
 
@@ -172,6 +175,12 @@ class Analysis:
     def others(self) -> tuple[ArmResult, ...]:
         """The arms compared with the baseline."""
         return tuple(arm for arm in self.arms if arm.name != self.baseline)
+
+    @property
+    def decay_begins(self) -> int | None:
+        """Tokens after which the learning rate falls at the end, where that is so of all arms alike."""
+        starts = {arm.decay_begins for arm in self.arms}
+        return starts.pop() if len(starts) == 1 else None
 
     @property
     def every_arm(self) -> tuple[ArmResult, ...]:
@@ -499,6 +508,7 @@ def _arm_result(
         if config is None or base_config is None
         else modelled_speed(config, base_config, tokens_to_target=mean.estimate, cost=cost),
         published=() if config is None else published_for(config.recipe),
+        decay_begins=None if config is None else decay_begins(config.training),
         runs=tuple(runs),
     )
 

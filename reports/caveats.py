@@ -66,6 +66,7 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             "learning rate that a shorter run would not have had. Prefer a constant rate or "
             "warm-up–stable–decay."
         )
+    found.extend(_decay(analysis))
     if len(analysis.environments) > 1:
         found.append(
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
@@ -82,6 +83,24 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     found.extend(_throughput(analysis))
     found.extend(f"Left out: {fault}" for fault in faults)
     return tuple(found)
+
+
+def _decay(analysis: Analysis) -> list[str]:
+    """Name the arms whose tokens to target were read where the rate already fell."""
+    late = []
+    for arm in analysis.arms:
+        crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
+        count = sum(arm.decay_begins is not None and tokens > arm.decay_begins for tokens in crossings)
+        if count:
+            late.append(f"{arm.name} {count} of {words.plural(len(crossings), 'crossing')}")
+    if not late:
+        return []
+    text = (
+        f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}): there the "
+        "loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run would not "
+        "have had that rate. Take a target that is reached before, and the final loss for what is left after."
+    )
+    return [text]
 
 
 def _set_apart(analysis: Analysis) -> list[str]:

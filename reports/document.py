@@ -254,6 +254,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "diverged": arm.diverged,
         "missing": arm.missing,
         "nominal_level": arm.alpha,
+        "decay_begins_tokens": arm.decay_begins,
         "stopped": None
         if arm.stopped is None
         else {

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from ablate.config import TrainingConfig
-from ablate.schedule import learning_rate, plan_steps
+from ablate.schedule import decay_begins, learning_rate, plan_steps
 
 BASE = TrainingConfig(
     tokens=100_000,
@@ -45,3 +45,15 @@ def test_wsd_is_stable_then_linear():
     assert set(values[9:80]) == {1.0}
     assert values[-1] == 0.0
     assert values[89] == pytest.approx(0.5)
+
+
+def test_the_decay_begins_after_the_last_step_at_the_peak():
+    training = dataclasses.replace(BASE, schedule="wsd", decay_tokens=20_500)
+    begins = decay_begins(training)
+    values = rates(schedule="wsd", decay_tokens=20_500)
+    assert all(
+        (rate < 1.0) == (tokens > begins)
+        for tokens, rate in zip(range(1000, 100_001, 1000), values, strict=True)
+        if tokens >= 10_000
+    )
+    assert decay_begins(BASE) is decay_begins(dataclasses.replace(BASE, schedule="cosine")) is None

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 
+from ablate.reports import words
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -162,6 +164,21 @@ def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
     axis.xaxis.set_major_formatter(InUnits())
     words = {"B": "billions", "M": "millions", "k": "thousands"}
     axis.set_xlabel(f"training tokens ({words[unit]})" if unit else "training tokens")
+
+
+def shade_decay(axis: Any, begins: int | None) -> None:
+    """Put a grey ground under the tokens in which the learning rate falls, up to the axis' own end."""
+    start, end = axis.get_xlim()
+    if begins is not None and begins < end:
+        axis.axvspan(max(begins, start), end, color=SHADE, linewidth=0, zorder=0)
+        axis.set_xlim(start, end)
+
+
+def decay_caption(begins: int | None) -> str:
+    """Return the caption's sentence on that ground; empty where there is none."""
+    if begins is None:
+        return ""
+    return f" Grey ground: the learning rate falls, from {words.tokens(begins)} tokens on."
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -17,8 +17,10 @@ from ablate.reports.figures.canvas import (
     INK,
     Drawing,
     Look,
+    decay_caption,
     drawing_style,
     looks,
+    shade_decay,
     short,
     spread,
     to_bytes,
@@ -57,6 +59,7 @@ def draw_convergence(analysis: Analysis) -> Drawing | None:
         f"{words.plural(len(analysis.arms), 'arm')}. Thin: each seed. Thick: the mean over seeds, drawn "
         "as far as all runs of the arm go. Dashed across: the target. Right: the late part, enlarged."
     )
+    caption += decay_caption(analysis.decay_begins)
     if diverged:
         caption += " × marks where a run diverged."
     if any(curve.end == "missing" for curve in curves):
@@ -99,6 +102,7 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> tuple[bytes, bytes]:
     zoom.set_title("late part, enlarged")
     for axis in (full, zoom):
         token_axis(axis, largest)
+        shade_decay(axis, analysis.decay_begins)
         _crosses(axis, curves, style)
         _name_target(axis, analysis.target.val_loss)
     _label_ends(zoom, curves, grids, style, window)

@@ -19,9 +19,11 @@ from ablate.reports.figures.canvas import (
     INK,
     Drawing,
     Look,
+    decay_caption,
     drawing_style,
     looks,
     panels,
+    shade_decay,
     short,
     to_bytes,
     token_axis,
@@ -62,6 +64,7 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
         "above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
         "differences and wide bands may leave it. No band with one run, or where runs diverged."
     )
+    caption += decay_caption(analysis.decay_begins)
     if without:
         caption += f" No evaluation in common: {', '.join(without)}."
     last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
@@ -84,6 +87,7 @@ def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
         _panel(axis, name, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)
+        shade_decay(axis, analysis.decay_begins)
     for i, axis in enumerate(axes):
         if i >= len(bands):
             axis.set_axis_off()

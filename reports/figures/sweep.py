@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ablate.reports import words
-from ablate.reports.figures.canvas import FAINT, INK, Drawing, drawing_style, looks, panels, short, to_bytes
+from ablate.reports.figures.canvas import (
+    FAINT,
+    INK,
+    SHADE,
+    Drawing,
+    drawing_style,
+    looks,
+    panels,
+    short,
+    to_bytes,
+)
+from ablate.reports.losses import common_grid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +35,20 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps:
         return None
+    falls = _loss_where_the_rate_falls(analysis, sweeps)
     with drawing_style("sweep"):
-        svg, png = _draw(analysis, sweeps)
+        svg, png = _draw(analysis, sweeps, falls)
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
         f"its pointwise {words.coverage(analysis.rule)} band, over the losses that every run of both passes; "
         "training goes to the right. Dotted: the study's target. A cost that depends on the target is no "
         "single number. The scale follows the later half."
     )
+    if falls is not None:
+        caption += (
+            f" Grey ground: targets that {analysis.baseline} meets only while the learning rate falls, from "
+            f"{words.tokens(analysis.decay_begins)} tokens on; costs there are not those of a steady rate."
+        )
     without = [arm.name for arm in analysis.others if arm.name not in sweeps]
     if without:
         caption += f" No range in common, or diverged: {', '.join(without)}."
@@ -43,6 +60,16 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
     return Drawing(name="sweep", title="Other targets", caption=caption, alt=alt, svg=svg, png=png)
 
 
+def _loss_where_the_rate_falls(analysis: Analysis, sweeps: dict[str, Sweep]) -> float | None:
+    """Return the baseline's mean loss where its rate begins to fall; None where no target is below it."""
+    begins = analysis.decay_begins
+    grid = common_grid([curve for curve in analysis.curves if curve.arm == analysis.baseline])
+    if begins is None or not len(grid.tokens) or not grid.tokens[0] <= begins < grid.tokens[-1]:
+        return None
+    loss = float(np.interp(begins, grid.tokens, grid.mean))
+    return loss if any(sweep.targets[-1] < loss for sweep in sweeps.values()) else None
+
+
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values])
 
@@ -51,7 +78,7 @@ def _first(values: Sequence[float | None]) -> float:
     return next(value for value in values if value is not None)
 
 
-def _draw(analysis: Analysis, sweeps: dict[str, Sweep]) -> tuple[bytes, bytes]:
+def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: float | None) -> tuple[bytes, bytes]:
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, columns = panels(len(sweeps))
     low, high = _limits(sweeps)
@@ -82,6 +109,11 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep]) -> tuple[bytes, bytes]:
             axis.set_xlabel("target (nats/token)")
             axis.tick_params(labelbottom=True)
     axes[0].set_ylim(low, high)
+    if falls is not None:
+        lowest, highest = axes[0].get_xlim()
+        for axis in axes[: len(sweeps)]:
+            axis.axvspan(lowest, falls, color=SHADE, linewidth=0, zorder=0)
+        axes[0].set_xlim(lowest, highest)
     axes[0].invert_xaxis()
     figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
     return to_bytes(figure)

@@ -9,7 +9,7 @@ from synthetic_study import line
 
 from ablate.reports.analyse import analyse
 from ablate.reports.figures import draw_figures
-from ablate.reports.figures.canvas import looks, short, spread
+from ablate.reports.figures.canvas import SHADE, looks, short, spread
 from ablate.reports.figures.convergence import _window
 from ablate.reports.load import load_frames
 from ablate.reports.losses import common_grid
@@ -77,6 +77,37 @@ def test_the_same_study_gives_the_same_bytes_and_no_global_state(ladder):
         assert "n" in drawing.caption
         assert drawing.alt
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize(("decay", "grey"), [(150, True), (0, False)])
+def test_where_the_rate_falls_the_ground_is_grey(make_study, decay, grey):
+    base, arm = line(3, 2.5, 2.3, 2.1, 1.9), line(3.1, 2.6, 2.4, 2.2, 2.0)
+    schedule = {"schedule": "wsd", "decay_tokens": decay} if decay else {"schedule": "constant"}
+    store = make_study(
+        {"a": [base, base], "b": [arm, arm]},
+        training=schedule | {"tokens": 500},
+        target={"value": 2.4},
+        model={"width": 64, "layers": 1},
+    )
+    drawn = figures_of(store)
+    for name in ("convergence", "difference", "sweep"):
+        assert (SHADE.encode() in drawn[name].svg) == grey
+        assert ("from 350 tokens on" in drawn[name].caption) == grey
+    assert "Grey ground" not in drawn["token-cost"].caption
+
+
+def test_a_sweep_that_ends_before_the_rate_falls_has_no_grey_ground(make_study):
+    base, arm = line(3, 2.5, 2.3, 2.1, 1.9), line(3.1, 2.9, 2.7, 2.5, 2.4)
+    store = make_study(
+        {"a": [base, base], "b": [arm, arm]},
+        training={"schedule": "wsd", "decay_tokens": 150, "tokens": 500},
+        target={"value": 2.6},
+        model={"width": 64, "layers": 1},
+    )
+    drawn = figures_of(store)
+    assert "Grey ground" not in drawn["sweep"].caption
+    assert SHADE.encode() not in drawn["sweep"].svg
+    assert "Grey ground" in drawn["difference"].caption
 
 
 def test_every_arm_is_named_in_every_figure(wide):

@@ -134,6 +134,27 @@ def test_warnings_that_apply(make_study, more, expected):
     assert any(expected in warning for warning in found)
 
 
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({"schedule": "wsd", "decay_tokens": 190}, "begun to fall (b 1 of 2 crossings)"),
+        ({"schedule": "wsd", "decay_tokens": 260}, "begun to fall (a 1 of 1 crossing, b 2 of 2 crossings)"),
+        ({"schedule": "wsd", "decay_tokens": 90}, None),
+        ({"schedule": "constant"}, None),
+    ],
+)
+def test_crossings_in_the_decay_are_named(make_study, training, expected):
+    after_150, after_275, never = line(2.1, 2.0, 1.9, 1.8), line(3, 2.5, 1.9, 1.8), line(3, 2.5, 2.3, 2.2)
+    store = make_study(
+        {"a": [after_150, never], "b": [after_150, after_275]},
+        training=training | {"tokens": 400},
+        target={"value": 2.05},
+        model={"width": 64, "layers": 1},
+    )
+    found = [text for text in caveats.warnings(analyse(load_frames(store)), ()) if "learning rate" in text]
+    assert [expected is not None and expected in text for text in found] == [True] * (expected is not None)
+
+
 def test_warnings_that_do_not_apply_are_silent(make_study):
     store = make_study(
         {
