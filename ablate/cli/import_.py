@@ -32,6 +32,7 @@ def command() -> None:
           --baseline FP8 --target val_loss=3.3
       ablate import csv --study mine --arm fp8=fp8.csv --arm fp4=fp4.csv --baseline fp8 \\
           --target perplexity=20 --columns tokens=step,val_loss=eval/loss --tokens-per-step 524288
+      ablate import csv evaluations.csv --study theirs --baseline bf16 --target val_loss=1.8 --paired
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
 
 
@@ -91,28 +92,44 @@ _tokens_per_step = click.option(
 )
 
 
+_files_of_arms = click.argument(
+    "files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+_arm_or_files = click.option(
+    "--arm", "arms", multiple=True, help="NAME=FILE or NAME=FOLDER, in place of FILES; repeat it."
+)
+
+
 @command.command("csv")
-@_arm
+@_files_of_arms
+@_arm_or_files
 @_columns
 @_tokens_per_step
 @_common
-def csv_(arms: tuple[str, ...], columns: str, tokens_per_step: float, **options: Any) -> None:
-    """Read CSV files with one row an evaluation."""
+def csv_(**options: Any) -> None:
+    """Read CSV files with one row an evaluation.
+
+    FILES have a column `arm`, as the evaluations.csv of a report of ours has; or name each arm's by --arm.
+    """
     from ablate.reports.importers.tables import read_csv
 
-    _tables(arms, columns, tokens_per_step, read_csv, ("*.csv",), options)
+    _tables(read_csv, ("*.csv",), **options)
 
 
 @command.command("jsonl")
-@_arm
+@_files_of_arms
+@_arm_or_files
 @_columns
 @_tokens_per_step
 @_common
-def jsonl(arms: tuple[str, ...], columns: str, tokens_per_step: float, **options: Any) -> None:
-    """Read files of JSON lines with one object an evaluation."""
+def jsonl(**options: Any) -> None:
+    """Read files of JSON lines with one object an evaluation.
+
+    FILES have a key `arm`; or name each arm's by --arm.
+    """
     from ablate.reports.importers.tables import read_jsonl
 
-    _tables(arms, columns, tokens_per_step, read_jsonl, ("*.jsonl", "*.json"), options)
+    _tables(read_jsonl, ("*.jsonl", "*.json"), **options)
 
 
 @command.command("wandb-export")
@@ -162,15 +179,19 @@ def mlflow(
 
 
 def _tables(
+    read: Callable[[Path], Any],
+    patterns: Sequence[str],
+    *,
+    files: tuple[Path, ...],
     arms: tuple[str, ...],
     columns: str,
     tokens_per_step: float,
-    read: Callable[[Path], Any],
-    patterns: Sequence[str],
-    options: dict[str, Any],
+    **options: Any,
 ) -> None:
     from ablate.reports.importers.tables import NEEDED, OPTIONAL, Columns, runs_of
 
+    if bool(files) == bool(arms):
+        raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
     names = _pairs(columns.split(","), "--columns", "tokens=step") if columns else {}
     for name in names:
         if name not in (*NEEDED, *OPTIONAL):
@@ -178,16 +199,24 @@ def _tables(
                 f"--columns: no column of ours is '{name}' (expected {', '.join((*NEEDED, *OPTIONAL))})"
             )
     mapping = Columns(names=names, tokens_per_unit=tokens_per_step)
-    found: dict[str, list[ImportedRun]] = {}
+    found: dict[str, list[ImportedRun]] = {name: [] for name in _named(arms)}
     faults: list[str] = []
     for name, where in _named(arms).items():
-        found.setdefault(name, [])
         for path in _files(name, Path(where), patterns):
             rows, wrong = read(path)
             runs, more = runs_of(path, rows, mapping)
             faults += [*wrong, *more]
             wanted = runs.get(name, []) if "arm" in names else [run for own in runs.values() for run in own]
             found[name] += wanted
+    for path in files:
+        rows, wrong = read(path)
+        runs, more = runs_of(path, rows, mapping)
+        faults += [*wrong, *more]
+        for arm, own in runs.items():
+            if arm is None:
+                column = mapping.of("arm")
+                raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
+            found.setdefault(arm, []).extend(own)
     _finish(found, faults, **options)
 
 

@@ -40,6 +40,21 @@ def test_csv_to_report(logs):
     assert call("status", "s").exit_code == 0
 
 
+def test_the_evaluations_of_a_report_are_a_study_again(logs):
+    call(*CSV, "--paired")
+    call("report", "s")
+    [table] = Path("ablate-runs/s/report").rglob("evaluations.csv")
+    table.rename("theirs.csv")
+    again = ["--study", "again", "--baseline", "fp8", "--target", "val_loss=3.5", "--paired"]
+    result = call("import", "csv", "theirs.csv", *again)
+    assert result.exit_code == 0, result.output
+    first, second = (json.loads(call("report", name, "--json").output) for name in ("s", "again"))
+    for was, now in zip(first["arms"], second["arms"], strict=True):
+        assert now["name"] == was["name"]
+        assert now["token_cost"] == was["token_cost"]
+        assert now["final_loss"] == was["final_loss"]
+
+
 def test_faults_are_named_the_rest_goes_on_and_the_exit_code_says_so(logs):
     with Path("fp8.csv").open("a") as file:
         file.write("6000,broken,0\n")
@@ -68,6 +83,16 @@ def test_jsonl_and_wandb(logs):
             ["import", "csv", "--arm", "fp8", *COMMON],
             "--arm: expected NAME=VALUE, got 'fp8' (such as FP8=logs/fp8)",
         ),
+        (["import", "csv", *COMMON], "expected FILES with a column of arms, or --arm NAME=FILE for each arm"),
+        (
+            ["import", "csv", "fp8.csv", "--arm", "fp4=fp4.csv", *COMMON],
+            "expected FILES with a column of arms, or --arm NAME=FILE for each arm",
+        ),
+        (
+            ["import", "csv", "fp8.csv", *COMMON],
+            "fp8.csv: no column 'arm' (see --columns, or use --arm NAME=FILE)",
+        ),
+        (["import", "csv", "absent.csv", *COMMON], "File 'absent.csv' does not exist"),
         (["import", "csv", "--arm", "a=x", "--arm", "a=y", *COMMON], "--arm: 'a' is given twice"),
         (["import", "csv", "--arm", "fp8=absent", *COMMON], "--arm fp8: absent does not exist"),
         (
