@@ -6,10 +6,11 @@ A page says what goes where, and this script writes it there, so that no figure 
     …
     <!-- end -->
 
-TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``verdict`` for the
+TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``places`` for token
+costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``), ``verdict`` for the
 report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
-``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone, for
-``after=TOKENS,TOKENS``). ``--check`` writes nothing and fails where a page is not what the storage says.
+``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone).
+``--check`` writes nothing and fails where a page is not what the storage says.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
+from ablate.reports.intervals import Interval
+from ablate.reports.losses import Band, difference_band
 from ablate.reports.render import escape_markdown
 from ablate.reports.table import Table
 from ablate.reports.trend import sentences, trend, trend_table
@@ -101,11 +104,15 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         return "\n".join(
             ["", *lines, *(f"- {escape_markdown(one.text)}" for one in verdict.findings), ""]
         ), {}
-    table = (
-        diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
-        if what == "diagnoses"
-        else TABLES[what](analysis)
-    )
+    table: Table | None
+    if what == "diagnoses":
+        table = diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
+    elif what == "places":
+        table = cost_places(storage, study, baseline, whole_numbers(settings["after"]))
+    elif what == "losses":
+        table = loss_places(analysis, whole_numbers(settings["after"]))
+    else:
+        table = TABLES[what](analysis)
     assert table is not None, f"{study} has no {what}"
     return as_markdown(table, settings.get("columns")), {}
 
@@ -115,7 +122,7 @@ def trend_block(
 ) -> tuple[str, dict[Path, bytes]]:
     baseline = settings.get("baseline")
     if what == "places":
-        places = [int(tokens) for tokens in settings["after"].split(",")]
+        places = whole_numbers(settings["after"])
         return as_markdown(places_table(storage, studies, baseline, places), None), {}
     found = read_trend(storage, studies, baseline, None)
     if what == "figure=trend":
@@ -141,6 +148,57 @@ def places_table(storage: Path, studies: list[str], baseline: str | None, places
         rows=tuple((name, *(change.get(name, words.DASH) for change in changes)) for name in names),
         numeric=frozenset(range(1, len(places) + 1)),
     )
+
+
+def cost_places(storage: Path, study: str, baseline: str | None, places: list[int]) -> Table:
+    """Each arm's token cost at the losses that the study's baseline reaches after so many tokens."""
+    frames = load_frames(StudyStore(storage / study))
+    targets = [target_after(frames, place) for place in places]
+    found = [read(storage, study, baseline, target) for target in targets]
+    costs = [{arm.name: words.cost(arm.token_cost) for arm in analysis.others} for analysis in found]
+    heads = (
+        f"After {words.tokens(place)} tokens ({target:.3f})"
+        for place, target in zip(places, targets, strict=True)
+    )
+    return Table(
+        caption=(
+            f"Token cost over {found[0].baseline}, with its 95 % interval, at the loss (nats/token, in "
+            "brackets) that the study's baseline reaches after so many tokens. The same runs in all columns."
+        ),
+        columns=("Arm", *heads),
+        rows=tuple((name, *(cost[name] for cost in costs)) for name in costs[0]),
+        numeric=frozenset(range(1, len(places) + 1)),
+    )
+
+
+def loss_places(analysis: Analysis, places: list[int]) -> Table:
+    """Each arm's loss difference at the evaluations nearest to so many tokens."""
+    curves = {arm.name: [one for one in analysis.curves if one.arm == arm.name] for arm in analysis.arms}
+    bands = {
+        name: difference_band(own, curves[analysis.baseline], paired=analysis.paired)
+        for name, own in curves.items()
+        if name != analysis.baseline
+    }
+    (grid,) = {tuple(band.tokens.tolist()) for band in bands.values()}
+    nearest = [min(range(len(grid)), key=lambda i: abs(grid[i] - place)) for place in places]
+    return Table(
+        caption=(
+            f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token), with its 95 % "
+            "interval, at the evaluations nearest to so many. The same runs in all columns."
+        ),
+        columns=("Arm", *(f"{words.tokens(grid[i])} tokens" for i in nearest)),
+        rows=tuple((name, *(difference_text(band, i) for i in nearest)) for name, band in bands.items()),
+        numeric=frozenset(range(1, len(places) + 1)),
+    )
+
+
+def difference_text(band: Band, i: int) -> str:
+    found = Interval(estimate=float(band.difference[i]), low=float(band.low[i]), high=float(band.high[i]))
+    return words.loss_interval(found, difference=True)
+
+
+def whole_numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def read_trend(storage: Path, studies: list[str], baseline: str | None, after: int | None) -> Trend:
