@@ -35,7 +35,7 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps:
         return None
-    falls = _loss_where_the_rate_falls(analysis, sweeps)
+    falls = _falling(analysis, sweeps)
     with drawing_style("sweep"):
         svg, png = _draw(analysis, sweeps, falls)
     caption = (
@@ -44,10 +44,11 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
         "training goes to the right. Dotted: the study's target. A cost that depends on the target is no "
         "single number. The scale follows the later half."
     )
-    if falls is not None:
+    if falls:
         caption += (
-            f" Grey ground: targets that {analysis.baseline} meets only while the learning rate falls, from "
-            f"{words.tokens(analysis.decay_begins)} tokens on; costs there are not those of a steady rate."
+            f" Grey ground: targets that the arm, or {analysis.baseline}, meets only while the learning rate "
+            f"falls, from {words.tokens(analysis.decay_begins)} tokens on; costs there are not those of a "
+            "steady rate."
         )
     without = [arm.name for arm in analysis.others if arm.name not in sweeps]
     if without:
@@ -60,14 +61,25 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
     return Drawing(name="sweep", title="Other targets", caption=caption, alt=alt, svg=svg, png=png)
 
 
-def _loss_where_the_rate_falls(analysis: Analysis, sweeps: dict[str, Sweep]) -> float | None:
-    """Return the baseline's mean loss where its rate begins to fall; None where no target is below it."""
+def _falling(analysis: Analysis, sweeps: dict[str, Sweep]) -> dict[str, float]:
+    """Return the loss under which a panel's targets are met, by the arm or the baseline, in the decay.
+
+    The greater of their mean losses where the rate begins to fall. Left out: arms without such targets.
+    """
     begins = analysis.decay_begins
-    grid = common_grid([curve for curve in analysis.curves if curve.arm == analysis.baseline])
-    if begins is None or not len(grid.tokens) or not grid.tokens[0] <= begins < grid.tokens[-1]:
-        return None
-    loss = float(np.interp(begins, grid.tokens, grid.mean))
-    return loss if any(sweep.targets[-1] < loss for sweep in sweeps.values()) else None
+    if begins is None:
+        return {}
+    at = {}
+    for name in (analysis.baseline, *sweeps):
+        grid = common_grid([curve for curve in analysis.curves if curve.arm == name])
+        if len(grid.tokens) and grid.tokens[0] <= begins < grid.tokens[-1]:
+            at[name] = float(np.interp(begins, grid.tokens, grid.mean))
+    falls = {
+        name: max(at[name], at[analysis.baseline])
+        for name in sweeps
+        if at.keys() >= {name, analysis.baseline}
+    }
+    return {name: loss for name, loss in falls.items() if sweeps[name].targets[-1] < loss}
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
@@ -78,7 +90,7 @@ def _first(values: Sequence[float | None]) -> float:
     return next(value for value in values if value is not None)
 
 
-def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: float | None) -> tuple[bytes, bytes]:
+def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> tuple[bytes, bytes]:
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, columns = panels(len(sweeps))
     low, high = _limits(sweeps)
@@ -109,11 +121,11 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: float | None) -> 
             axis.set_xlabel("target (nats/token)")
             axis.tick_params(labelbottom=True)
     axes[0].set_ylim(low, high)
-    if falls is not None:
-        lowest, highest = axes[0].get_xlim()
-        for axis in axes[: len(sweeps)]:
-            axis.axvspan(lowest, falls, color=SHADE, linewidth=0, zorder=0)
-        axes[0].set_xlim(lowest, highest)
+    lowest, highest = axes[0].get_xlim()
+    for name, axis in zip(sweeps, axes, strict=False):
+        if name in falls:
+            axis.axvspan(lowest, falls[name], color=SHADE, linewidth=0, zorder=0)
+    axes[0].set_xlim(lowest, highest)
     axes[0].invert_xaxis()
     figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
     return to_bytes(figure)

@@ -11,6 +11,7 @@ from ablate.reports.analyse import analyse
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import SHADE, looks, short, spread
 from ablate.reports.figures.convergence import _window
+from ablate.reports.figures.sweep import _falling
 from ablate.reports.load import load_frames
 from ablate.reports.losses import common_grid
 
@@ -96,17 +97,27 @@ def test_where_the_rate_falls_the_ground_is_grey(make_study, decay, grey):
     assert "Grey ground" not in drawn["token-cost"].caption
 
 
-def test_a_sweep_that_ends_before_the_rate_falls_has_no_grey_ground(make_study):
-    base, arm = line(3, 2.5, 2.3, 2.1, 1.9), line(3.1, 2.9, 2.7, 2.5, 2.4)
+@pytest.mark.parametrize(
+    ("arm", "grey"),
+    [
+        ((3.3, 3.0, 2.8, 2.6, 2.5), ["b"]),  # meets 2.55 in its decay, where the baseline met it before
+        ((3.3, 3.0, 2.8, 2.6, 2.6), []),
+    ],
+)
+def test_a_sweep_is_grey_where_either_of_the_two_is_in_its_decay(make_study, arm, grey):
+    base = line(3.2, 2.9, 2.7, 2.4, 2.2)
     store = make_study(
-        {"a": [base, base], "b": [arm, arm]},
-        training={"schedule": "wsd", "decay_tokens": 150, "tokens": 500},
-        target={"value": 2.6},
+        {"a": [base, base], "b": [line(*arm)] * 2},
+        training={"schedule": "wsd", "decay_tokens": 100, "tokens": 500},
+        target={"value": 2.75},
         model={"width": 64, "layers": 1},
     )
+    analysis = analyse(load_frames(store))
+    falls = _falling(analysis, {one.name: one.sweep for one in analysis.others})
+    assert falls == dict.fromkeys(grey, 2.6)
     drawn = figures_of(store)
-    assert "Grey ground" not in drawn["sweep"].caption
-    assert SHADE.encode() not in drawn["sweep"].svg
+    assert ("Grey ground" in drawn["sweep"].caption) == bool(grey)
+    assert (SHADE.encode() in drawn["sweep"].svg) == bool(grey)
     assert "Grey ground" in drawn["difference"].caption
 
 
