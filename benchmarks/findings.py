@@ -7,9 +7,10 @@ A page says what goes where, and this script writes it there, so that no figure 
     <!-- end -->
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``places`` for token
-costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``), ``verdict`` for the
-report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
-``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone).
+costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO``
+how much the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for
+one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them: ``trend``,
+``verdict``, ``figure=trend``, or ``places`` (the changes alone).
 ``--check`` writes nothing and fails where a page is not what the storage says.
 """
 
@@ -23,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ablate.reports import analyse, csv_files, load_frames, tables, words
 from ablate.reports.against import read_against, target_after
 from ablate.reports.diagnoses import diagnose_study
@@ -30,8 +33,8 @@ from ablate.reports.diagnosis_table import diagnosis_table
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
-from ablate.reports.intervals import Interval
-from ablate.reports.losses import Band, difference_band
+from ablate.reports.intervals import mean_interval
+from ablate.reports.losses import common_grid
 from ablate.reports.render import escape_markdown
 from ablate.reports.table import Table
 from ablate.reports.trend import sentences, trend, trend_table
@@ -110,7 +113,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
     elif what == "places":
         table = cost_places(storage, study, baseline, whole_numbers(settings["after"]))
     elif what == "losses":
-        table = loss_places(analysis, whole_numbers(settings["after"]))
+        change = whole_numbers(settings["change"]) if "change" in settings else []
+        table = loss_places(analysis, whole_numbers(settings["after"]), change)
     else:
         table = TABLES[what](analysis)
     assert table is not None, f"{study} has no {what}"
@@ -171,30 +175,38 @@ def cost_places(storage: Path, study: str, baseline: str | None, places: list[in
     )
 
 
-def loss_places(analysis: Analysis, places: list[int]) -> Table:
-    """Each arm's loss difference at the evaluations nearest to so many tokens."""
-    curves = {arm.name: [one for one in analysis.curves if one.arm == arm.name] for arm in analysis.arms}
-    bands = {
-        name: difference_band(own, curves[analysis.baseline], paired=analysis.paired)
-        for name, own in curves.items()
-        if name != analysis.baseline
+def loss_places(analysis: Analysis, places: list[int], change: list[int]) -> Table:
+    """Each arm's loss difference at the evaluations nearest to so many tokens, and its change between two."""
+    assert analysis.paired, "the change of a difference needs seeds in pairs"
+    grids = {
+        arm.name: common_grid([one for one in analysis.curves if one.arm == arm.name])
+        for arm in analysis.arms
     }
-    (grid,) = {tuple(band.tokens.tolist()) for band in bands.values()}
-    nearest = [min(range(len(grid)), key=lambda i: abs(grid[i] - place)) for place in places]
+    base = grids.pop(analysis.baseline)
+    assert all(grid.tokens.tolist() == base.tokens.tolist() for grid in grids.values())
+    assert all(grid.seeds == base.seeds for grid in grids.values())
+    at = {place: int(np.abs(base.tokens - place).argmin()) for place in (*places, *change)}
+    rows = []
+    for name, grid in grids.items():
+        difference = grid.loss - base.loss
+        cells = [difference[:, at[place]] for place in places]
+        if change:
+            cells.append(difference[:, at[change[1]]] - difference[:, at[change[0]]])
+        rows.append((name, *(words.loss_interval(mean_interval(one), difference=True) for one in cells)))
+    heads = [f"{words.tokens(int(base.tokens[at[place]]))} tokens" for place in places]
+    if change:
+        first, last = (words.tokens(int(base.tokens[at[place]])) for place in change)
+        heads.append(f"Change, {first} to {last}")
     return Table(
         caption=(
             f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token), with its 95 % "
-            "interval, at the evaluations nearest to so many. The same runs in all columns."
+            "interval over pairs of seeds, at the evaluations nearest to so many. The same runs in all "
+            "columns."
         ),
-        columns=("Arm", *(f"{words.tokens(grid[i])} tokens" for i in nearest)),
-        rows=tuple((name, *(difference_text(band, i) for i in nearest)) for name, band in bands.items()),
-        numeric=frozenset(range(1, len(places) + 1)),
+        columns=("Arm", *heads),
+        rows=tuple(rows),
+        numeric=frozenset(range(1, len(heads) + 1)),
     )
-
-
-def difference_text(band: Band, i: int) -> str:
-    found = Interval(estimate=float(band.difference[i]), low=float(band.low[i]), high=float(band.high[i]))
-    return words.loss_interval(found, difference=True)
 
 
 def whole_numbers(text: str) -> list[int]:
