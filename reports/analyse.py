@@ -19,6 +19,7 @@ from ablate.reports.comparable import SetApart, find_set_apart
 from ablate.reports.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.effects import Effects, factor_effects
 from ablate.reports.ends import Target, number_in, run_ends, stopped_arms, target_of, unused_places
+from ablate.reports.growth import cost_growth
 from ablate.reports.intervals import ALPHA, Interval
 from ablate.reports.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.power import Power, power_of
@@ -88,6 +89,7 @@ class ArmResult:
     level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not
     even as missing, and ``tokens_saved`` of their budget were not trained. ``measured``: None without timing
     that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a configuration.
+    ``cost_growth``: of (1 + token cost) from half-way to the target on.
     ``decay_begins``: tokens after which its learning rate falls at the end; None where it does not.
     """
 
@@ -113,6 +115,7 @@ class ArmResult:
     final_loss: Interval
     difference: LossDifference
     sweep: Sweep | None
+    cost_growth: Cost
     power: Power | None
     reached: Reached | None
     restricted_mean: Interval
@@ -297,6 +300,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             horizon=horizon,
             baseline=base,
             paired=paired,
+            target=target.val_loss,
             rule=target.rule,
             alpha=alphas[entry["name"]],
             stopped=stops.get(entry["name"]),
@@ -432,6 +436,7 @@ def _arm_result(
     horizon: float | None,
     baseline: str,
     paired: bool,
+    target: float,
     rule: Rule,
     alpha: float,
     stopped: Stopped | None,
@@ -451,6 +456,7 @@ def _arm_result(
     def plus_one(value: float | None) -> float | None:
         return None if value is None else 1 + value
 
+    falls = None if config is None else decay_begins(config.training)
     measured = None
     if throughput is not None and entry["name"] in throughput.rates:
         rates, base_rates = throughput.rates[entry["name"]], throughput.rates[baseline]
@@ -493,6 +499,11 @@ def _arm_result(
         sweep=None
         if is_baseline
         else target_sweep(curves, base_curves, rule=rule, paired=paired, alpha=alpha),
+        cost_growth=Cost(kind="baseline" if is_baseline else "none")
+        if is_baseline or selected
+        else cost_growth(
+            curves, base_curves, target, rule=rule, paired=paired, alpha=alpha, decay_begins=falls
+        ),
         reached=None if selected else reached(outcomes, alpha),
         restricted_mean=Interval(note="stopped early" if selected else "no results")
         if selected or horizon is None
@@ -508,7 +519,7 @@ def _arm_result(
         if config is None or base_config is None
         else modelled_speed(config, base_config, tokens_to_target=mean.estimate, cost=cost),
         published=() if config is None else published_for(config.recipe),
-        decay_begins=None if config is None else decay_begins(config.training),
+        decay_begins=falls,
         runs=tuple(runs),
     )
 

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.reports import words
+from ablate.reports.cost import is_settled
 
 if TYPE_CHECKING:
     from ablate.reports.analyse import Analysis
@@ -67,6 +68,7 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             "warm-up–stable–decay."
         )
     found.extend(_decay(analysis))
+    found.extend(_growth(analysis))
     if len(analysis.environments) > 1:
         found.append(
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
@@ -99,6 +101,20 @@ def _decay(analysis: Analysis) -> list[str]:
         f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}): there the "
         "loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run would not "
         "have had that rate. Take a target that is reached before, and the final loss for what is left after."
+    )
+    return [text]
+
+
+def _growth(analysis: Analysis) -> list[str]:
+    """Name the arms whose cost is shown to depend on how far training goes."""
+    settled = [arm for arm in analysis.others if is_settled(arm.cost_growth)]
+    if not settled:
+        return []
+    listed = ", ".join(f"{arm.name} {words.cost(arm.cost_growth)}" for arm in settled)
+    text = (
+        f"Costs still change at the target: from the loss that {analysis.baseline} reaches in half of its "
+        f"tokens to target on, (1 + token cost) has changed by {listed}. A token cost belongs to its target: "
+        "see Other targets before you rest on one figure."
     )
     return [text]
 

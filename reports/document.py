@@ -255,6 +255,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "missing": arm.missing,
         "nominal_level": arm.alpha,
         "decay_begins_tokens": arm.decay_begins,
+        "cost_growth": _cost(arm.cost_growth),
         "stopped": None
         if arm.stopped is None
         else {

@@ -56,7 +56,9 @@ def target_sweep(
     if len(targets) < 2:
         return None
     costs = [
-        token_cost(_outcomes(left, target, rule), _outcomes(right, target, rule), paired=paired, alpha=alpha)
+        token_cost(
+            outcomes_at(left, target, rule), outcomes_at(right, target, rule), paired=paired, alpha=alpha
+        )
         for target in targets
     ]
 
@@ -90,7 +92,8 @@ def _targets(left: Sequence[Curve], right: Sequence[Curve]) -> np.ndarray:
     return within
 
 
-def _outcomes(curves: Sequence[Curve], target: float, rule: Rule) -> list[Outcome]:
+def outcomes_at(curves: Sequence[Curve], target: float, rule: Rule) -> list[Outcome]:
+    """Return how the runs, all of which have finished, stand to another target (nats per token)."""
     return [
         outcome(
             seed=curve.seed, state="finished", tokens=curve.tokens, loss=curve.loss, target=float(target),
