@@ -456,7 +456,7 @@ def _arm_result(
     def plus_one(value: float | None) -> float | None:
         return None if value is None else 1 + value
 
-    falls = None if config is None else decay_begins(config.training)
+    falls, base_falls = (None if one is None else decay_begins(one.training) for one in (config, base_config))
     measured = None
     if throughput is not None and entry["name"] in throughput.rates:
         rates, base_rates = throughput.rates[entry["name"]], throughput.rates[baseline]
@@ -502,7 +502,13 @@ def _arm_result(
         cost_growth=Cost(kind="baseline" if is_baseline else "none")
         if is_baseline or selected
         else cost_growth(
-            curves, base_curves, target, rule=rule, paired=paired, alpha=alpha, decay_begins=falls
+            curves,
+            base_curves,
+            target,
+            rule=rule,
+            paired=paired,
+            alpha=alpha,
+            decay_begins=min((at for at in (falls, base_falls) if at is not None), default=None),
         ),
         reached=None if selected else reached(outcomes, alpha),
         restricted_mean=Interval(note="stopped early" if selected else "no results")

@@ -41,7 +41,7 @@ def cost_growth(
 ) -> Cost:
     """Return by what share (1 + token cost) grows from half-way to the target (nats per token) on.
 
-    ``decay_begins``: the tokens after which the learning rate of both falls at the end.
+    ``decay_begins``: the tokens after which the learning rate of either falls at the end.
     """
     left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
     if any(curve.end == "diverged" for curve in (*left, *right)):

@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ TRAINERS = Path(__file__).parent / "execute"
 # cores tests/train/test_foreign.py took 142 s instead of 19 s. Before torch is imported; children inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A runner that starts the tests in the background has Ctrl-C ignored, and what the tests start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -95,3 +95,22 @@ def test_the_analysis_has_it_and_not_for_the_baseline(make_study):
     assert analysis.baseline_arm.cost_growth.kind == "baseline"
     (other,) = analysis.others
     assert other.cost_growth.low > 0
+
+
+@pytest.mark.parametrize("decaying", ["a", "b"])
+def test_a_decay_of_either_of_the_two_counts(make_study, decaying):
+    lag = {"a": 0.0, "b": 0.05}
+    points = {
+        name: [
+            list(zip(TOKENS.tolist(), curve(seed, lag[name]).loss.tolist(), strict=True)) for seed in (0, 1)
+        ]
+        for name in lag
+    }
+    store = make_study(
+        points,
+        target={"value": TARGET},
+        model={"width": 64, "layers": 1},
+        own_training={decaying: {"schedule": "wsd", "decay_tokens": 900_000}},
+    )
+    (other,) = analyse(load_frames(store)).others
+    assert "rate fell" in other.cost_growth.reason
