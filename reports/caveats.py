@@ -112,9 +112,9 @@ def _growth(analysis: Analysis) -> list[str]:
         return []
     listed = ", ".join(f"{arm.name} {words.cost(arm.cost_growth)}" for arm in settled)
     text = (
-        f"Costs still change at the target: from the loss that {analysis.baseline} reaches in half of its "
-        f"tokens to target on, (1 + token cost) has changed by {listed}. A token cost belongs to its target: "
-        "see Other targets before you rest on one figure."
+        f"Costs still change at the target: between the loss that {analysis.baseline} reaches after half of "
+        f"its tokens to target and the target, (1 + token cost) has changed by {listed}. A token cost "
+        "belongs to its target: see Other targets before you rest on one figure."
     )
     return [text]
 

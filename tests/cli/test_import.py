@@ -55,6 +55,18 @@ def test_the_evaluations_of_a_report_are_a_study_again(logs):
         assert now["final_loss"] == was["final_loss"]
 
 
+def test_an_arm_may_lie_in_several_files(logs):
+    head, *rows = ROWS.splitlines(keepends=True)
+    for seed in "012":
+        both = [
+            row[:-1] + f",{arm}\n" for arm in ("fp8", "fp4") for row in rows if row.endswith(f",{seed}\n")
+        ]
+        Path(f"seed{seed}.csv").write_text("".join([head[:-1] + ",arm\n", *both]))
+    result = call("import", "csv", "seed0.csv", "seed1.csv", "seed2.csv", *COMMON)
+    assert result.exit_code == 0, result.output
+    assert "fp8: 3 runs, 15 evaluations\nfp4: 3 runs, 15 evaluations" in result.output
+
+
 def test_faults_are_named_the_rest_goes_on_and_the_exit_code_says_so(logs):
     with Path("fp8.csv").open("a") as file:
         file.write("6000,broken,0\n")

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from synthetic_study import line
 
 from ablate.reports.analyse import analyse
 from ablate.reports.figures import draw_figures
-from ablate.reports.figures.canvas import SHADE, looks, short, spread
+from ablate.reports.figures.canvas import SHADE, looks, shade_decay, short, spread
 from ablate.reports.figures.convergence import _window
 from ablate.reports.figures.sweep import _falling
 from ablate.reports.load import load_frames
@@ -78,6 +79,21 @@ def test_the_same_study_gives_the_same_bytes_and_no_global_state(ladder):
         assert "n" in drawing.caption
         assert drawing.alt
     assert dict(mpl.rcParams) == before
+
+
+def test_the_grey_ground_begins_where_the_rate_falls_and_moves_no_limit():
+    axis = Figure().subplots()
+    for limits, begins, expected in [
+        ((0, 10), 4, [(4, 10)]),
+        ((6, 10), 4, [(6, 10)]),
+        ((0, 10), 12, []),
+        ((0, 10), None, []),
+    ]:
+        axis.clear()
+        axis.set_xlim(*limits)
+        shade_decay(axis, begins)
+        assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches] == expected
+        assert axis.get_xlim() == limits
 
 
 @pytest.mark.parametrize(("decay", "grey"), [(150, True), (0, False)])
