@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 OLDEST_TRITON = (3, 6)
-"""The oldest Triton for which the kernels were compiled and read back (``ablate.backends.triton.ahead``)."""
+"""The oldest Triton for which the kernels were compiled and read back (``ablate.backends.testing.ahead``)."""
 
 OLDEST_TO_INTERPRET = (3, 8)
 """The oldest Triton whose interpreter knows ``tl.dot_scaled``."""

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ablate.recipes import Gemm, GemmPolicy, Recipe
 
 BUILT_IN = {
-    "emulated": "ablate.backends.emulated:EmulatedBackend",
-    "reference": "ablate.backends.reference:ReferenceBackend",
-    "torch": "ablate.backends.torch_scaled:TorchBackend",
-    "triton": "ablate.backends.triton.backend:TritonBackend",
-    "qutlass": "ablate.backends.libraries:QutlassBackend",
-    "primus_turbo": "ablate.backends.libraries:PrimusTurboBackend",
-    "aiter": "ablate.backends.libraries:AiterBackend",
+    "emulated": "ablate.backends.gemms.emulated:EmulatedBackend",
+    "reference": "ablate.backends.gemms.reference:ReferenceBackend",
+    "torch": "ablate.backends.gemms.torch_scaled:TorchBackend",
+    "triton": "ablate.backends.gemms.triton_scaled:TritonBackend",
+    "qutlass": "ablate.backends.gemms.libraries:QutlassBackend",
+    "primus_turbo": "ablate.backends.gemms.libraries:PrimusTurboBackend",
+    "aiter": "ablate.backends.gemms.libraries:AiterBackend",
 }
 FASTEST_FIRST = ("torch", "triton")
 """What ``auto`` asks for a native GEMM, in this order: the vendor's library, then our kernel."""

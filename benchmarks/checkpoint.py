@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.execute.keeper import Keeper
 from ablate.recipes import PRESETS
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train
 

@@ -15,10 +15,10 @@ import time
 import numpy as np
 import torch
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.diagnose.recorder import Recorder
-from ablate.diagnose.settings import DEFAULT_STEPS, Diagnostics
 from ablate.recipes import PRESETS, RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
 from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]

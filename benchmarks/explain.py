@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 from ablate.recipes import GEMMS
 from ablate.reports import analyse, load_frames
-from ablate.reports.diagnoses import diagnose_study
+from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.store import StudyStore
 
 DRAWS = 1000

@@ -26,19 +26,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports import analyse, csv_files, load_frames, tables, words
-from ablate.reports.against import read_against, target_after
-from ablate.reports.diagnoses import diagnose_study
-from ablate.reports.diagnosis_table import diagnosis_table
+from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
-from ablate.reports.intervals import mean_interval
-from ablate.reports.losses import common_grid
-from ablate.reports.render import escape_markdown
-from ablate.reports.table import Table
-from ablate.reports.trend import sentences, trend, trend_table
-from ablate.reports.verdict import write_verdict
+from ablate.reports.findings.diagnoses import diagnose_study
+from ablate.reports.findings.trend import sentences, trend, trend_table
+from ablate.reports.pages import csv_files, tables
+from ablate.reports.pages.diagnosis_table import diagnosis_table
+from ablate.reports.pages.render import escape_markdown
+from ablate.reports.read.against import read_against, target_after
+from ablate.reports.statistics.intervals import mean_interval
+from ablate.reports.statistics.losses import common_grid
+from ablate.reports.words import words
+from ablate.reports.words.table import Table
+from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
-    from ablate.reports.trend import Trend
+    from ablate.reports.findings.trend import Trend
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -33,8 +33,8 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
     from pydantic import TypeAdapter
 
     from ablate.backends.select import load_backend
-    from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
     from ablate.recipes import RecipeSpec, resolve
+    from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
     from ablate.train.loop import assemble, gradients
 
     torch.set_num_threads(1)

@@ -27,9 +27,9 @@ from pydantic import TypeAdapter
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
-from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
-from ablate.plan.memory import Memory, step_memory
+from ablate.modelled.memory import Memory, step_memory
 from ablate.recipes import RecipeSpec, expand_word, resolve
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import join_group
 from ablate.train.loop import assemble, gradients
 from ablate.train.throughput import time_steps

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ablate.reports.importers.mllog import read_mllog
+from ablate.reports.read.mllog import read_mllog
 
 
 def record(key: str, value: object, **meta: object) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.execute.driver import RunRequest, execute_study
 from ablate.recipes import Recipe
 from ablate.reports import write_report
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
 from ablate.track import Mirror, resolve_tracking_uri, start_mirror
 from ablate.train.loop import TrainResult

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import ray
 
-from ablate.cache import cache_folder
-from ablate.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.base.cache import cache_folder
 from ablate.data import prepare
 from ablate.execute.driver import RunRequest, execute_study
 from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.plan import build_plan, to_lock
-from ablate.spec import load_study
+from ablate.study import load_study
 
 if TYPE_CHECKING:
-    from ablate.config import DataConfig
+    from ablate.run.config import DataConfig
 
 TARGET_SEC = 2.0
 

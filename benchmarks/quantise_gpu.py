@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ablate.backends.bench import elapsed_ms
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
+from ablate.backends.testing.bench import elapsed_ms
 from ablate.numerics import Key, OperandPolicy
 
 if TYPE_CHECKING:

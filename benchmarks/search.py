@@ -15,10 +15,10 @@ import random
 
 import optuna
 
-from ablate.explore.candidates import Candidate, Space
-from ablate.explore.front import dominates
-from ablate.explore.propose import seed_of
-from ablate.explore.search import Batch, Plan, Result, candidate_of, search
+from ablate.search.candidates import Candidate, Space
+from ablate.search.front import dominates
+from ablate.search.propose import seed_of
+from ablate.search.search import Batch, Plan, Result, candidate_of, search
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {

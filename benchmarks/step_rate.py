@@ -3,7 +3,7 @@
     python benchmarks/step_rate.py --width 512
 
 The rate is that of the model's own products, each timed alone in the same process, by turns with the steps;
-medians are printed. A step counts the operations of its products (``ablate.plan.arithmetic``), nothing else.
+medians are printed. A step counts the operations of its products (``ablate.models.arithmetic``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ablate.architecture import block_layers
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.plan.arithmetic import model_size
+from ablate.models.arithmetic import model_size
 from ablate.recipes import RecipeSpec, resolve
+from ablate.run.architecture import block_layers
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
 
 if TYPE_CHECKING:

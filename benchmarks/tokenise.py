@@ -89,9 +89,9 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(options.threads)  # before the first use
 
-    from ablate.config import DataConfig
     from ablate.data import parts, prepare
     from ablate.data.tokenizer import train_bpe
+    from ablate.run.config import DataConfig
 
     parts.PART_BYTES = 1  # a shard is a part, however small
     with tempfile.TemporaryDirectory() as scratch:

@@ -14,8 +14,8 @@ import time
 import numpy as np
 import torch
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import optuna
 
-from ablate.explore.ledger import Ledger
-from ablate.explore.pick import Settings, best_trial
-from ablate.explore.space import Range
-from ablate.explore.tune import Asked, Came, SearchGroup, search
-from ablate.reports.cost import Cost, token_cost
-from ablate.reports.crossing import Outcome, outcome
+from ablate.reports.statistics.cost import Cost, token_cost
+from ablate.run.outcome import Outcome, outcome
+from ablate.search.ledger import Ledger
+from ablate.search.pick import Settings, best_trial
+from ablate.search.tune import Asked, Came, SearchGroup, search
+from ablate.study.space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000
 TARGET = 2.15

@@ -14,11 +14,11 @@ In a notebook::
     analysis.arms[1].token_cost
 """
 
-from ablate.reports.analyse import Analysis, ArmResult, RunResult, analyse
-from ablate.reports.cost import Cost, token_cost
-from ablate.reports.crossing import Crossing, Outcome, find_crossing
-from ablate.reports.load import StudyFrames, load_frames
-from ablate.reports.write import ReportPaths, write_report
+from ablate.reports.findings.analyse import Analysis, ArmResult, RunResult, analyse
+from ablate.reports.pages.write import ReportPaths, write_report
+from ablate.reports.read.load import StudyFrames, load_frames
+from ablate.reports.statistics.cost import Cost, token_cost
+from ablate.run.outcome import Crossing, Outcome, find_crossing
 
 __all__ = [
     "Analysis",

@@ -6,8 +6,8 @@ import pytest
 
 TRAINERS = Path(__file__).parent / "execute"
 
-# Test processes side by side that all compute on all cores get in each other's way: beside another one on two
-# cores tests/train/test_foreign.py took 142 s instead of 19 s. Before torch is imported; children inherit it.
+# Test processes side by side that all compute on all cores get in each other's way: beside another on two
+# cores tests/models/test_foreign.py took 142 s, not 19 s. Before torch is imported; children inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/numerics/test_formats.py", "tests/numerics/test_philox.py", "tests/numerics/test_rotate.py",
-    "tests/numerics/test_mx.py", "tests/numerics/test_tensor_scales.py", "tests/numerics/test_linear.py",
+    "tests/numerics/test_mx.py", "tests/numerics/test_tensor_scales.py", "tests/layers/test_linear.py",
     "tests/backends/test_conformance.py", "tests/numerics/test_gains.py", "tests/train/test_loop.py",
-    "tests/numerics/test_apply.py",
+    "tests/layers/test_apply.py",
 )  # fmt: skip
 
 
@@ -71,8 +71,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="4/3 missing on one operand",
         edits=(
-            ("backends/emulated.py", "alpha = a.descale * b.descale", "alpha = a.descale"),
-            ("backends/reference.py", "(a.descale * b.descale)", "(a.descale)"),
+            ("backends/gemms/emulated.py", "alpha = a.descale * b.descale", "alpha = a.descale"),
+            ("backends/gemms/reference.py", "(a.descale * b.descale)", "(a.descale)"),
         ),
     ),
     Mutant(
@@ -92,21 +92,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "Dgrad's w along the wrong axis",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         '(w, "dgrad", "w", 0, at)',
         '(w, "dgrad", "w", 1, at)',
-        first="tests/numerics/test_linear.py",
+        first="tests/layers/test_linear.py",
     ),
     one(
         "Wgrad's x along the wrong axis",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         '(source, "wgrad", "x", 0, at)',
         '(source, "wgrad", "x", 1, at)',
-        first="tests/numerics/test_linear.py",
+        first="tests/layers/test_linear.py",
     ),
     one(
         "Hadamard on one operand only",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "        assert operand in (left, right)\n",
         "        import dataclasses\n"
         "        if operand == right and chosen.scale != 'ms_eden':\n"
@@ -145,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "call left out of the key",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "step=at.stream_step, call=at.call",
         "step=at.stream_step, call=0",
     ),
@@ -211,31 +211,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "double quantisation left out",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "    if doubly:\n        w = dequantised(",
         "    if False:\n        w = dequantised(",
-        first="tests/numerics/test_linear.py",
+        first="tests/layers/test_linear.py",
     ),
     one(
         "gradient not masked",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "        grad = grad * mask\n",
         "",
-        first="tests/numerics/test_linear.py",
+        first="tests/layers/test_linear.py",
     ),
     one(
         "gradient not rotated back",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "if rotated and policy.hadamard:",
         "if False:",
-        first="tests/numerics/test_linear.py",
+        first="tests/layers/test_linear.py",
     ),
     one(
         "delayed scale without its past",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "if bool(past.any()) else now",
         "if False else now",
-        first="tests/numerics/test_apply.py",
+        first="tests/layers/test_apply.py",
     ),
     one("rocm words not shifted", NUMERICS + "quantize.py", "first[..., 2:] >> 16", "first[..., 2:]"),
     one(
@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "a phase never begins",
-        NUMERICS + "linear.py",
+        "ablate/layers/linear.py",
         "if start <= tokens)",
         "if start <= 0)",
         first="tests/train/test_loop.py",

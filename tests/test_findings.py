@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.cli import cli
-from ablate.spec import load_study
+from ablate.study import load_study
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "findings"

@@ -28,7 +28,7 @@ def test_the_wheel_holds_all_under_one_name(wheel):
     for needed in (
         "backends/kernel/kernel.cpp",
         "studies/quickstart.yaml",
-        "reports/templates/report.html.j2",
+        "reports/pages/templates/report.html.j2",
         "py.typed",
     ):
         assert f"ablate/{needed}" in names

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 _FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
 _EXAMPLES = """\b

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import UserError
 from ablate.cli.common import device_option, known_backend, write_out
 from ablate.cli.table import format_table
-from ablate.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,9 +51,9 @@ def command(
     of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor, quantising
     included). Medians, measured in turns. Emulated times are times of the emulation, not of FP4 hardware.
     """
-    from ablate.hardware import peaks_of
+    from ablate.modelled.hardware import peaks_of
     from ablate.plan import build_plan
-    from ablate.spec import load_study
+    from ablate.study import load_study
 
     plan = build_plan(load_study(study))
     known = {arm.name for arm in plan.arms}
@@ -84,8 +84,8 @@ def command(
 
 def _layers(arm: PlannedArm) -> Iterator[tuple[str, int, int, int, LayerRecipe]]:
     """Yield (layer, how many follow the same recipe, inputs, outputs, recipe) at the start of training."""
-    from ablate.architecture import layer_places
     from ablate.recipes.place import stages
+    from ablate.run.architecture import layer_places
 
     where = layer_places(arm.layers)
     counted: dict[tuple[str, int, int, Any], int] = {}
@@ -103,8 +103,8 @@ def _layers(arm: PlannedArm) -> Iterator[tuple[str, int, int, int, LayerRecipe]]
 def _rows(
     plan: Plan, names: tuple[str, ...], tokens: int | None, repeats: int, where: str, backend: str | None
 ) -> Iterator[dict[str, Any]]:
-    from ablate.backends.bench import Shape, time_gemm
     from ablate.backends.select import Selection
+    from ablate.backends.testing.bench import Shape, time_gemm
     from ablate.recipes import GEMMS, describe_gemm
 
     timed: dict[Any, Any] = {}

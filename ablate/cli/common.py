@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def find_study(storage: Path, study: str) -> StudyStore:
     """
     name, verb = study, "run"
     if study.endswith((".yaml", ".yml")):
-        from ablate.spec import load_study
+        from ablate.study import load_study
 
         loaded = load_study(study)
         name, verb = loaded.name, "run" if loaded.search is None else "search"
@@ -134,7 +134,7 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     """
     if not texts:
         return {}
-    from ablate.hardware import PEAKS
+    from ablate.modelled.hardware import PEAKS
 
     prices = {}
     for text in texts:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from ablate.base.errors import safe_text
 from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
-from ablate.errors import safe_text
 
 _LONGEST_VALUE = 60
 
@@ -31,7 +31,7 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     """
     stores = find_studies(storage, (a, b))
     from ablate.reports import analyse, load_frames
-    from ablate.reports.compare import compare, compare_document, compare_table
+    from ablate.reports.findings.compare import compare, compare_document, compare_table
 
     frames = (load_frames(stores[0]), load_frames(stores[1]))
     left, right = (analyse(frame) for frame in frames)
@@ -40,7 +40,7 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
     if out is not None:
-        from ablate.reports.compare_page import write_comparison
+        from ablate.reports.pages.compare_page import write_comparison
 
         with writing_to(out):
             pages = write_comparison(found, out)

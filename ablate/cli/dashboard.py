@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.base.errors import UserError
 from ablate.cli.common import find_study, storage_option
-from ablate.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path

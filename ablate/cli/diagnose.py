@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import Problem, UserError, safe_text
 from ablate.cli.common import device_option, write_out
 from ablate.cli.table import format_table
-from ablate.errors import Problem, UserError, safe_text
 
 if TYPE_CHECKING:
     from ablate.cli.diagnose_model import Subject

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ablate.config import DataConfig, ModelConfig, RunConfig
     from ablate.recipes import Recipe
+    from ablate.run.config import DataConfig, ModelConfig, RunConfig
     from ablate.store.checkpoints import Checkpoint
     from ablate.train.loop import Trainee
 
@@ -158,8 +158,8 @@ def _of_run(
 ) -> Subject:
     from pydantic import ValidationError
 
-    from ablate.config import config_from_json
-    from ablate.schedule import plan_steps
+    from ablate.run.config import config_from_json
+    from ablate.run.schedule import plan_steps
     from ablate.store import RunDir
     from ablate.store.checkpoints import load_newest
 
@@ -201,8 +201,8 @@ def _of_run(
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
-    from ablate.config import ModelConfig
-    from ablate.presets import PRESETS
+    from ablate.run.config import ModelConfig
+    from ablate.run.presets import PRESETS
 
     random = f"random initial weights of seed {seed}"
     if model in PRESETS:
@@ -223,8 +223,8 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
 
 def _positions(model: ModelConfig) -> int:
     """Return how many positions a Hugging Face model says that it has."""
-    from ablate.hf_model import config_folder
-    from ablate.json_text import parse_json
+    from ablate.base.json_text import parse_json
+    from ablate.models.hf_files import config_folder
 
     if model.hf is None:
         return DEFAULT_SEQ_LEN
@@ -239,8 +239,8 @@ def _positions(model: ModelConfig) -> int:
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     """Return the text to take tokens from; by default Python's standard library."""
-    from ablate.config import DataConfig
     from ablate.data.sources import JSON_SUFFIXES, TOKEN_SUFFIXES
+    from ablate.run.config import DataConfig
 
     words: dict[str, Any] = {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
     if data is None:
@@ -266,7 +266,7 @@ def _vocabulary(data: DataConfig) -> int:
 def _config(
     model: ModelConfig, data: DataConfig, recipe: Recipe, *, seq_len: int, sequences: int, seed: int
 ) -> RunConfig:
-    from ablate.config import RunConfig, TrainingConfig
+    from ablate.run.config import RunConfig, TrainingConfig
 
     return RunConfig(
         model=model,

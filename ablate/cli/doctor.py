@@ -11,7 +11,7 @@ import click
 from ablate.cli.common import device_option, known_backend
 
 if TYPE_CHECKING:
-    from ablate.backends.selftest import Result
+    from ablate.backends.testing.selftest import Result
 
 _EXAMPLES = """\b
 Examples:
@@ -38,8 +38,8 @@ def command(
     the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
     """
     from ablate.backends.select import BUILT_IN, backend_names, load_backend
-    from ablate.backends.selftest import self_test, trains_like_emulation
-    from ablate.backends.testing import POLICIES, both
+    from ablate.backends.testing.selftest import self_test, trains_like_emulation
+    from ablate.backends.testing.suite import POLICIES, both
 
     for name in names:
         known_backend(name)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import UserError
 from ablate.cli.common import storage_option
-from ablate.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.reports.importers.imported import ImportedRun
+    from ablate.reports.read.imported import ImportedRun
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -72,7 +72,7 @@ _arm = click.option(
 @_common
 def mllog(arms: tuple[str, ...], tokens_per_sample: int | None, **options: Any) -> None:
     """Read MLPerf training logs (:::MLLOG): every result*.txt or *.log in the folders given."""
-    from ablate.reports.importers.mllog import read_mllog
+    from ablate.reports.read.mllog import read_mllog
 
     found: dict[str, list[ImportedRun]] = {}
     faults: list[str] = []
@@ -111,7 +111,7 @@ def csv_(**options: Any) -> None:
 
     FILES have a column `arm`, as the evaluations.csv of a report of ours has; or name each arm's by --arm.
     """
-    from ablate.reports.importers.tables import read_csv
+    from ablate.reports.read.tables import read_csv
 
     _tables(read_csv, ("*.csv",), **options)
 
@@ -127,7 +127,7 @@ def jsonl(**options: Any) -> None:
 
     FILES have a key `arm`; or name each arm's by --arm.
     """
-    from ablate.reports.importers.tables import read_jsonl
+    from ablate.reports.read.tables import read_jsonl
 
     _tables(read_jsonl, ("*.jsonl", "*.json"), **options)
 
@@ -144,7 +144,7 @@ def wandb_export(
     file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float, **options: Any
 ) -> None:
     """Read FILE, the CSV that a W&B chart exports: columns 'RUN - METRIC'."""
-    from ablate.reports.importers.tables import Columns, by_pattern, read_wandb_chart, runs_of
+    from ablate.reports.read.tables import Columns, by_pattern, read_wandb_chart, runs_of
 
     rows, faults = read_wandb_chart(file, metric)
     found, wrong = runs_of(file, rows, Columns(names={}, tokens_per_unit=tokens_per_step))
@@ -170,7 +170,7 @@ def mlflow(
     **options: Any,
 ) -> None:
     """Read the runs of an experiment on any MLflow tracking server."""
-    from ablate.reports.importers.tracking import read_mlflow
+    from ablate.reports.read.tracking import read_mlflow
 
     found, faults = read_mlflow(
         tracking_uri, experiment, metric=metric, arms=_named(arms), tokens_per_step=tokens_per_step
@@ -188,7 +188,7 @@ def _tables(
     tokens_per_step: float,
     **options: Any,
 ) -> None:
-    from ablate.reports.importers.tables import NEEDED, OPTIONAL, Columns, runs_of
+    from ablate.reports.read.tables import NEEDED, OPTIONAL, Columns, runs_of
 
     if bool(files) == bool(arms):
         raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
@@ -278,7 +278,7 @@ def _finish(
     description: str | None,
     storage: Path,
 ) -> None:
-    from ablate.reports.importers.imported import ImportedStudy, write_study
+    from ablate.reports.read.imported import ImportedStudy, write_study
 
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")

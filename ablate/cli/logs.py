@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import storage_option
-from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ablate.architecture import LinearLayer
     from ablate.plan import Estimate, Plan, PlannedArm, Progress
     from ablate.plan.layers import LayerGroup
     from ablate.recipes import Recipe
+    from ablate.run.architecture import LinearLayer
     from ablate.store import StudyStore
 
 _MAX_GROUPS = 4
@@ -77,11 +77,11 @@ def command(
       ablate plan my-study.yaml --json | jq '.arms[].name'
       ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from ablate.base.errors import UserError
     from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
-    from ablate.errors import UserError
     from ablate.plan import build_plan, estimate, known_plan, read_progress
-    from ablate.spec import load_study
     from ablate.store import StudyStore
+    from ablate.study import load_study
 
     usd = parse_prices(prices)
     plan = build_plan(load_study(study), without_data=True)
@@ -131,8 +131,8 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
     """Return everything about a plan: the lock file's content, and what it amounts to here and now."""
     from dataclasses import asdict
 
+    from ablate.models.arithmetic import schedule_text
     from ablate.plan import to_lock
-    from ablate.plan.arithmetic import schedule_text
 
     content = to_lock(plan)
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
@@ -205,7 +205,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     """Take every arm through its model by shapes."""
     from dataclasses import asdict
 
-    from ablate.errors import UserError
+    from ablate.base.errors import UserError
     from ablate.train.dry import dry_run
 
     found = []
@@ -223,8 +223,8 @@ def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
 def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
-    from ablate.architecture import layer_places
     from ablate.plan.layers import layer_groups
+    from ablate.run.architecture import layer_places
 
     return layer_groups(recipe, layer_places(layers).values(), total_tokens)
 
@@ -257,7 +257,7 @@ def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
 
 
 def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping[str, str]) -> list[str]:
-    from ablate.plan.arithmetic import schedule_text
+    from ablate.models.arithmetic import schedule_text
 
     runs = [run for _, run in plan.runs()]
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
@@ -309,8 +309,8 @@ def _stop_text(plan: Plan) -> list[str]:
     """Say when an arm's other runs are not needed, with the nominal level of each look."""
     if plan.stop is None:
         return []
-    from ablate.reports import words
-    from ablate.reports.stopping import read_rule
+    from ablate.reports.statistics.stopping import read_rule
+    from ablate.reports.words import words
 
     rule = read_rule({"stop": plan.stop})
     assert rule is not None
@@ -342,7 +342,7 @@ def _budget_text(arm: PlannedArm) -> str:
 
 
 def _model_text(arm: PlannedArm) -> str:
-    from ablate.plan.arithmetic import parameters_text
+    from ablate.models.arithmetic import parameters_text
 
     model = arm.model
     parameters = f"{parameters_text(arm.size.parameters)} parameters"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import UserError
 from ablate.cli.table import format_table
-from ablate.errors import UserError
-from ablate.hardware import PEAKS
+from ablate.modelled.hardware import PEAKS
+from ablate.modelled.speed import HARDWARE
 from ablate.plan.on_hardware import CPU, FITS_SHARE, HardwareModel
-from ablate.plan.speed import HARDWARE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -108,7 +108,7 @@ def prepare_kernel(console: Console, plan: Plan) -> None:
     """Compile the CPU quantiser once, before workers ask for it."""
     if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in plan.arms):
         return
-    from ablate.backends.cpu_kernel import availability
+    from ablate.backends.quantisers.cpu_kernel import availability
 
     kernel = availability()
     if not kernel.usable:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import UserError
 from ablate.cli.table import format_table
-from ablate.errors import UserError
 
 if TYPE_CHECKING:
     from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import find_study, parse_prices, storage_option, writing_to
-from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +151,7 @@ def _stamp(store: StudyStore) -> tuple[list[str], list[int]]:
 def _settings(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    from ablate.config import Setting
+    from ablate.run.config import Setting
 
     known = get_args(Setting)
     for name in names:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.base.errors import UserError
 from ablate.cli.common import storage_option
 from ablate.cli.ready import (
     check_devices,
@@ -20,7 +21,6 @@ from ablate.cli.ready import (
     say_mirror,
     taken_text,
 )
-from ablate.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,8 +68,8 @@ def command(
     from ablate.execute.lock import running
     from ablate.execute.token import use_token
     from ablate.plan import build_plan, known_plan, to_lock
-    from ablate.spec import load_study
     from ablate.store import StudyStore
+    from ablate.study import load_study
     from ablate.track import resolve_tracking_uri
 
     uri = resolve_tracking_uri(storage, tracking_uri)
@@ -105,7 +105,7 @@ def _choose(plan: Plan, only: tuple[str, ...], seeds: str | None) -> set[str]:
     """Return the ids of the runs that the options ask for."""
     import difflib
 
-    from ablate.spec.tuning import tuned_name
+    from ablate.study.tuning import tuned_name
 
     names = {arm.name for arm in plan.arms}
     if plan.tuning is not None:  # an arm that found what the study gives it is its own tuned arm
@@ -228,7 +228,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
     """Return what tells which runs the study's stop rule makes unneeded; without a rule it costs nothing."""
     if plan.stop is None:
         return dict
-    from ablate.reports.unneeded import Unneeded
+    from ablate.reports.findings.unneeded import Unneeded
 
     return Unneeded(store)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import storage_option
 from ablate.cli.ready import (
     check_devices,
@@ -24,7 +25,6 @@ from ablate.cli.ready import (
     requests_of,
     say_mirror,
 )
-from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ablate.data import TokenFiles
-    from ablate.explore.ledger import Trial
-    from ablate.explore.search import Batch, Plan, Result
-    from ablate.plan.search import SearchPlan
-    from ablate.reports.search import Found
-    from ablate.spec import Study
+    from ablate.reports.findings.search import Found
+    from ablate.search.ledger import Trial
+    from ablate.search.plan import SearchPlan
+    from ablate.search.search import Batch, Plan, Result
     from ablate.store import StudyStore
+    from ablate.study import Study
 
 
 @click.command("search")
@@ -75,9 +75,9 @@ def command(
       ablate search tiny-search
       ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.explore.recipes import candidates_of
-    from ablate.plan.search import plan_search
-    from ablate.spec import load_study
+    from ablate.search.plan import plan_search
+    from ablate.search.recipes import candidates_of
+    from ablate.study import load_study
 
     study = load_study(file)
     if study.search is None:
@@ -109,9 +109,9 @@ def _search(
 
     from ablate.execute.lock import running
     from ablate.execute.token import use_token
-    from ablate.explore.ledger import open_storage
-    from ablate.explore.recipes import check_same
-    from ablate.explore.search import read
+    from ablate.search.ledger import open_storage
+    from ablate.search.recipes import check_same
+    from ablate.search.search import read
     from ablate.store import StudyStore
     from ablate.track import redact, resolve_tracking_uri, start_mirror
 
@@ -145,8 +145,8 @@ def _search(
 
 def _plan_there(store: StudyStore, planned: SearchPlan) -> dict[str, Any]:
     """Return the lock file as it is, or that of a search of which nothing was tried."""
-    from ablate.explore.recipes import tried_in, tried_plan
     from ablate.plan import to_lock
+    from ablate.search.recipes import tried_in, tried_plan
 
     try:
         return store.plan()
@@ -176,8 +176,8 @@ def _go_on(
 ) -> int:
     """Search to the end, or as far as it goes; return the exit code."""
     from ablate.execute.driver import connection
-    from ablate.explore.recipes import tried_in
-    from ablate.explore.search import read, search
+    from ablate.search.recipes import tried_in
+    from ablate.search.search import read, search
 
     if address is None:
         check_devices(planned.plans[0])
@@ -230,8 +230,8 @@ class _Runner:
 
     def write_plan(self) -> None:
         """Write what was tried so far, for all who read the run store."""
-        from ablate.explore.recipes import tried_plan
         from ablate.plan import to_lock
+        from ablate.search.recipes import tried_plan
 
         self._store.write_plan(to_lock(tried_plan(self._planned, list(self._tried))))
 
@@ -244,8 +244,8 @@ class _Runner:
         from ablate.execute.display import LiveDisplay
         from ablate.execute.driver import Outcome, execute_study, missing_runs
         from ablate.execute.progress import ProgressReader
-        from ablate.explore.recipes import result_of, tried_plan
-        from ablate.explore.search import short_tokens
+        from ablate.search.recipes import result_of, tried_plan
+        from ablate.search.search import short_tokens
         from ablate.store import END_STATES
 
         self._tried |= dict.fromkeys((batch.budget, name) for name in batch.candidates)
@@ -299,9 +299,9 @@ def _write(
     file: str,
 ) -> Found:
     """Write the pages as far as the search is, and the study that confirms a search that is done."""
-    from ablate.explore.confirm import confirm_study
-    from ablate.reports.search import found_of
-    from ablate.reports.search_page import write_search
+    from ablate.reports.findings.search import found_of
+    from ablate.reports.pages.search_page import write_search
+    from ablate.search.confirm import confirm_study
 
     found = found_of(planned, engine, budgets)
     names = [one.name for one in found.last.front if not one.is_baseline]
@@ -312,8 +312,8 @@ def _write(
 
 def _conclude(console: Console, store: StudyStore, found: Found, *, as_json: bool) -> None:
     from ablate.cli.table import format_table
-    from ablate.reports.search import front_table, search_document, sentences
-    from ablate.reports.search_page import CONFIRM
+    from ablate.reports.findings.search import front_table, search_document, sentences
+    from ablate.reports.pages.search_page import CONFIRM
 
     if as_json:
         click.echo(json.dumps(search_document(found), indent=1, allow_nan=False, ensure_ascii=False))
@@ -332,8 +332,8 @@ def _conclude(console: Console, store: StudyStore, found: Found, *, as_json: boo
 def _show_plan(planned: SearchPlan, engine: Plan, *, as_json: bool) -> None:
     """Print candidates, what is dropped, presets, rounds and tokens."""
     from ablate.cli.table import format_table
-    from ablate.explore.candidates import IRRELEVANT
-    from ablate.explore.search import most_trials, short_tokens
+    from ablate.search.candidates import IRRELEVANT
+    from ablate.search.search import most_trials, short_tokens
 
     search = planned.search
     rounds = -(-engine.num_trials // engine.at_once)

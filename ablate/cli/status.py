@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.base.errors import safe_text
 from ablate.cli.common import find_study, storage_option, trials_of
-from ablate.errors import safe_text
 
 if TYPE_CHECKING:
     from pathlib import Path

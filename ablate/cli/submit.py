@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 
 @click.command(
@@ -26,7 +26,7 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
     study again follows the job that is there. Paths of data in the file must be absolute.
     """
     from ablate.execute.token import use_token
-    from ablate.spec import load_study
+    from ablate.study import load_study
     from ablate.track.uri import redact
 
     if not storage.is_absolute():

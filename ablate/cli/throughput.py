@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import device_option, storage_option, write_out
 from ablate.cli.table import format_table
-from ablate.errors import UserError, safe_text
 
 if TYPE_CHECKING:
     from ablate.plan import Plan, PlannedArm
@@ -64,8 +64,8 @@ def command(
     `ablate report` makes the end-to-end speed-up of it, where the timing is native and the device was idle.
     """
     from ablate.plan import build_plan, known_plan
-    from ablate.spec import load_study
     from ablate.store import StudyStore
+    from ablate.study import load_study
 
     plan = build_plan(load_study(study))
     store = StudyStore(storage / plan.study)
@@ -123,9 +123,9 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
     """Return the measured peak, with what the plan models for one such device that computes nothing twice."""
     if peak_bytes is None:
         return "–"
-    from ablate.config import ResourcesConfig
-    from ablate.hardware import PEAKS
-    from ablate.plan.memory import step_memory
+    from ablate.modelled.hardware import PEAKS
+    from ablate.modelled.memory import step_memory
+    from ablate.run.config import ResourcesConfig
 
     measured = f"{peak_bytes / 1e9:.2f} GB"
     hardware = next((name for name in PEAKS if name in device_name), None)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from ablate.base.errors import Problem, UserError, safe_text
 from ablate.cli.common import find_studies, shown_names, storage_option, writing_to
-from ablate.errors import Problem, UserError, safe_text
 
 
 @click.command(
@@ -51,8 +51,8 @@ def command(
         )
     stores = find_studies(storage, studies)
     from ablate.reports import analyse, load_frames
-    from ablate.reports.against import read_against, target_after
-    from ablate.reports.trend import differences_text, sentences, trend, trend_document, trend_table
+    from ablate.reports.findings.trend import differences_text, sentences, trend, trend_document, trend_table
+    from ablate.reports.read.against import read_against, target_after
 
     frames = [load_frames(store) for store in stores]
     targets = [None if after is None else target_after(frame, after) for frame in frames]
@@ -63,7 +63,7 @@ def command(
     analyses = [analyse(frame) for frame in frames]
     found = trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
     if out is not None:
-        from ablate.reports.trend_page import write_trend
+        from ablate.reports.pages.trend_page import write_trend
 
         with writing_to(out):
             pages = write_trend(found, out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ablate.execute.driver import Outcome, RunRequest
-    from ablate.execute.tune import Searched
     from ablate.plan import Plan
     from ablate.plan.tuning import GroupTuning
+    from ablate.search.rates import Searched
     from ablate.store import StudyStore
 
 
@@ -41,8 +41,8 @@ def tune(
     from ablate.execute.driver import connection, execute_study
     from ablate.execute.lock import running
     from ablate.execute.progress import ProgressReader
-    from ablate.execute.tune import first_trials, tune_arms
     from ablate.plan import to_lock
+    from ablate.search.rates import first_trials, tune_arms
 
     tuning = plan.tuning
     assert tuning is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,9 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
+from ablate.base.errors import Problem, UserError
+from ablate.base.json_text import parse_json
 from ablate.data.sources import unreadable
-from ablate.errors import Problem, UserError
-from ablate.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,7 +3,7 @@
 A remembered hash is used while a file's size, modification time and change time are the same. A file that
 was modified within the last two seconds is not remembered, because a second change within the clock's
 grain would go unseen (git calls such entries racy). One cache file per corpus, in the user's
-cache (``ablate.cache``).
+cache (``ablate.base.cache``).
 
 The cache can only cost time: one that is damaged or cannot be written is ignored.
 """
@@ -15,10 +15,10 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from ablate.cache import cache_folder
+from ablate.base.cache import cache_folder
+from ablate.base.files import write_bytes_atomic
+from ablate.base.json_text import parse_json
 from ablate.data.sources import unreadable
-from ablate.json_text import parse_json
-from ablate.store.files import write_bytes_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ablate.base.errors import Problem, UserError
+from ablate.base.json_text import parse_json
 from ablate.data.sources import unreadable
-from ablate.errors import Problem, UserError
-from ablate.json_text import parse_json
 
 _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 

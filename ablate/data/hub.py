@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.base.errors import Problem, UserError
 from ablate.data.kept import find, keep, key_of
 from ablate.data.sources import SourceFile, find_files
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    from ablate.config import DataConfig
+    from ablate.run.config import DataConfig
 
 TRAIN_SPLIT = "train"
 SHARD_FIELD = "text"

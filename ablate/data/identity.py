@@ -17,6 +17,7 @@ import sysconfig
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.base.errors import Problem, UserError
 from ablate.data import hf_tokenizer, hub
 from ablate.data.hashes import content_hashes
 from ablate.data.sources import (
@@ -27,12 +28,11 @@ from ablate.data.sources import (
     find_files,
     stdlib_files,
 )
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.config import DataConfig
+    from ablate.run.config import DataConfig
 
 # Raise this when documents, their split or their tokens would come out differently from the same files.
 RULES_VERSION = 1

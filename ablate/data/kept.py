@@ -15,7 +15,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from ablate.store.files import read_json, write_json_atomic
+from ablate.base.files import read_json, write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

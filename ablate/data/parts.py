@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.errors import Problem, UserError
 from ablate.data.documents import json_documents, text_documents
 from ablate.data.kept import find, keep, key_of
 from ablate.data.sources import SourceFile, unreadable
 from ablate.data.split import is_among, near_copies
 from ablate.data.spool import DocumentTable, encoded
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json, train_bpe
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

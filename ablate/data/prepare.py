@@ -24,17 +24,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import Problem, UserError
+from ablate.base.files import write_json_atomic
 from ablate.data.identity import Corpus, resolve
 from ablate.data.kept import key_of, remove_unfinished
 from ablate.data.token_files import FORMAT, META, TokenFiles, load
-from ablate.errors import Problem, UserError
-from ablate.store.files import write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ablate.config import DataConfig
+    from ablate.run.config import DataConfig
 
     Progress = Callable[[float, str], None]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.errors import Problem, UserError
 from ablate.data.split import held_out_size
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ablate.config import DataConfig
     from ablate.data.identity import Corpus
     from ablate.data.sources import SourceFile
+    from ablate.run.config import DataConfig
 
 # As many tokens as 384 KiB of text have at four bytes a token.
 _HELD_OUT_AT_LEAST_TOKENS = 98_304

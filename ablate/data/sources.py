@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

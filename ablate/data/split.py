@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ablate.base.errors import Problem, UserError
 from ablate.data.spool import hash_all
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.errors import Problem, UserError
-from ablate.store.files import read_json
+from ablate.base.errors import Problem, UserError
+from ablate.base.files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.errors import Problem, UserError
 from ablate.data import hub
 from ablate.data.documents import json_documents, text_documents
 from ablate.data.identity import RULES_VERSION
@@ -37,18 +38,17 @@ from ablate.data.split import hold_out, line_hashes
 from ablate.data.spool import Spool, encoded
 from ablate.data.tokenizer import BPE_SAMPLE_BYTES, END_OF_TEXT, open_json
 from ablate.data.workers import Job, Workers, num_cores
-from ablate.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
-    from ablate.config import DataConfig
     from ablate.data.identity import Corpus
     from ablate.data.prepare import Progress
     from ablate.data.sources import SourceFile
     from ablate.data.token_files import TokenType
+    from ablate.run.config import DataConfig
 
     Listed = tuple[Part, PartTable]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Self
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer, is_quantised, is_random
 from ablate.diagnose.recorder import tapped_copy
-from ablate.numerics.linear import QuantLinear
+from ablate.layers.linear import QuantLinear
 from ablate.recipes import GEMMS, LayerRecipe
 from ablate.train.loop import gradients
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from ablate.numerics.state import Position
+    from ablate.layers.state import Position
     from ablate.recipes import Gemm
     from ablate.train.loop import Trainee
 
@@ -164,7 +164,7 @@ def _alone(recipe: LayerRecipe, gemm: Gemm) -> LayerRecipe:
 
 
 def _here(trainee: Trainee) -> Position:
-    from ablate.numerics.state import Position
+    from ablate.layers.state import Position
 
     return Position(step=trainee.state.step, call=0, tokens=trainee.state.tokens)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ablate.diagnose.noise import data_noise
 from ablate.diagnose.operand import OperandFigures, operand_figures
 from ablate.diagnose.product import ProductFigures, product_figures
-from ablate.numerics.linear import dequantised, product
+from ablate.layers.linear import dequantised, product
 from ablate.numerics.quantize import on_grid
 from ablate.recipes import GEMMS, OPERANDS
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.diagnose.noise import DataNoise
-    from ablate.numerics.linear import QuantLinear
-    from ablate.numerics.state import Position
+    from ablate.layers.linear import QuantLinear
+    from ablate.layers.state import Position
     from ablate.recipes import Gemm, GemmPolicy, OperandPolicy
 
 _HIGH = ("bf16", "fp16")

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer
-from ablate.diagnose.settings import Diagnostics, chosen_layers
+from ablate.run.diagnostics import Diagnostics, chosen_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.numerics.linear import QuantLinear
-    from ablate.numerics.state import Position, RecipeState
+    from ablate.layers.linear import QuantLinear
+    from ablate.layers.state import Position, RecipeState
 
 MAX_ROWS = 512
 """Tokens of a layer that are measured, at most."""

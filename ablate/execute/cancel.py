@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from ablate.store.files import write_bytes_atomic
+from ablate.base.files import write_bytes_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from ablate.errors import safe_text
+from ablate.base.errors import safe_text
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
 

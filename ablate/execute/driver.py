@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.execute.cancel import Cancellation
 from ablate.execute.environment import git_commit
 from ablate.execute.gang import execute_together
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ablate.config import ResourcesConfig
-    from ablate.diagnose.settings import Diagnostics
+    from ablate.run.config import ResourcesConfig
+    from ablate.run.diagnostics import Diagnostics
 
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from ablate.backends.select import Choice
 
-_RESULT_SOURCES = (
-    "architecture.py", "backends", "config.py", "data", "numerics", "recipes", "schedule.py", "train",
-)  # fmt: skip
+_RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
 """Parts of this package that can change what a run comes to."""
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")

@@ -13,7 +13,7 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ablate.backends.select import Choice
-    from ablate.config import ResourcesConfig, RunConfig
+    from ablate.run.config import ResourcesConfig, RunConfig
 
 _TESTED_MODES = ("native", "upcast")
 
@@ -57,7 +57,7 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
     Raises:
         UnfitDeviceError: one failed, and the study does not allow that.
     """
-    from ablate.backends.selftest import quick_self_test
+    from ablate.backends.testing.selftest import quick_self_test
 
     names = dict.fromkeys(
         choice.backend for choice in choices if choice.mode in _TESTED_MODES and choice.backend != "emulated"

@@ -20,8 +20,8 @@ from ablate.store.leases import Leases
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ablate.config import ResourcesConfig
     from ablate.execute.driver import RunRequest
+    from ablate.run.config import ResourcesConfig
 
 _DRAFT = ".taken"
 _OWN = ("checkpoints", "stop")

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.execute.environment import code_digest
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.permissions import keep_others_out
+from ablate.base.permissions import keep_others_out
 from ablate.store import END_STATES, RunDir, State, Status, write_json_atomic
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
@@ -31,9 +31,9 @@ from ablate.store.metrics import MetricsWriter, bytes_before_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ablate.config import ResourcesConfig, RunConfig
     from ablate.execute.keeper import Keeper
     from ablate.execute.watch import Watch
+    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
@@ -166,12 +166,12 @@ def _train(
     from pydantic import TypeAdapter
 
     from ablate.backends.select import overall_mode
-    from ablate.config import ResourcesConfig, RunConfig
     from ablate.execute.alone import other_work
     from ablate.execute.environment import describe_environment
     from ablate.execute.preflight import fit_choices, run_self_tests
     from ablate.execute.usage import Usage
     from ablate.execute.watch import Watch
+    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.train.group import ALONE
 
     torch.set_num_threads(task.threads)
@@ -240,7 +240,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
     import torch
     from pydantic import TypeAdapter
 
-    from ablate.config import ResourcesConfig, RunConfig
+    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.store.checkpoints import load_step
 
     keep_others_out()
@@ -288,7 +288,7 @@ def _call_trainer(
     task: RunTask, config: RunConfig, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any
 ) -> Any:
     """Call the study's trainer, or ours, which alone knows of groups, layouts and diagnostics."""
-    from ablate.code import load_function
+    from ablate.base.code import load_function
     from ablate.data import load, open_tokens
 
     name = config.trainer or task.trainer
@@ -299,7 +299,7 @@ def _call_trainer(
             "checkpoint_activations": task.resources.get("activation_checkpointing", False),
         }
         if diagnosed is not None:
-            from ablate.diagnose.settings import Diagnostics
+            from ablate.run.diagnostics import Diagnostics
 
             ours |= {"diagnostics": Diagnostics(**task.diagnostics or {}), "on_diagnosis": diagnosed}
     return load_function(name)(

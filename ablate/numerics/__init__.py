@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ablate.layers.state import RecipeState
 from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
-from ablate.numerics.state import RecipeState
 from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 if TYPE_CHECKING:
-    from ablate.numerics.apply import apply_recipe
+    from ablate.layers.apply import apply_recipe
 
 __all__ = [
     "Codes",
@@ -32,7 +32,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Not at the top: it needs the back ends, which need this package.
     if name == "apply_recipe":
-        from ablate.numerics.apply import apply_recipe
+        from ablate.layers.apply import apply_recipe
 
         return apply_recipe
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,17 +1,17 @@
 """Planning: a validated study → its runs, with ids; pure, and fast enough for ten thousand of them.
 
 >>> from ablate.plan import build_plan, to_lock
->>> from ablate.spec import load_study
+>>> from ablate.study import load_study
 >>> plan = build_plan(load_study("quickstart"))
 >>> [arm.name for arm in plan.arms][:2]
 ['bf16', 'fp8']
 """
 
 from ablate.plan.estimate import Estimate, estimate
-from ablate.plan.ids import RESULT_VERSION, run_id
 from ablate.plan.lock import to_lock
 from ablate.plan.plan import Plan, PlannedArm, PlannedRun, build_plan
 from ablate.plan.progress import Progress, known_plan, read_progress
+from ablate.run.ids import RESULT_VERSION, run_id
 
 __all__ = [
     "RESULT_VERSION",

@@ -9,12 +9,12 @@ import difflib
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.spec import Study
+    from ablate.study import Study
 
 
 def check_layers(study: Study, names: Iterable[str]) -> None:

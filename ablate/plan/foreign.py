@@ -11,19 +11,19 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ablate.architecture import layer_places
-from ablate.code import code_digest
-from ablate.errors import Problem, UserError
+from ablate.base.code import code_digest
+from ablate.base.errors import Problem, UserError
 from ablate.recipes import block_shape, group_size
 from ablate.recipes.place import stages
-from ablate.spec.stages import rule_faults
+from ablate.run.architecture import layer_places
+from ablate.study.stages import rule_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.architecture import LinearLayer
-    from ablate.spec import ResolvedArm, Study
-    from ablate.train.outline import Outline
+    from ablate.models.outline import Outline
+    from ablate.run.architecture import LinearLayer
+    from ablate.study import ResolvedArm, Study
 
 _Found = TypeVar("_Found")
 
@@ -47,7 +47,7 @@ class Foreigners:
         if key not in self._digests:
             parts = []
             if model.hf is not None:
-                from ablate.hf_model import hf_digest
+                from ablate.models.hf_files import hf_digest
 
                 parts.append(self._placed(arm, "model", lambda: hf_digest(model)))
             if model.function is not None:
@@ -71,7 +71,7 @@ class Foreigners:
             return None
         key = (id(model), vocab_size, arm.training.seq_len)
         if key not in self._outlines:
-            from ablate.train.outline import outline
+            from ablate.models.outline import outline
 
             self._outlines[key] = self._placed(
                 arm, "model", lambda: outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)

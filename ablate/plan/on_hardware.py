@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.hardware import PEAKS
-from ablate.plan.memory import StepMemory, step_memory
-from ablate.plan.speed import Workload, token_time
+from ablate.modelled.hardware import PEAKS
+from ablate.modelled.memory import StepMemory, step_memory
+from ablate.modelled.speed import Workload, token_time
 
 if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm

@@ -14,8 +14,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ablate.architecture import LinearLayer, linear_layers
-from ablate.config import (
+from ablate.base.errors import Problem, UserError
+from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
+from ablate.plan.diagnosed import check_layers
+from ablate.plan.foreign import Foreigners
+from ablate.plan.tuning import Tuning, plan_tuning
+from ablate.recipes import Recipe, describe
+from ablate.run.architecture import LinearLayer, linear_layers
+from ablate.run.config import (
     BackendName,
     DataConfig,
     ModelConfig,
@@ -25,20 +31,14 @@ from ablate.config import (
     TrainingConfig,
     canonical_json,
 )
-from ablate.errors import Problem, UserError
-from ablate.plan.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
-from ablate.plan.diagnosed import check_layers
-from ablate.plan.foreign import Foreigners
-from ablate.plan.ids import ARM_FIELDS, RunIds
-from ablate.plan.tuning import Tuning, plan_tuning
-from ablate.recipes import Recipe, describe
-from ablate.spec.study import again_name
+from ablate.run.ids import ARM_FIELDS, RunIds
+from ablate.study.study import again_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ablate.diagnose.settings import Diagnostics
-    from ablate.spec import DroppedCell, FoldedCell, ResolvedArm, Study, Target
+    from ablate.run.diagnostics import Diagnostics
+    from ablate.study import DroppedCell, FoldedCell, ResolvedArm, Study, Target
 
 
 class DataIdentity(Protocol):

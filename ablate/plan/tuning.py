@@ -16,16 +16,16 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.explore.space import Choices, Range
-from ablate.plan.arithmetic import batches
-from ablate.plan.ids import ARM_FIELDS, RunIds
-from ablate.spec.tuning import tuned_name
+from ablate.models.arithmetic import batches
+from ablate.run.ids import ARM_FIELDS, RunIds
+from ablate.study.space import Choices, Range
+from ablate.study.tuning import tuned_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.spec.tuning import Tune, TuneGroup
+    from ablate.study.tuning import Tune, TuneGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@
                                 attempts/<n>.log   what it printed
 """
 
-from ablate.store.files import append_line, read_json, write_json_atomic
+from ablate.base.files import append_line, read_json, write_json_atomic
 from ablate.store.runs import DAMAGED, END_STATES, STATES, RunDir, State, Status, StudyStore
 
 __all__ = [

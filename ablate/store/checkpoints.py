@@ -25,8 +25,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ablate.json_text import parse_json
-from ablate.store.files import write_json_atomic
+from ablate.base.files import write_json_atomic
+from ablate.base.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ablate.store.files import read_json, write_json_atomic
+from ablate.base.files import read_json, write_json_atomic
 
 STALE_SEC = 60.0
 LATEST_UNIX = 1e11

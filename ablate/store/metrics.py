@@ -15,7 +15,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
-from ablate.json_text import parse_json
+from ablate.base.json_text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ablate.json_text import parse_json
+from ablate.base.files import append_line, read_json, write_bytes_atomic, write_json_atomic
+from ablate.base.json_text import parse_json
 from ablate.store.checkpoints import hash_of_prefix
-from ablate.store.files import append_line, read_json, write_bytes_atomic, write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.files import write_bytes_atomic
 from ablate.store import RunDir, Status, StudyStore, read_json, write_json_atomic
-from ablate.store.files import write_bytes_atomic
 from ablate.track.rows import read_points, tail_digest
 from ablate.track.uri import uri_digest
 

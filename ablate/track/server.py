@@ -22,7 +22,7 @@ import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.track.sink import MLFLOW_ENVIRONMENT
 from ablate.track.uri import redact
 

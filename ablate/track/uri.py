@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """Schemes of which MLflow is served by a process of our own."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ablate.backends.select import Selection
-from ablate.numerics.linear import QuantLinear
+from ablate.layers.linear import QuantLinear
+from ablate.layers.state import RecipeState
+from ablate.models.network import build_network
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import check_operand
-from ablate.numerics.state import RecipeState
-from ablate.train.network import build_network
 
 if TYPE_CHECKING:
-    from ablate.config import RunConfig
     from ablate.recipes import Gemm
+    from ablate.run.config import RunConfig
 
 
 _OPERANDS: dict[tuple[Gemm, str], tuple[str, int]] = {

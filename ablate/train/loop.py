@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
-from ablate.numerics.state import EVAL_CALL, RecipeState
-from ablate.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
+from ablate.layers.state import EVAL_CALL, RecipeState
+from ablate.models.decoder import Decoder
+from ablate.models.network import Network, build_network
+from ablate.models.rows import is_sharded
+from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ALONE, Group
 from ablate.train.heap import keep_freed_memory
-from ablate.train.model import Decoder
-from ablate.train.network import Network, build_network
-from ablate.train.rows import is_sharded
 from ablate.train.shard import compile_blocks, compute_twice, shard
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.protocol import Operand
-    from ablate.config import RunConfig, TrainingConfig
     from ablate.diagnose.recorder import Recorder
-    from ablate.diagnose.settings import Diagnostics
     from ablate.recipes import Gemm
+    from ablate.run.config import RunConfig, TrainingConfig
+    from ablate.run.diagnostics import Diagnostics
 
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -332,7 +332,7 @@ def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.O
 
 
 def _prepared_tokens(config: RunConfig) -> TokenArrays:
-    from ablate.cache import cache_folder
+    from ablate.base.cache import cache_folder
     from ablate.data import open_tokens, prepare
 
     return open_tokens(prepare(config.data, cache_folder("tokens")))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from ablate.config import TrainingConfig
+    from ablate.run.config import TrainingConfig
     from ablate.train.group import Group
 
 

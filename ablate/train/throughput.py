@@ -18,7 +18,7 @@ from ablate.train.heap import keep_freed_memory
 from ablate.train.loop import assemble, gradients, stream_seed
 
 if TYPE_CHECKING:
-    from ablate.config import RunConfig
+    from ablate.run.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ablate.backends.packed import BLOCK, Packed
+from ablate.backends.quantisers.packed import BLOCK, Packed
 from ablate.backends.triton import quantise
 from ablate.backends.triton.policies import BITS, CODES, VALUES, constants, tile
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, SCALE_ADD

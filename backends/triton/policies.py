@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ablate.backends.availability import interpreting
-from ablate.backends.packed import BLOCK
+from ablate.backends.quantisers.packed import BLOCK
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 
 if TYPE_CHECKING:

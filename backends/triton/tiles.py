@@ -1,7 +1,7 @@
 """Tiles of the block-scaled GEMM for which each architecture has a native instruction.
 
-Every one was compiled ahead of time and read back (``python -m ablate.backends.triton.ahead``); none has been
-timed on FP4 hardware.
+Every one was compiled ahead of time and read back (``python -m ablate.backends.testing.ahead``); none has
+been timed on FP4 hardware.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 
-from ablate.reports import words
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

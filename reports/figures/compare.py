@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import FAINT, HUES, INK, Drawing, drawing_style, short, to_bytes
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.compare import Comparison
-    from ablate.reports.cost import Cost
+    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.statistics.cost import Cost
 
 
 def draw_comparison(comparison: Comparison) -> Drawing | None:

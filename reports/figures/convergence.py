@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     FAINT,
     INK,
@@ -26,10 +25,11 @@ from ablate.reports.figures.canvas import (
     to_bytes,
     token_axis,
 )
-from ablate.reports.losses import Curve, Grid, common_grid
+from ablate.reports.statistics.losses import Curve, Grid, common_grid
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.analyse import Analysis
+    from ablate.reports.findings.analyse import Analysis
 
 _LATE = 0.6
 _LABEL_POINTS = 12.5

@@ -17,7 +17,7 @@ from ablate.reports.figures.canvas import Drawing, drawing_style, short, to_byte
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.diagnoses import ArmDiagnosis, Map
+    from ablate.reports.findings.diagnoses import ArmDiagnosis, Map
 
 _MOST_ROWS = 48
 _MOST_COLUMNS = 40

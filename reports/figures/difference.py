@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     CONTEXT,
     FAINT,
@@ -28,10 +27,11 @@ from ablate.reports.figures.canvas import (
     to_bytes,
     token_axis,
 )
-from ablate.reports.losses import Band, difference_band
+from ablate.reports.statistics.losses import Band, difference_band
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.analyse import Analysis
+    from ablate.reports.findings.analyse import Analysis
 
 _EARLY = 0.25
 

@@ -12,8 +12,8 @@ from ablate.reports.figures.sensitivity import draw_sensitivity, draw_trials
 from ablate.reports.figures.sweep import draw_sweep
 
 if TYPE_CHECKING:
-    from ablate.reports.analyse import Analysis
     from ablate.reports.figures.canvas import Drawing
+    from ablate.reports.findings.analyse import Analysis
 
 
 def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:

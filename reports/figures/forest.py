@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     FAINT,
     INK,
@@ -20,9 +19,10 @@ from ablate.reports.figures.canvas import (
     short,
     to_bytes,
 )
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.analyse import Analysis, ArmResult
+    from ablate.reports.findings.analyse import Analysis, ArmResult
 
 
 def draw_forest(analysis: Analysis) -> Drawing | None:

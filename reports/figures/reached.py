@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     CONTEXT,
     FAINT,
@@ -21,10 +20,11 @@ from ablate.reports.figures.canvas import (
     to_bytes,
     token_axis,
 )
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.analyse import Analysis
-    from ablate.reports.survival import Reached
+    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.statistics.survival import Reached
 
 
 def draw_reached(analysis: Analysis) -> Drawing | None:

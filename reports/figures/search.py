@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.explore.search import short_tokens
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     CONTEXT,
     FAINT,
@@ -17,10 +15,12 @@ from ablate.reports.figures.canvas import (
     spread,
     to_bytes,
 )
-from ablate.reports.search import time_text, value_text
+from ablate.reports.findings.search import time_text, value_text
+from ablate.reports.words import words
+from ablate.search.search import short_tokens
 
 if TYPE_CHECKING:
-    from ablate.reports.search import Found, Point, Rung
+    from ablate.reports.findings.search import Found, Point, Rung
 
 _LABEL_GAP = 0.052
 """Between two labels, of the height of the axes."""

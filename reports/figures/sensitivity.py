@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     FAINT,
     Drawing,
@@ -19,13 +18,14 @@ from ablate.reports.figures.canvas import (
     spread,
     to_bytes,
 )  # fmt: skip
-from ablate.reports.tuning import RATE
+from ablate.reports.findings.tuning import RATE
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.analyse import Analysis
-    from ablate.reports.sensitivity import RateCurve
+    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.sensitivity import RateCurve
 
 
 def draw_sensitivity(analysis: Analysis) -> Drawing | None:

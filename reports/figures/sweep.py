@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     FAINT,
     INK,
@@ -21,13 +20,14 @@ from ablate.reports.figures.canvas import (
     short,
     to_bytes,
 )
-from ablate.reports.losses import common_grid
+from ablate.reports.statistics.losses import common_grid
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.analyse import Analysis
-    from ablate.reports.sweep import Sweep
+    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.statistics.sweep import Sweep
 
 
 def draw_sweep(analysis: Analysis) -> Drawing | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports import words
 from ablate.reports.figures.canvas import (
     FAINT,
     INK,
@@ -19,11 +18,12 @@ from ablate.reports.figures.canvas import (
     spread,
     to_bytes,
 )
+from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.trend import ArmTrend, Trend
+    from ablate.reports.findings.trend import ArmTrend, Trend
 
 _ROOM = 0.16
 """Beside the points, of the distance between the outermost."""

@@ -6,11 +6,11 @@ import shutil
 import pytest
 import torch
 
-from ablate.backends import cpu_kernel
-from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Draw
+from ablate.backends.quantisers import cpu_kernel
 from ablate.backends.select import load_backend
-from ablate.backends.testing import KEY, POLICIES, checks, same_bits
+from ablate.backends.testing.suite import KEY, POLICIES, checks, same_bits
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
 

@@ -7,11 +7,11 @@ import torch
 
 from ablate.backends import select
 from ablate.backends.device import KNOWN, Device, device_of, device_of_arch
-from ablate.backends.emulated import EmulatedBackend
-from ablate.backends.packing import packing_fault
+from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Support
+from ablate.backends.quantisers.packing import packing_fault
 from ablate.backends.select import Selection, backend_names, gemms_of, load_backend, overall_mode
-from ablate.backends.testing import both, checks
+from ablate.backends.testing.suite import both, checks
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 
 BF16 = OperandPolicy()

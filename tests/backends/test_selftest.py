@@ -2,9 +2,9 @@
 
 import pytest
 
-from ablate.backends import selftest
 from ablate.backends.select import load_backend
-from ablate.backends.selftest import quick_self_test, self_test, trains_like_emulation
+from ablate.backends.testing import selftest
+from ablate.backends.testing.selftest import quick_self_test, self_test, trains_like_emulation
 
 
 def test_the_short_form_passes_and_is_run_once():

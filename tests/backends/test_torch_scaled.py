@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType, SwizzleType
 
-from ablate.backends import torch_scaled
 from ablate.backends.device import device_of_arch
+from ablate.backends.gemms import torch_scaled
+from ablate.backends.gemms.torch_scaled import mx_gemm, scaled_mm_arguments, swizzled
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
-from ablate.backends.testing import both
-from ablate.backends.torch_scaled import mx_gemm, scaled_mm_arguments, swizzled
+from ablate.backends.testing.suite import both
 from ablate.recipes import OperandPolicy
 
 BACKEND = load_backend("torch")

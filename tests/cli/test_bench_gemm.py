@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ablate.backends.bench import Shape, dimensions, time_gemm
 from ablate.backends.select import Selection
+from ablate.backends.testing.bench import Shape, dimensions, time_gemm
 from ablate.cli import cli, main
-from ablate.hardware import PEAKS, peak_tflops
+from ablate.modelled.hardware import PEAKS, peak_tflops
 from ablate.recipes import GemmPolicy, OperandPolicy
 
 STUDY = """\

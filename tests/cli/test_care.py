@@ -11,8 +11,8 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.errors import UserError
 from ablate.execute.lock import running
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases

@@ -3,8 +3,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ablate.base.errors import UserError
 from ablate.cli.recipes import command
-from ablate.errors import UserError
 from ablate.recipes import PRESETS
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ablate.base.errors import UserError
 from ablate.cli.run import _conclude, _requests
 from ablate.data.tokenizer import train_bpe
 from ablate.data.workers import num_cores
-from ablate.errors import UserError
 from ablate.execute.driver import Outcome
 from ablate.plan import build_plan
-from ablate.spec import load_study
 from ablate.store import Status, StudyStore
+from ablate.study import load_study
 
 STUDY = """\
 name: small

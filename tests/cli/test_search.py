@@ -15,16 +15,16 @@ import optuna
 import pytest
 from click.testing import CliRunner
 
+from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.errors import UserError
 from ablate.execute.lock import running
-from ablate.explore.front import dominates
-from ablate.explore.ledger import Ledger, open_storage
-from ablate.explore.recipes import candidates_of
-from ablate.explore.search import Result, search
-from ablate.plan.search import plan_search
-from ablate.spec import load_study
+from ablate.search.front import dominates
+from ablate.search.ledger import Ledger, open_storage
+from ablate.search.plan import plan_search
+from ablate.search.recipes import candidates_of
+from ablate.search.search import Result, search
 from ablate.store import StudyStore
+from ablate.study import load_study
 
 SEARCH = """\
 name: s

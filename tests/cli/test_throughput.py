@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.cli.throughput import _memory
-from ablate.config import ResourcesConfig
-from ablate.errors import UserError
 from ablate.execute import throughput
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import measure
+from ablate.modelled.memory import step_memory
 from ablate.plan import build_plan
-from ablate.plan.memory import step_memory
-from ablate.spec import load_study
+from ablate.run.config import ResourcesConfig
+from ablate.study import load_study
 from ablate.train.throughput import StepTimes
 
 STUDY = """\

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
 
 
 def wait_and_square(number, seconds, report):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.data.batches import (
     _epoch_order,
     batch,
@@ -9,7 +10,6 @@ from ablate.data.batches import (
     sequence_starts,
     validation_batches,
 )
-from ablate.errors import UserError
 
 SEQ_LEN = 8
 NUM_TOKENS = 8 * 37 + 5  # 37 windows, 4 tokens over

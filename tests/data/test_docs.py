@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.spec import load_study
+from ablate.study import load_study
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 SECTIONS = re.findall(r"^```yaml\n(base:\n.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ablate.base.errors import UserError
 from ablate.data import documents
 from ablate.data.documents import PIECE_CHARACTERS, WHOLE_CHARACTERS, json_documents, text_documents
 from ablate.data.sources import find_files
-from ablate.errors import UserError
 
 
 def source(path):

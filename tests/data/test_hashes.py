@@ -3,9 +3,9 @@ import os
 
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.data import hashes
 from ablate.data.sources import find_files
-from ablate.errors import UserError
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import huggingface_hub
 import pytest
 from tokenizers import Tokenizer, models
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import hf_tokenizer, identify
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import hub, identify, open_tokens, parts, prepare
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

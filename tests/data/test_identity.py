@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import identify
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_planning_imports_nothing_heavy(tmp_path, write_texts):
     write_texts(tmp_path / "corpus")
     program = f"""
 import sys
-from ablate.config import DataConfig
+from ablate.run.config import DataConfig
 from ablate.data import identify
 identify(DataConfig())
 identify(DataConfig(source="text", paths=[{str(tmp_path / "corpus")!r}], tokenizer="bpe", vocab_size=512))

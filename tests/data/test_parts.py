@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import parts, prepare, tokenise
 from ablate.data.kept import record_of
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_a_killed_preparation_goes_on_and_keeps_what_was_done(shards, tmp_path):
     program = f"""
 import os, shutil
 from pathlib import Path
-from ablate.config import DataConfig
+from ablate.run.config import DataConfig
 from ablate.data import parts, prepare, tokenise
 parts.PART_BYTES = 1
 real, seen = shutil.copyfileobj, []

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import identify, prepare
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 module = sys.modules["ablate.data.prepare"]
 
@@ -93,7 +93,7 @@ def test_a_killed_preparation_leaves_nothing_in_the_way(data, tmp_path):
     program = f"""
 import os, sys
 from pathlib import Path
-from ablate.config import DataConfig
+from ablate.run.config import DataConfig
 from ablate.data import prepare
 module = sys.modules["ablate.data.prepare"]
 module._publish = lambda *args: os.kill(os.getpid(), 9)
@@ -127,7 +127,7 @@ def test_two_processes_at_once_do_the_work_once(data, tmp_path):
     program = f"""
 import sys, time
 from pathlib import Path
-from ablate.config import DataConfig
+from ablate.run.config import DataConfig
 from ablate.data import prepare
 module = sys.modules["ablate.data.prepare"]
 real = module._write_tokens

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.data.sources import TEXT_SUFFIXES, find_files, stdlib_files
-from ablate.errors import UserError
 
 
 def names(paths):

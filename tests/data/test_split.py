@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ablate.base.errors import UserError
 from ablate.data.split import hold_out, is_among, line_hashes, near_copies
-from ablate.errors import UserError
 
 hash_lists = st.lists(st.integers(0, 50).map(lambda n: n * 2**57 + n), min_size=1, max_size=300)
 

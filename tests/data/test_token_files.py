@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import load, open_tokens, prepare
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 
 @pytest.fixture

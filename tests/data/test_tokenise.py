@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from ablate.config import DataConfig
+from ablate.base.errors import UserError
 from ablate.data import open_tokens, prepare
 from ablate.data.tokenizer import train_bpe
 from ablate.data.workers import Workers
-from ablate.errors import UserError
+from ablate.run.config import DataConfig
 
 
 def sides(data, cache):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.data.workers import Job, Workers
-from ablate.errors import UserError
 from tests.data import jobs
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.diagnose.harm import cells_of, predict_harm
 from ablate.recipes import PRESETS, RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]

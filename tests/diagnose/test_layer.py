@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ablate.diagnose.layer import Tapped, diagnose_layer
+from ablate.layers.linear import AMAX_HISTORY, QuantLinear, product
+from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
-from ablate.numerics.linear import AMAX_HISTORY, QuantLinear, product
-from ablate.numerics.state import EVAL_CALL, Position
 from ablate.recipes import PRESETS
 
 AT = Position(step=3, call=0, tokens=0)

@@ -20,11 +20,11 @@ import torch._dynamo
 import ablate.execute.keeper
 import ablate.execute.preflight
 import ablate.execute.watch  # noqa: F401
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.data import prepare
 from ablate.execute.environment import code_digest
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import PRESETS
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

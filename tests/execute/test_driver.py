@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from ablate.config import ResourcesConfig
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.execute.driver import execute_study, missing_runs
 from ablate.execute.progress import ProgressReader, count_states
+from ablate.run.config import ResourcesConfig
 from ablate.store.leases import Leases
 
 pytestmark = pytest.mark.usefixtures("local_ray")

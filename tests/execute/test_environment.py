@@ -24,13 +24,14 @@ def test_the_digest_covers_the_sources_that_can_change_a_result_and_no_others():
         name for part in environment._RESULT_SOURCES for name, _ in environment._sources(root / part, part)
     }
     assert {
-        "numerics/linear.py",
+        "layers/linear.py",
         "train/loop.py",
         "backends/kernel/kernel.cpp",
         "backends/triton/gemm.py",
         "data/batches.py",
         "recipes/presets/amd.py",
-        "config.py",
+        "run/config.py",
+        "models/decoder.py",
     } <= names
     assert not any(name.startswith(("reports", "cli", "track", "plan")) for name in names)
     assert len(code_digest()) == 12
@@ -45,7 +46,7 @@ def test_the_digest_changes_with_such_a_source_alone(monkeypatch, tmp_path):
         return code_digest()
 
     before = digest()
-    (tmp_path / "ablate" / "reports" / "words.py").write_text("changed = True\n")
+    (tmp_path / "ablate" / "reports" / "words" / "words.py").write_text("changed = True\n")
     assert digest() == before
     with (tmp_path / "ablate" / "train" / "loop.py").open("a") as file:
         file.write("# changed\n")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ablate.config import ResourcesConfig
 from ablate.execute import driver
 from ablate.execute.cancel import request as request_stop
 from ablate.execute.driver import execute_study, missing_runs
+from ablate.run.config import ResourcesConfig
 from ablate.store import Status
 from ablate.store.leases import Leases
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from ablate.config import ResourcesConfig
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.execute.driver import execute_study
+from ablate.run.config import ResourcesConfig
 from ablate.store.leases import Leases
 
 TWO = ResourcesConfig(devices_per_run=2)

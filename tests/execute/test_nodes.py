@@ -22,8 +22,8 @@ SCRIPT = """
     from four_runs import requests_of
     from ray.cluster_utils import Cluster
 
-    from ablate.config import ResourcesConfig
-    from ablate.errors import UserError
+    from ablate.run.config import ResourcesConfig
+    from ablate.base.errors import UserError
     from ablate.execute import driver
     from ablate.execute.driver import execute_study
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.execute.display import format_count, format_seconds, summary
 from ablate.execute.lock import is_running, running
 from ablate.execute.progress import ProgressReader

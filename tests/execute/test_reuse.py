@@ -7,14 +7,14 @@ import time
 import pytest
 from four_runs import requests_of
 
-from ablate.config import ResourcesConfig
+from ablate.base.files import write_json_atomic
 from ablate.execute import reuse
 from ablate.execute.driver import missing_runs
 from ablate.execute.environment import code_digest
 from ablate.execute.reuse import find_elsewhere, take_results
+from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.checkpoints import hash_of_prefix
-from ablate.store.files import write_json_atomic
 from ablate.store.leases import Leases
 
 ROW = {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0}

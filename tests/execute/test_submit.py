@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from heads import environment_with_token, free_port, ray_head
 
+from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.errors import UserError
 from ablate.execute import submit as submitting
 from ablate.execute import token
 from ablate.execute.submit import job_id

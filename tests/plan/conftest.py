@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from ablate.plan import build_plan
-from ablate.spec import load_study
+from ablate.study import load_study
 
 
 @dataclass(frozen=True)

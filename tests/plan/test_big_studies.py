@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from ablate.architecture import layer_places
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.plan import build_plan
 from ablate.plan.layers import layer_groups
 from ablate.plan.on_hardware import CPU, HardwareModel
-from ablate.spec import load_study, shipped_studies
+from ablate.run.architecture import layer_places
+from ablate.study import load_study, shipped_studies
 
 BIG = ("llama31-8b-mlperf", "nvfp4-llama", "tseng-gpt")
 

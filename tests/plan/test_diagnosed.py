@@ -2,10 +2,10 @@
 
 import pytest
 
-from ablate.diagnose.settings import DEFAULT_STEPS, Diagnostics
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.plan import build_plan, to_lock
-from ablate.spec import load_study
+from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
+from ablate.study import load_study
 
 STUDY = """\
 name: s

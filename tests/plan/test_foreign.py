@@ -2,9 +2,9 @@
 
 import pytest
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.plan import build_plan
-from ablate.spec import load_study
+from ablate.study import load_study
 
 MODEL = """\
 from torch import nn

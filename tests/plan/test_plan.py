@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ablate.config import TrainingConfig
-from ablate.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError
+from ablate.models.arithmetic import batches, schedule_text
 from ablate.plan import build_plan, run_id, to_lock
-from ablate.plan.arithmetic import batches, schedule_text
-from ablate.schedule import plan_steps
-from ablate.spec import load_study, shipped_studies
+from ablate.run.config import TrainingConfig
+from ablate.run.schedule import plan_steps
+from ablate.study import load_study, shipped_studies
 
 STUDY = """\
 name: ladder

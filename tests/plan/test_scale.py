@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ablate.plan import build_plan
-from ablate.spec import load_study
+from ablate.study import load_study
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "plan_scale.py"
 

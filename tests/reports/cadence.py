@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.reports import analyse, load_frames, words
+from ablate.reports import analyse, load_frames
+from ablate.reports.words import words
 from ablate.store import StudyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.reports.cost import Cost
-    from ablate.reports.load import StudyFrames
+    from ablate.reports.read.load import StudyFrames
+    from ablate.reports.statistics.cost import Cost
 
 
 def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> Iterator[tuple[Cost, float]]:

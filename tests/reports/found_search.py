@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ablate.reports.search import Found, Point, Rung
+from ablate.reports.findings.search import Found, Point, Rung
 
 FACTORS = {"recipe.gemms": ("none", "F", "F+D"), "recipe.stabiliser": ("none", "sr", "dht")}
 BAR = "pub|ished *odd* <b>$x$</b>"

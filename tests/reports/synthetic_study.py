@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.backends.device import Device
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import Speed, record
 from ablate.recipes import PRESETS, Recipe
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
 from ablate.store import RunDir, Status, StudyStore, write_json_atomic
 
 if TYPE_CHECKING:

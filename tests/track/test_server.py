@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.track import Mirror, pending
 from ablate.track.server import choose_port, local_server
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ablate.errors import UserError
+from ablate.base.errors import UserError
 from ablate.track.uri import default_tracking_uri, redact, resolve_tracking_uri, sqlite_path, uri_digest
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ import torch
 
 from ablate.data.batches import batch, sequence_starts
 from ablate.diagnose.recorder import MAX_ROWS, sampled_rows
-from ablate.diagnose.settings import Diagnostics, chosen_layers
 from ablate.diagnose.sketch import sketch_cosine
-from ablate.numerics.linear import QuantLinear
+from ablate.layers.linear import QuantLinear
 from ablate.recipes import GEMMS, PRESETS, RecipeSpec, resolve
 from ablate.recipes.place import places
+from ablate.run.diagnostics import Diagnostics, chosen_layers
 from ablate.train import train
 from ablate.train.loop import assemble, gradients
 

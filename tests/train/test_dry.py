@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import RecipeSpec, expand_word, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.dry import dry_run
 
 
@@ -45,7 +45,7 @@ def test_llama_8b_in_seconds_and_little_memory():
     code = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
-from ablate.presets import PRESETS
+from ablate.run.presets import PRESETS
 from test_dry import ModelConfig, config, dry_run
 model = ModelConfig(**PRESETS["llama3.1-8b"])
 recipe = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}

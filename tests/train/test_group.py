@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from torch import distributed
 from torch.multiprocessing import spawn
 
-from ablate.config import ModelConfig, TrainingConfig
-from ablate.diagnose.settings import Diagnostics
 from ablate.execute.keeper import Keeper
 from ablate.recipes import RecipeSpec
+from ablate.run.config import ModelConfig, TrainingConfig
+from ablate.run.diagnostics import Diagnostics
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train

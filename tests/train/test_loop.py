@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
 from ablate.train import train
 from ablate.train.loop import stream_seed

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store.checkpoints import Manifest, hash_of_prefix, load_newest, save_manifest, save_part
 from ablate.train import Snapshot, train
 

@@ -39,7 +39,7 @@ def start(cache, *arguments, path=None):
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore"}
     if path:
         environment["PYTHONPATH"] = str(path)
-    command = [sys.executable, "-m", "ablate.backends.triton.ahead", *arguments]
+    command = [sys.executable, "-m", "ablate.backends.testing.ahead", *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -103,7 +103,7 @@ WRONG = {
 def test_a_wrong_tile_is_found(name, tmp_path):
     target, fmt, tile, expected = WRONG[name]
     code = (
-        "from ablate.backends.triton.ahead import compile_gemm\n"
+        "from ablate.backends.testing.ahead import compile_gemm\n"
         "from ablate.backends.triton.tiles import Tile\n"
         f"print('; '.join(compile_gemm({target!r}, {fmt!r}, {tile!r}).problems))"
     )
@@ -117,7 +117,7 @@ def test_a_wrong_tile_is_found(name, tmp_path):
 
 
 def test_the_table_in_the_docs_is_what_the_compiler_gives(compiled):
-    from ablate.backends.triton.ahead import Compiled, markdown
+    from ablate.backends.testing.ahead import Compiled, markdown
 
     found = [
         Compiled(**{**one, "problems": tuple(one["problems"])}) for one in compiled["newest"]["compiled"]

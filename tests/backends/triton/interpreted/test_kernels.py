@@ -10,15 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ablate.backends.device import device_of
-from ablate.backends.packed import Packed, pack_nibbles, unpack_nibbles
-from ablate.backends.packing import packed_by_torch
+from ablate.backends.gemms.triton_scaled import block_scaled_gemm
 from ablate.backends.protocol import Draw
+from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbles
+from ablate.backends.quantisers.packing import packed_by_torch
 from ablate.backends.select import Selection, load_backend
-from ablate.backends.testing import KEY, POLICIES, awkward, both, checks, label, same_bits
+from ablate.backends.testing.suite import KEY, POLICIES, awkward, both, checks, label, same_bits
 from ablate.backends.triton import launch, policies
-from ablate.backends.triton.backend import block_scaled_gemm
+from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
-from ablate.numerics.linear import QuantLinear
 from ablate.recipes import RecipeSpec, resolve
 
 BACKEND = load_backend("triton")
@@ -245,7 +245,7 @@ def test_both_copies_of_two_policies_in_one_read():
 
 
 def test_training_on_triton_stays_with_emulation():
-    from ablate.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+    from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
     from ablate.train import train
 
     corpus = np.random.default_rng(0).integers(0, 8, 4096).cumsum() % 64

@@ -1,0 +1,114 @@
+"""Functions that a study names: ``package.module:function``, or ``path/to/file.py:function``.
+
+Their file is found and hashed without being run (of a dotted name Python imports the packages above it). A
+digest covers that one file: what it imports from elsewhere can change a result without changing the run's id.
+
+How it fails: ``UserError`` for a name of another form, a module or file that is not there, no such function.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FORMS = "package.module:function, or path/to/file.py:function"
+
+
+def is_file(reference: str) -> bool:
+    """Tell whether a reference names a file, not a module."""
+    return reference.partition(":")[0].endswith(".py")
+
+
+def code_digest(reference: str) -> str:
+    """Return the SHA-256 of the file in which a function stands, without running it.
+
+    Raises:
+        UserError: no such file, module or function.
+    """
+    path, name = _locate(reference)
+    try:
+        source = path.read_bytes()
+        tree = ast.parse(source)
+    except OSError as error:
+        raise _unusable(f"{reference}: cannot read: {error.strerror or error}", "check the file") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise UserError(
+            Problem(file=str(path), line=line, what=f"is not Python: {getattr(error, 'msg', error)}")
+        ) from None
+    if not any(_defines(node, name) for node in tree.body):
+        raise _unusable(f"{reference}: {path.name} defines no '{name}'", f"expected {_FORMS}")
+    return hashlib.sha256(source).hexdigest()
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import the module or file and return the function.
+
+    Raises:
+        UserError: it cannot be imported, or has no such function.
+    """
+    path, name = _locate(reference)
+    try:
+        if is_file(reference):
+            module_name = f"_ablate_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(reference.partition(":")[0])
+    except Exception as error:  # the user's own code may raise anything
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise _unusable(
+            f"{reference} cannot be imported: {type(error).__name__}: {first}", "run it with python first"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise _unusable(f"{reference}: no function '{name}' there", f"expected {_FORMS}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _locate(reference: str) -> tuple[Path, str]:
+    place, colon, name = reference.partition(":")
+    if not (colon and place and name.isidentifier()):
+        raise _unusable(f"'{reference}' names no function", f"expected {_FORMS}")
+    if is_file(reference):
+        path = Path(place)
+        if not path.is_file():
+            raise _unusable(f"{reference}: no such file", "relative paths start at the study file")
+        return path, name
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        hint = "install it beside ablate, or name its file: path/to/file.py:function"
+        raise _unusable(f"{reference}: no module '{place}' in this Python", hint)
+    return Path(spec.origin), name
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name == name
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return any((alias.asname or alias.name) in (name, "*") for alias in node.names)
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    return False
+
+
+def _unusable(what: str, hint: str) -> UserError:
+    return UserError(Problem(what=what, hint=hint))

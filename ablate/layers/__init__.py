@@ -1,0 +1,1 @@
+"""The quantised linear layer, what the layers of a model share, and a recipe put on any model."""

@@ -1,0 +1,137 @@
+"""Put a recipe on any model: its linear layers are replaced in place by quantised ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from torch import nn
+
+from ablate.backends.select import Selection
+from ablate.layers.linear import QuantLinear
+from ablate.layers.state import RecipeState
+from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
+from ablate.recipes.place import idle_rules, never_runs, places
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ablate.recipes.place import LayerPlace
+
+_HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
+
+
+def apply_recipe(
+    model: nn.Module,
+    recipe: Recipe | str | dict[str, Any],
+    *,
+    seed: int = 0,
+    backend: str = "auto",
+    total_tokens: int | None = None,
+    skip: Collection[str] = (),
+) -> RecipeState:
+    """Replace the linear layers of a model in place, and return the state that its training loop moves on.
+
+    Parameters stay the same objects, so that optimizers, tied weights and wrappers (DDP, ``fully_shard``,
+    ``torch.compile``) go on as before, made earlier or later. Call ``state.advance(tokens)`` once after each
+    optimizer step: signs per step, phases and delayed scales depend on it. Forward passes within a step are
+    counted by themselves, those of evaluation (``model.eval()``) apart. The head (``lm_head`` and the like)
+    keeps high precision unless a rule of the recipe names it.
+
+    >>> import torch
+    >>> from ablate.numerics import apply_recipe
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    >>> state = apply_recipe(model, {"gemms": ["fprop", "wgrad"], "stabiliser": "dht"})
+    >>> model(torch.randn(32, 64)).shape
+    torch.Size([32, 32])
+
+    Args:
+        model: any module; every ``nn.Linear`` in it (not a subclass of it) is replaced.
+        recipe: a ``Recipe``, or what a study file may say: a word, or a mapping.
+        seed: of stochastic rounding and of random signs.
+        backend: who quantises and multiplies.
+        total_tokens: the budget; needed by phases that start at a share of it.
+        skip: names of layers to leave alone.
+
+    Raises:
+        ValueError: no linear layer to replace, a rule that names none, rules that leave nothing of the
+            recipe, or a recipe that contradicts itself.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(recipe)))
+    state = RecipeState(
+        recipe=recipe, backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens
+    )
+    quantise_layers(model, state, skip=skip)
+    return state
+
+
+def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, LayerPlace]:
+    """Return the linear layers of a model that would carry a recipe, and which of them is the head.
+
+    Raises:
+        ValueError: there is none.
+    """
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and name not in skip
+    }
+    if not linears:
+        raise ValueError(f"no linear layer to replace in {type(model).__name__}")
+    return places(linears, heads=[name for name in linears if _is_head(model, name, linears[name])])
+
+
+def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[str] = ()) -> None:
+    """Replace the linear layers of a model in place by layers that follow ``state``; see ``apply_recipe``.
+
+    Raises:
+        ValueError: no linear layer to replace, a rule that names none, or rules that leave nothing.
+    """
+    where = linear_places(model, skip)
+    if idle := idle_rules(state.recipe, where.values()):
+        named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
+        raise ValueError(
+            f"a rule names no layer: {', '.join(named)} (the layers are {', '.join(list(where)[:4])}, …)"
+        )
+    if never_runs(state.recipe, where.values()):
+        raise ValueError(
+            f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
+            "model of this depth"
+        )
+    for name, place in where.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        quantised = QuantLinear(
+            linear.in_features,
+            linear.out_features,
+            name=name,
+            state=state,
+            place=place,
+            weight=linear.weight,
+            bias=linear.bias,
+        )
+        quantised.train(linear.training)
+        _replace(model, name, quantised)
+
+
+def followed(state: RecipeState) -> dict[str, str]:
+    """Return for every layer what it follows now, in one line: so that nobody is fooled by a pattern."""
+    from ablate.recipes import describe_layer
+
+    return {
+        name: describe_layer(next(recipe for start, recipe in state.stages(place) if start <= state.tokens))
+        for name, place in list(state.places.items())
+    }
+
+
+def _is_head(model: nn.Module, name: str, linear: nn.Linear) -> bool:
+    output = getattr(model, "get_output_embeddings", None)
+    if callable(output) and output() is linear:
+        return True
+    return name.rsplit(".", 1)[-1] in _HEADS
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)

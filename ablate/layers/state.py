@@ -1,0 +1,116 @@
+"""What the layers of one model share: the recipe, the back end, and where the random streams stand.
+
+The position (step, call, tokens) is read when a layer's forward pass runs and travels with it as a small
+tensor, so that the backward pass draws from its own forward's streams, wherever the trainer is by then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ablate.recipes.place import LayerPlace, Stage, stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ablate.backends.protocol import Operand
+    from ablate.backends.select import Selection
+    from ablate.layers.linear import QuantLinear
+    from ablate.recipes import Gemm, LayerRecipe, Recipe
+
+EVAL_CALL = 1 << 31
+"""First call of evaluation's forward passes, apart from those of training."""
+_REDRAW_STEP = 1 << 31
+_REDRAWS = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it.
+
+    ``redraw`` n > 0 is the n-th draw of diagnostics: whatever training draws anew from one step or pass to
+    the next is drawn from streams that training never reads; what it draws once for all stays as it is.
+    """
+
+    step: int
+    call: int
+    tokens: int
+    redraw: int = 0
+
+    @property
+    def stream_step(self) -> int:
+        """The step that random streams are counted by."""
+        if not self.redraw:
+            return self.step
+        assert self.redraw < _REDRAWS
+        return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
+
+    def redrawn(self, redraw: int) -> Position:
+        """Return this place in training with a draw of diagnostics; delayed scales take no note of it."""
+        return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
+
+
+@dataclass(kw_only=True)
+class RecipeState:
+    """Shared by the layers of one model and moved on by its trainer.
+
+    ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the
+    budget, needed by phases that start at a fraction of it. ``watch``, if set, sees every quantised operand:
+    (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees what each backward pass
+    multiplies: (layer, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]); it must
+    change nothing.
+    """
+
+    recipe: Recipe
+    backend: Selection
+    seed: int
+    step: int = 0
+    call: int | None = 0
+    tokens: int = 0
+    total_tokens: int | None = None
+    watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
+    tap: Callable[[QuantLinear, Position, Tensor, Tensor, Tensor], None] | None = field(
+        default=None, repr=False
+    )
+    places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
+    _warned: bool = field(default=False, repr=False)
+
+    def advance(self, tokens: int = 0) -> None:
+        """Move on by one optimizer step that took so many training tokens."""
+        self.step += 1
+        self.tokens += tokens
+
+    def stages(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
+        """Return (first token, recipe) of what a layer follows, newest first.
+
+        Raises:
+            ValueError: a phase at a fraction of a budget that is not known.
+        """
+        self.places[place.name] = place
+        known: tuple[Stage, ...] = stages(self.recipe, place)
+        starts = [(stage.start(self.total_tokens), stage.recipe) for stage in known]
+        return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
+
+    def warn_if_it_should_move(self, forwards: int) -> None:
+        """Warn once if the recipe depends on steps that nobody counts."""
+        if self.step or self._warned or not depends_on_steps(self.recipe):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{forwards} training passes without state.advance(): signs, phases and delayed scales of this "
+            "recipe move on with it",
+            stacklevel=2,
+        )
+
+
+def depends_on_steps(recipe: Recipe) -> bool:
+    """Tell whether a recipe does anything that moves on with the optimizer's steps."""
+    parts = [recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases)]
+    policies = [policy for part in parts for _, _, policy in part.operands()]
+    return bool(recipe.phases) or any(
+        policy.signs == "step" or policy.scale == "delayed" for policy in policies
+    )

@@ -1,0 +1,1 @@
+"""*Modelled* speed and memory on named hardware: never a measurement."""

@@ -1,0 +1,300 @@
+"""*Modelled* peak memory of a training step on one device, by part: so that it is known before what fits.
+
+The step is gone through moment by moment (the loss, each stage of each block's backward pass, the embedding),
+and the largest moment is the answer. What autograd keeps stands in ``activations``; what the GEMMs of a
+linear layer allocate, in ``ablate.layers.linear`` and the back ends, is repeated here: the bf16 copy of a
+weight, quantised operands, results. On several devices (FSDP2) weights, gradients and moments are shared
+evenly; two blocks at a time are gathered, and what lies outside of the blocks all along.
+
+Left out: what the allocator, the CUDA context, communication libraries and kernels hold themselves,
+evaluation and checkpoints, plain torch's scratch where no compiled quantiser takes a policy, and what
+``training.compile`` saves. On the CPU the outcome is held against the measured peak by a test; on GPUs it has
+not been measured.
+
+Only the built-in models are known here. How it fails: unknown hardware is a ``KeyError``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from ablate.modelled.activations import Pass, block_stages, norm_backward
+from ablate.modelled.hardware import PEAKS
+from ablate.modelled.speed import has_unit, operand_bytes
+from ablate.models.arithmetic import model_size
+from ablate.recipes import GEMMS, block_shape
+from ablate.recipes.place import stages
+from ablate.run.architecture import HEAD, layer_places, linear_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ablate.modelled.hardware import Peaks
+    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy, Recipe
+    from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
+
+_BF16, _FP32 = 2, 4
+_FP32_SCALES = ("row", "1x128", "128x128", "searched")
+"""Scale rules whose dequantised values bf16 could not hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes on one device, by what they are for.
+
+    ``weights`` with their bf16 and gathered copies, ``gradients`` of weights, ``optimizer`` AdamW's two
+    moments, ``activations`` with their gradients and the logits, ``quantised`` the copies of operands in low
+    precision (under emulation their dequantised values).
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    quantised: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(
+            weights=self.weights + other.weights,
+            gradients=self.gradients + other.gradients,
+            optimizer=self.optimizer + other.optimizer,
+            activations=self.activations + other.activations,
+            quantised=self.quantised + other.quantised,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """The largest moment of a step, and ``at``, where it lies; the parts are those of that moment.
+
+    ``largest_copies``: bytes of quantised copies where they are largest, which need not be at the peak.
+    """
+
+    peak: Memory
+    at: Literal["loss", "blocks", "embedding"]
+    largest_copies: int
+
+
+def step_memory(
+    model: ModelConfig,
+    vocab_size: int,
+    training: TrainingConfig,
+    recipe: Recipe,
+    resources: ResourcesConfig,
+    *,
+    hardware: str | None,
+) -> StepMemory:
+    """Return the memory of a step at its peak, on one of the devices of a run.
+
+    Args:
+        model: a built-in one.
+        vocab_size: of the data.
+        training: batch, sequence length and the precision of weights.
+        recipe: what the linear layers follow; the phase that takes most counts.
+        resources: devices of a run, and whether activations are computed twice.
+        hardware: a name of ``PEAKS``; None: the CPU.
+    """
+    step = _Step(model, vocab_size, training, recipe, resources, hardware)
+    moments: list[tuple[Literal["loss", "blocks", "embedding"], Memory]]
+    moments = [("loss", one) for one in step.loss()]
+    moments += [("blocks", one) for one in step.blocks()]
+    moments.append(("embedding", step.embedding()))
+    at, peak = max(moments, key=lambda moment: moment[1].total)
+    return StepMemory(peak=peak, at=at, largest_copies=max(one.quantised for _, one in moments))
+
+
+class _Step:
+    """The moments of one training step on one device."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        vocab_size: int,
+        training: TrainingConfig,
+        recipe: Recipe,
+        resources: ResourcesConfig,
+        hardware: str | None,
+    ) -> None:
+        self._model, self._recipe = model, recipe
+        self._peaks = None if hardware is None else PEAKS[hardware]
+        self._layers = {layer.name: layer for layer in linear_layers(model, vocab_size)}
+        self._places = layer_places(self._layers.values())
+        self._found: dict[tuple[str, int], tuple[list[Memory], int]] = {}
+        devices = resources.devices_per_run
+        sequences = training.micro_batch_size or max(1, training.batch_size // devices)
+        self._accumulates = training.batch_size > sequences * devices
+        self._twice = resources.activation_checkpointing
+        self._pass = Pass(
+            model=model,
+            sequences=sequences,
+            seq_len=training.seq_len,
+            on_gpu=hardware is not None,
+            rows_multiple=self._rows_multiple(),
+        )
+        kept, self._stages = block_stages(self._pass)
+        self._kept = self._pass.rows(model.width) if self._twice else kept  # of a block, until its turn comes
+        self._logits = sequences * training.seq_len * vocab_size
+        self._sharded = devices > 1
+        self._master = _FP32 if training.master_weights == "fp32" else _BF16
+        self._reduced = _FP32 if training.reduction == "fp32" else _BF16
+        # A block's weights are gathered in bf16; experts' router takes its own in fp32, so theirs are not.
+        self._in_block = _BF16 if self._sharded and model.experts is None else self._master
+        parameters = model_size(model, vocab_size=vocab_size, seq_len=training.seq_len).parameters
+        self._table, self._tied = vocab_size * model.width, model.tied_head
+        self._head = self._master * self._table
+        outside = self._table * (1 if model.tied_head else 2) + model.width
+        outside += training.seq_len * model.width if model.architecture == "gpt" else 0
+        of_block = (parameters - outside) // model.layers
+        self._gradients = self._master * parameters // devices
+        self._gradients_of_block = self._master * of_block // devices
+        self._gathered = Memory(weights=2 * self._in_block * of_block if self._sharded else 0)
+        # A tied head's gradient waits for the embedding's; one that is sharded, for the end of the pass.
+        self._waiting = self._head if self._tied or self._sharded else 0
+        # What is reduced is copied together for it, and what comes of it added; gloo makes a copy of its own.
+        reduced = (_FP32 if training.reduction == "fp32" else _BF16) * (1 if self._pass.on_gpu else 2)
+        self._reducing_block = self._sharded * (reduced * of_block + self._gradients_of_block)
+        self._reducing_outside = self._sharded * reduced * outside
+        self._held = Memory(
+            weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
+            optimizer=2 * self._master * parameters // devices,
+        )
+
+    def _rows_multiple(self) -> int:
+        sizes = [
+            max(*block_shape(policy), policy.hadamard)
+            for part in (self._recipe, *(rule.recipe for rule in self._recipe.rules))
+            for _, _, policy in part.operands()
+        ]
+        return max(sizes)
+
+    def loss(self) -> Iterator[Memory]:
+        """Yield the moments from the loss to the last block: all is kept, and the logits are there."""
+        work = self._pass
+        kept = self._model.layers * self._kept
+        above = kept + work.norm + work.rows(self._model.width)  # the last norm's, and the head's input
+        # Log-softmax in fp32, kept, and the gradients before and after it; the latter in bf16.
+        yield self._at(above + 3 * _FP32 * self._logits)
+        yield self._at(above + (_FP32 + _BF16) * self._logits)
+        for moment in self._gemms(HEAD, work.tokens)[0]:
+            yield self._at(above + _BF16 * self._logits) + moment
+        yield self._at(kept + norm_backward(work), finished=self._head - self._waiting, working=self._waiting)
+
+    def blocks(self) -> Iterator[Memory]:
+        """Yield the moments of the blocks' backward pass."""
+        last = self._model.layers - 1
+        for index in reversed(range(self._model.layers)):
+            below = index * self._kept + self._twice * self._pass.rows(self._model.width)
+            finished = self._head - self._waiting + (last - index) * self._gradients_of_block
+            reducing = self._reducing_block if index < last else 0  # the block before
+            in_block = 0
+            for stage in self._stages:
+                here = self._gathered + self._at(
+                    below + stage.live,
+                    finished=finished + (0 if self._sharded else in_block),
+                    working=self._waiting + reducing + (in_block if self._sharded else 0),
+                )
+                if stage.layer is None:
+                    yield here
+                    continue
+                moments, gradient = self._gemms(f"blocks.{index}.{stage.layer}", stage.rows)
+                for moment in moments:
+                    yield here + moment
+                in_block += gradient
+
+    def embedding(self) -> Memory:
+        """Return the end: the embedding's gradient in bf16, and cast to what its weights are in."""
+        finished = self._head - self._waiting + self._model.layers * self._gradients_of_block
+        working = self._waiting + (_BF16 + self._master) * self._table + self._reducing_outside
+        return self._at(self._pass.rows(self._model.width), finished=finished, working=working)
+
+    def _at(self, activations: int, *, finished: int = 0, working: int = 0) -> Memory:
+        """Return a moment without what GEMMs allocate.
+
+        ``finished``: bytes of gradients of this pass that are where they stay; those of passes before are
+        there already. ``working``: of others.
+        """
+        gradients = working + (self._gradients if self._accumulates else finished)
+        return self._held + Memory(gradients=gradients, activations=activations)
+
+    def _gemms(self, name: str, rows: int) -> tuple[list[Memory], int]:
+        """Return the moments of a layer's Dgrad and Wgrad, and the bytes of its gradient; equal ones once."""
+        layer = self._layers[name]
+        found: list[Memory] = []
+        at_use = self._master if layer.is_head else self._in_block
+        for stage in stages(self._recipe, self._places[name]):
+            key = (f"{layer.inputs} {layer.outputs} {rows} {at_use}", id(stage.recipe))
+            if key not in self._found:
+                moments = list(_moments(stage.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks))
+                self._found[key] = moments, at_use * layer.inputs * layer.outputs
+            found += self._found[key][0]
+        return found, at_use * layer.inputs * layer.outputs
+
+
+def _moments(
+    recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
+) -> Iterator[Memory]:
+    """Yield what the backward pass of a layer with weight [n, k] allocates for m rows, beside x and dy.
+
+    ``at_use``: bytes of an element of the weight that the layer is given.
+    """
+    native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
+
+    def copy(gemm: Gemm, policy: OperandPolicy, elements: int) -> int:
+        return round(_copy_bytes(policy, native=native[gemm]) * elements)
+
+    def scratch(gemm: Gemm, elements: int) -> int:
+        return 0 if native[gemm] else _scratch_bytes(recipe.gemm(gemm), on_gpu=peaks is not None) * elements
+
+    cast = 0 if at_use == _BF16 else _BF16 * n * k
+    dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
+    dx, dw = _BF16 * m * k, _BF16 * n * k
+    doubly = dgrad.right.source == "forward"
+    forward = copy("fprop", fprop.right, n * k) if doubly else 0
+    held = Memory(
+        weights=cast,
+        quantised=copy("dgrad", dgrad.left, m * n) + forward,
+        activations=dx,
+    )
+    yield held + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k))
+    yield held + Memory(activations=_back_bytes(fprop.left, doubly=doubly) * m * k)
+    doubly = wgrad.right.source == "forward"
+    forward = copy("fprop", fprop.left, m * k) if doubly else 0
+    held = Memory(
+        quantised=copy("wgrad", wgrad.left, m * n) + forward,
+        activations=dx,
+        gradients=dw,
+    )
+    yield held + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k))
+    yield held + Memory(weights=cast, gradients=_back_bytes(fprop.right, doubly=doubly) * n * k)
+    if at_use != _BF16:
+        yield held + Memory(weights=cast, gradients=at_use * n * k)
+
+
+def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
+    """Return bytes an element of an operand's copy for its GEMM: none where it is taken as it is."""
+    if policy.format == "bf16" and not policy.hadamard:
+        return 0.0
+    if native:
+        return operand_bytes(policy) + policy.mask
+    return (_FP32 if policy.scale in _FP32_SCALES else _BF16) + policy.mask
+
+
+def _scratch_bytes(gemm: GemmPolicy, *, on_gpu: bool) -> int:
+    """Return bytes an element of an emulated GEMM's result that go before it, for a factor to be applied."""
+    sides = (gemm.left, gemm.right)
+    whole = any(side.scale in ("tensor", "delayed", "two_level", "four_six", "ms_eden") for side in sides)
+    if whole and on_gpu:
+        return 2 * _FP32  # in fp32 before and after the factor
+    return _BF16 if whole or any(side.prescale != 1 and side.undo == "accumulator" for side in sides) else 0
+
+
+def _back_bytes(forward: OperandPolicy, *, doubly: bool) -> int:
+    """Return bytes an element that taking a gradient back through a forward operand's quantiser needs."""
+    masked = _BF16 + 1 if forward.mask else 0
+    return masked + (4 * _FP32 if doubly and forward.hadamard else 0)

@@ -1,0 +1,338 @@
+"""*Modelled* time of a training token on named hardware: what an arm could gain there, before anyone has it.
+
+A roofline, summed over the parts of a step, each at a fixed share of the published peak:
+
+- the three GEMMs of every linear layer, at the rate of the wider of the two operands' formats, or at the
+  rate of memory where they move more than they compute;
+- quantising: each tensor is read once in bf16 (twice where its scale needs the largest value of the whole
+  tensor first) and written once for each GEMM that takes it in low precision; a Hadamard rotation is done
+  while the tensor is there, at the rate of bf16;
+- attention, norms, activations, logits and AdamW, which do not depend on the recipe.
+
+Communication is taken to be hidden behind computing, and launches to cost nothing: a small model is slower
+than this says. The shares are assumptions, the same for every format and device, and not fitted to anything;
+``published_checks`` sets the outcome beside the two published figures that there are.
+
+Only the built-in models are known here. How it fails: hardware without a unit for a format gives None;
+unknown hardware is a ``KeyError``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ablate.modelled.hardware import PEAKS
+from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
+from ablate.recipes.place import LayerPlace, stages
+from ablate.run.architecture import LinearLayer, layer_places, linear_layers
+from ablate.run.config import ModelConfig, TrainingConfig
+from ablate.run.schedule import plan_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ablate.modelled.hardware import Peaks
+    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
+
+GEMM_SHARE = 0.7
+ATTENTION_SHARE = 0.4
+MEMORY_SHARE = 0.8
+"""Of the published peaks: what a good GEMM, fused attention and a streaming kernel reach."""
+
+HARDWARE = ("B200", "B300", "MI355X", "H100")
+
+_UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
+"""A layer that no rule names."""
+_BF16_BYTES = 2.0
+_BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
+_ADAM_BYTES = 4 * 4 + 3 * 4 + 2
+"""Per parameter: reads weight, gradient and two moments in fp32, writes all but the gradient, and bf16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained: a model on ``devices`` devices, so many tokens a step in all (data parallel)."""
+
+    model: ModelConfig
+    vocab_size: int
+    seq_len: int
+    tokens_per_step: int
+    devices: int = 1
+
+    @property
+    def device_tokens(self) -> int:
+        """Tokens of a step on one device."""
+        return max(1, self.tokens_per_step // self.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTime:
+    """Seconds a training token on one device. ``rest``: what no recipe changes."""
+
+    fprop: float
+    dgrad: float
+    wgrad: float
+    quantise_forward: float
+    quantise_backward: float
+    rest_forward: float
+    rest_backward: float
+    optimizer: float
+
+    @property
+    def backward(self) -> float:
+        """Dgrad and Wgrad with their quantising, and the backward of the rest."""
+        return self.dgrad + self.wgrad + self.quantise_backward + self.rest_backward
+
+    @property
+    def total(self) -> float:
+        """The whole step's time, over its tokens."""
+        return self.fprop + self.quantise_forward + self.rest_forward + self.backward + self.optimizer
+
+
+def workload_of(model: ModelConfig, vocab_size: int, training: TrainingConfig) -> Workload:
+    """Return a study's own workload, on one device."""
+    return Workload(
+        model=model,
+        vocab_size=vocab_size,
+        seq_len=training.seq_len,
+        tokens_per_step=plan_steps(training).tokens_per_step,
+    )
+
+
+LLAMA_8B = Workload(
+    model=ModelConfig(width=4096, layers=32, heads=32, kv_heads=8, ffn=14336, tied_head=False),
+    vocab_size=128_256,
+    seq_len=8192,
+    tokens_per_step=32 * 8192,
+    devices=8,
+)
+"""Llama 3.1 8B as MLPerf trains it (AMD's v6.0 configuration): global batch 32 of 8,192 tokens, 8 devices."""
+
+LLAMA_70B_BLOCK = Workload(
+    model=ModelConfig(width=8192, layers=1, heads=64, kv_heads=8, ffn=28672, tied_head=False),
+    vocab_size=1,
+    seq_len=4096,
+    tokens_per_step=4 * 4096,
+)
+"""One decoder block of Llama 2 70B, with next to no head: the shapes that Tseng et al. estimate with."""
+
+
+def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
+    """Return the modelled time of a token, in the phase that ends the run; None without the units for it."""
+    peaks = PEAKS[hardware]
+    tokens = work.device_tokens
+    gemm: dict[Gemm, float] = dict.fromkeys(GEMMS, 0.0)
+    quantise = {"forward": 0.0, "backward": 0.0}
+    for linear, layer in _layers(work, recipe):
+        seen = max(1, round(tokens * linear.token_share))
+        for name in GEMMS:
+            seconds = _gemm_seconds(layer.gemm(name), seen, linear.inputs, linear.outputs, name, peaks)
+            if seconds is None:
+                return None
+            gemm[name] += seconds / tokens
+        for phase, seconds in _quantise_seconds(layer, seen, linear.inputs, linear.outputs, peaks):
+            quantise[phase] += seconds / tokens
+    attention, moved = _rest(work)
+    forward = attention / _rate(peaks.bf16, ATTENTION_SHARE) + moved / _rate(peaks.memory, MEMORY_SHARE)
+    # Attention's backward recomputes the scores: 5 products where the forward has 2.
+    backward = 2.5 * attention / _rate(peaks.bf16, ATTENTION_SHARE) + 2 * moved / _rate(
+        peaks.memory, MEMORY_SHARE
+    )
+    parameters = sum(linear.inputs * linear.outputs for linear, _ in _layers(work, recipe)) / work.devices
+    return TokenTime(
+        fprop=gemm["fprop"],
+        dgrad=gemm["dgrad"],
+        wgrad=gemm["wgrad"],
+        quantise_forward=quantise["forward"],
+        quantise_backward=quantise["backward"],
+        rest_forward=forward,
+        rest_backward=backward,
+        optimizer=parameters * _ADAM_BYTES / _rate(peaks.memory, MEMORY_SHARE) / tokens,
+    )
+
+
+def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
+    """Return modelled seconds a token over a whole run, each phase by its share of the run's tokens.
+
+    None without the units for any of the phases.
+    """
+    phases = stages(replace(recipe, rules=()), _UNNAMED)
+    starts = [*(phase.start(total_tokens) for phase in phases), total_tokens]
+    total = 0.0
+    for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
+        now = phase.recipe
+        whole = replace(recipe, fprop=now.fprop, dgrad=now.dgrad, wgrad=now.wgrad, phases=())
+        found = token_time(work, whole, hardware)
+        if found is None:
+            return None
+        total += found.total * (end - start) / total_tokens
+    return total
+
+
+def fp4_share(work: Workload, recipe: Recipe) -> float:
+    """Return the share of the training FLOPs whose two operands are both FP4.
+
+    FLOPs are those of all linear layers with the head and of causal attention, forward and backward.
+    """
+    low = whole = 0.0
+    for linear, layer in _layers(work, recipe):
+        flops = 2.0 * linear.inputs * linear.outputs * linear.token_share
+        for name in GEMMS:
+            policy = layer.gemm(name)
+            whole += flops
+            low += flops * all(_bits(side) == 4 for side in (policy.left, policy.right))
+    attention, _ = _rest(work)
+    return low / (whole + 3 * attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A published speed-up beside the modelled one; ``at_least`` where the source gives a lower bound."""
+
+    what: str
+    source: str
+    published: float
+    at_least: bool
+    modelled: float
+
+    @property
+    def deviation(self) -> float:
+        """Return modelled over published, minus one."""
+        return self.modelled / self.published - 1
+
+
+def published_checks() -> tuple[Check, ...]:
+    """Return the model's outcome for the settings whose speed-up others have published."""
+    fp8, bf16 = PRESETS["te-hybrid-fp8"].recipe, Recipe()
+
+    def ratio(work: Workload, slow: Recipe, fast: str, hardware: str, part: str) -> float:
+        times = [token_time(work, recipe, hardware) for recipe in (slow, PRESETS[fast].recipe)]
+        assert times[0] is not None
+        assert times[1] is not None  # MI355X and B200 have every unit
+        return float(getattr(times[0], part) / getattr(times[1], part))
+
+    tseng = "Tseng et al. 2502.20586, abstract (estimated there)"
+    block = "backward pass of a Llama 2 70B block, tseng against"
+    return (
+        Check(
+            what="step of Llama 3.1 8B on MI355X, MXFP4 with DHT16 on all GEMMs against FP8",
+            source="AMD 2605.09825 (measured there)",
+            published=1.20,
+            at_least=False,
+            modelled=ratio(LLAMA_8B, fp8, "amd-fdw-dht16", "MI355X", "total"),
+        ),
+        Check(
+            what=f"{block} FP8, on B200",
+            source=tseng,
+            published=1.3,
+            at_least=True,
+            modelled=ratio(LLAMA_70B_BLOCK, fp8, "tseng-fp8", "B200", "backward"),
+        ),
+        Check(
+            what=f"{block} BF16, on B200",
+            source=tseng,
+            published=1.7,
+            at_least=True,
+            modelled=ratio(LLAMA_70B_BLOCK, bf16, "tseng", "B200", "backward"),
+        ),
+    )
+
+
+def _rate(peak_tera: float, share: float) -> float:
+    return peak_tera * 1e12 * share
+
+
+def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, LayerRecipe]]:
+    """Yield every linear layer with what it follows in the end."""
+    layers = linear_layers(work.model, work.vocab_size)
+    where = layer_places(layers)
+    for layer in layers:
+        yield layer, stages(recipe, where[layer.name])[-1].recipe
+
+
+def _bits(policy: OperandPolicy) -> float:
+    """Return the width of an element, scales left out."""
+    if policy.format in ("bf16", "fp16"):
+        return 16.0
+    return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
+
+
+def operand_bytes(policy: OperandPolicy) -> float:
+    """Return bytes an element, with its share of a block's scale."""
+    block = {"mxfp": 1 / 32, "nvfp": 1 / 16}.get(policy.format[:4], 0.0)
+    return _bits(policy) / 8 + block
+
+
+def _peak(policy: GemmPolicy, peaks: Peaks) -> float | None:
+    """Return the rate of the wider operand; None without a unit for a format (E3M0 has one nowhere)."""
+    if any(side.format.endswith("e3m0") for side in (policy.left, policy.right)):
+        return None
+    bits = max(_bits(policy.left), _bits(policy.right))
+    if min(_bits(policy.left), _bits(policy.right)) == 4 and peaks.fp4 is None:
+        return None
+    if not peaks.nvfp4 and "nvfp4" in (policy.left.format, policy.right.format):
+        return None
+    return peaks.bf16 if bits == 16 else peaks.fp8 if bits > 4 else peaks.fp4
+
+
+def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
+    """Tell whether hardware multiplies both quantised operands as they are packed."""
+    return max(_bits(policy.left), _bits(policy.right)) < 16 and _peak(policy, peaks) is not None
+
+
+def _gemm_seconds(
+    policy: GemmPolicy, tokens: int, inputs: int, outputs: int, name: Gemm, peaks: Peaks
+) -> float | None:
+    peak = _peak(policy, peaks)
+    if peak is None:
+        return None
+    elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
+    left, right = OPERANDS[name]
+    result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # of the same shape
+    moved = (
+        elements[left] * operand_bytes(policy.left)
+        + elements[right] * operand_bytes(policy.right)
+        + elements[result] * _BF16_BYTES
+    )
+    compute = 2.0 * tokens * inputs * outputs / _rate(peak, GEMM_SHARE)
+    return max(compute, moved / _rate(peaks.memory, MEMORY_SHARE))
+
+
+_WHOLE_TENSOR = ("tensor", "two_level", "four_six", "ms_eden", "searched")
+"""Scale rules that need the largest value of the tensor before the first element can be rounded."""
+
+
+def _quantise_seconds(
+    layer: LayerRecipe, tokens: int, inputs: int, outputs: int, peaks: Peaks
+) -> Iterator[tuple[str, float]]:
+    """Yield (pass, seconds) for each tensor taken in low precision, all copies in one read."""
+    elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
+    uses: dict[str, list[OperandPolicy]] = {}
+    for _, operand, policy in layer.operands():
+        if _bits(policy) < 16:
+            uses.setdefault(operand, []).append(policy)
+    for operand, policies in uses.items():
+        reads = 2 if any(policy.scale in _WHOLE_TENSOR for policy in policies) else 1
+        moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
+        rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
+        seconds = max(moved / _rate(peaks.memory, MEMORY_SHARE), rotations / _rate(peaks.bf16, GEMM_SHARE))
+        yield ("backward" if operand == "dy" else "forward"), seconds
+
+
+def _rest(work: Workload) -> tuple[float, float]:
+    """Return FLOPs of causal attention and bytes of everything pointwise, of a token's forward pass.
+
+    Bytes in bf16: two norms and two residual sums, rotary positions, the feed-forward's activation (of each
+    expert that a token goes through), and twice the logits.
+    """
+    model = work.model
+    head_dim = model.width // model.heads
+    queries = model.heads * head_dim
+    keys = (model.heads if model.kv_heads is None else model.kv_heads) * head_dim
+    attention = 2.0 * model.layers * queries * work.seq_len
+    inner = (2 if model.architecture == "gpt" else 3) * model.ffn
+    inner *= 1 if model.experts is None else min(model.experts, model.experts_per_token)
+    elements = model.layers * (10 * model.width + 2 * (queries + keys) + inner) + 2 * work.vocab_size
+    return attention, elements * _BF16_BYTES

@@ -1,0 +1,1 @@
+"""Models: the built-in decoders, Hugging Face's, the user's own."""

@@ -1,0 +1,97 @@
+"""What a configuration amounts to: steps, evaluations, parameters, operations per token, its schedule.
+
+Steps are rounded by ``ablate.run.schedule``, as the trainer does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.run.architecture import block_layers
+from ablate.run.schedule import plan_steps
+
+if TYPE_CHECKING:
+    from ablate.models.outline import Outline
+    from ablate.run.config import ModelConfig, TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """The batch arithmetic of a run. ``tokens`` is the budget rounded up to whole steps."""
+
+    tokens_per_step: int
+    micro_batches: int
+    steps: int
+    tokens: int
+    warmup_steps: int
+    evals: int
+    metric_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """Parameters, and floating-point operations of a forward and backward pass per token.
+
+    ``parameters`` are all there are; of experts, ``flops_per_token`` counts those that a token goes through.
+    """
+
+    parameters: int
+    flops_per_token: int
+
+
+def batches(training: TrainingConfig, devices: int = 1) -> Batches:
+    """Return the batch arithmetic of a training section, on so many devices a run."""
+    plan = plan_steps(training, devices)
+    evals = math.ceil(plan.steps / plan.eval_every_steps)
+    return Batches(
+        tokens_per_step=plan.tokens_per_step,
+        micro_batches=plan.micro_batches,
+        steps=plan.steps,
+        tokens=plan.steps * plan.tokens_per_step,
+        warmup_steps=math.ceil(training.warmup_tokens / plan.tokens_per_step),
+        evals=evals,
+        metric_rows=math.ceil(plan.steps / plan.log_every_steps) + evals,
+    )
+
+
+def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:
+    """Return a built-in model's size; causal attention counts half of the full square."""
+    block = block_layers(model)
+    linear = model.layers * sum(layer.inputs * layer.outputs for layer in block)
+    used = model.layers * sum(layer.inputs * layer.outputs * layer.token_share for layer in block)
+    head = model.width * vocab_size
+    norms = (2 * model.layers + 1) * model.width
+    router = model.layers * (model.experts or 0) * model.width
+    gpt = 0
+    if model.architecture == "gpt":  # biases of the norms and of the linear layers, and the positions
+        gpt = norms + model.layers * sum(layer.outputs for layer in block) + seq_len * model.width
+    return ModelSize(
+        parameters=linear + norms + router + gpt + head * (1 if model.tied_head else 2),
+        flops_per_token=6 * (round(used) + router + head) + 6 * model.layers * model.width * seq_len,
+    )
+
+
+def outlined_size(outline: Outline) -> ModelSize:
+    """Return the size of a model that is not built in."""
+    linear = sum(layer.inputs * layer.outputs for layer in outline.layers)
+    return ModelSize(
+        parameters=outline.parameters, flops_per_token=6 * linear + outline.attention_flops_per_token
+    )
+
+
+def parameters_text(count: int) -> str:
+    """Return a number of parameters in millions or billions."""
+    return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
+
+
+def schedule_text(training: TrainingConfig) -> str:
+    """Say what the learning rate does, in a line."""
+    peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"
+    text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
+    if training.schedule == "constant":
+        return f"{text}constant at {peak}"
+    if training.schedule == "cosine":
+        return f"{text}cosine from {peak} to {final} at the end of the budget"
+    return f"{text}{peak}, and linear decay to {final} over the last {training.decay_tokens:,} tokens"

@@ -1,0 +1,241 @@
+"""The built-in models: decoders as Llama (Touvron et al. 2302.13971) and as GPT-2.
+
+Master weights in fp32, activations in bf16. The linear layers of the blocks carry the recipe; embedding,
+norms, the products inside attention and a router of experts stay in high precision, the head unless a rule of
+the recipe names it. q, k and v are one linear layer and gate and up another, as in Megatron and
+TransformerEngine, so that their input is quantised once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ablate.layers.linear import QuantLinear
+from ablate.models.experts import Experts
+from ablate.models.rows import local_rows
+from ablate.run.architecture import HEAD, model_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.layers.state import RecipeState
+    from ablate.recipes.place import LayerPlace
+    from ablate.run.config import ModelConfig
+
+    Linear = Callable[[int, int, str], QuantLinear]
+
+
+class Decoder(nn.Module):
+    """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16.
+
+    ``balance`` is the load-balancing loss of the last forward pass of a model with experts, else None.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
+        if config.architecture == "gpt":
+            self.positions = nn.Parameter(torch.empty(seq_len, config.width))
+        where = model_places(config)
+        self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state, where) for i in range(config.layers))
+        self.norm = _norm(config)
+        self.head = QuantLinear(
+            config.width,
+            vocab_size,
+            name=HEAD,
+            state=state,
+            place=where[HEAD],
+            weight=self.embedding if config.tied_head else None,
+        )
+        self.balance: Tensor | None = None
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers).
+
+        Of a sharded model each process draws all of them, one after the other, and keeps its rows.
+        """
+        std = self.config.init_std
+        shrink = 1 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            local, rows = local_rows(parameter.detach())
+            if parameter.dim() == 1:
+                nn.init.constant_(local, 0.0 if name.endswith("bias") else 1.0)
+                continue
+            into_residual = name.endswith(("out.weight", "down.weight"))
+            whole = torch.empty(parameter.shape, dtype=torch.float32)
+            nn.init.normal_(whole, std=std * (shrink if into_residual else 1), generator=generator)
+            local.copy_(whole[rows])
+        for layer in self.modules():
+            if isinstance(layer, QuantLinear):
+                layer.forget_amax()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        x = F.embedding(tokens, self.embedding.to(torch.bfloat16))
+        rotation = None
+        if self.config.architecture == "gpt":
+            x = x + self.positions[: tokens.shape[1]].to(x.dtype)
+        else:
+            rotation = _rotation(tokens.shape[1], self.config, tokens.device)
+        for block in self.blocks:
+            x = block(x, rotation)
+        mixtures = [module for module in self.modules() if isinstance(module, Experts)]
+        balance = [mixture.balance for mixture in mixtures if mixture.balance is not None]
+        self.balance = torch.stack(balance).mean() if balance else None
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    return _LayerNorm(config) if config.architecture == "gpt" else _RMSNorm(config)
+
+
+class _LayerNorm(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.width))
+        self.bias = nn.Parameter(torch.empty(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class _RMSNorm(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class _Block(nn.Module):
+    def __init__(
+        self, config: ModelConfig, name: str, state: RecipeState, where: dict[str, LayerPlace]
+    ) -> None:
+        super().__init__()
+
+        def linear(inputs: int, outputs: int, part: str) -> QuantLinear:
+            full = f"{name}.{part}"
+            bias = nn.Parameter(torch.empty(outputs)) if config.architecture == "gpt" else None
+            return QuantLinear(inputs, outputs, name=full, state=state, place=where[full], bias=bias)
+
+        self.attention_norm = _norm(config)
+        self.attention = _Attention(config, linear)
+        self.ffn_norm = _norm(config)
+        self.ffn = _feed_forward(config, linear)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ModelConfig, linear: Linear) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_dim = config.width // config.heads
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = linear(config.width, rows, "attention.qkv")
+        self.out = linear(config.width, config.width, "attention.out")
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch, positions, width = x.shape
+        heads = self.qkv(x).view(batch, positions, -1, self.head_dim).transpose(1, 2)
+        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if rotation is not None:
+            qk = _Rotate.apply(qk, *rotation)  # type: ignore[no-untyped-call]
+        q, k = qk.split((self.heads, self.kv_heads), dim=1)
+        y = _causal_attention(q, k, v)
+        out: Tensor = self.out(y.transpose(1, 2).reshape(batch, positions, width))
+        return out
+
+
+def _feed_forward(config: ModelConfig, linear: Linear) -> nn.Module:
+    if config.architecture == "gpt":
+        return _GELU(config, linear)
+    if config.experts is None:
+        return _SwiGLU(config, linear, "ffn")
+    experts = (_SwiGLU(config, linear, f"ffn.experts.{i}") for i in range(config.experts))
+    return Experts(experts, width=config.width, per_token=config.experts_per_token)
+
+
+class _SwiGLU(nn.Module):
+    def __init__(self, config: ModelConfig, linear: Linear, name: str) -> None:
+        super().__init__()
+        self.gate_up = linear(config.width, 2 * config.ffn, f"{name}.gate_up")
+        self.down = linear(config.ffn, config.width, f"{name}.down")
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class _GELU(nn.Module):
+    def __init__(self, config: ModelConfig, linear: Linear) -> None:
+        super().__init__()
+        self.up = linear(config.width, config.ffn, "ffn.up")
+        self.down = linear(config.ffn, config.width, "ffn.down")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
+    half = config.width // config.heads // 2
+    frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), frequency)
+    return angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+
+
+class _Rotate(torch.autograd.Function):
+    """Turn the pairs (x[i], x[i + half]) by their angles; the gradient turns back.
+
+    Written as one function because autograd's version takes some three times as many passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, sin, -1.0), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=direction)
+    return out
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over [batch, heads, positions, head_dim]; k and v may have fewer heads."""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    # Written out: on CPUs the backward pass of torch's fused bf16 attention takes about three times as long.
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    positions = q.shape[2]
+    mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask
+    return torch.matmul(torch.softmax(scores, dim=-1), v)

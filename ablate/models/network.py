@@ -1,0 +1,109 @@
+"""A run's model with its initial weights and recipe, and how its loss is taken: ours, hf's or the user's.
+
+How it fails: ``UserError`` for code or a configuration that cannot be had or built, ``ValueError`` for a
+model without a linear layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ablate.layers.apply import quantise_layers
+from ablate.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from ablate.layers.state import RecipeState
+    from ablate.models.foreign import Foreign
+    from ablate.run.config import RunConfig
+
+Reduction = Literal["mean", "sum"]
+
+
+class Loss(Protocol):
+    """Inputs and targets [sequences, positions] → (what is trained on, nats per token, or their sum)."""
+
+    def __call__(
+        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+    ) -> tuple[Tensor, Tensor]:
+        """Return both losses of a batch; they differ where a model has a loss of its own besides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A module and its loss. ``draws``: it may use torch's own random numbers (dropout)."""
+
+    module: nn.Module
+    loss: Loss
+    draws: bool
+
+
+def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> Network:
+    """Return a run's model on torch's default device, with the weights of this seed; on meta with none.
+
+    Raises:
+        UserError: code or a configuration of others that cannot be used.
+        ValueError: no linear layer to carry the recipe.
+    """
+    if not config.model.is_built_in:
+        return _build_foreign(config, state, initial_seed)
+    module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
+    if not module.embedding.is_meta:
+        module.initialise(torch.Generator().manual_seed(initial_seed))
+    return Network(module=module, loss=_DecoderLoss(config.model.balance_loss), draws=False)
+
+
+def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> Network:
+    from ablate.models.foreign import build
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial_seed)
+        foreign = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+    quantise_layers(foreign.module, state)
+    return Network(module=foreign.module, loss=_ForeignLoss(foreign), draws=True)
+
+
+@dataclass(frozen=True)
+class _DecoderLoss:
+    balance_weight: float
+
+    def __call__(
+        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+    ) -> tuple[Tensor, Tensor]:
+        loss = _cross_entropy(module(inputs), targets, reduction)
+        balance = getattr(module, "balance", None)
+        if balance is None or not module.training:
+            return loss, loss
+        return loss + self.balance_weight * balance, loss
+
+
+@dataclass(frozen=True)
+class _ForeignLoss:
+    foreign: Foreign
+
+    def __call__(
+        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+    ) -> tuple[Tensor, Tensor]:
+        call: dict[str, Any] = {"use_cache": False} if self.foreign.is_hf else {}
+        if inputs.is_meta and self.foreign.is_hf:
+            # Without a mask transformers looks into the positions for packed sequences.
+            square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
+            call["attention_mask"] = square.tril()[None, None]
+        # Master weights in fp32, activations in bf16, as in the built-in models.
+        device_type = "cpu" if inputs.is_meta else inputs.device.type
+        with torch.autocast(device_type, dtype=torch.bfloat16):
+            if self.foreign.loss is not None:
+                loss = self.foreign.loss(module, inputs, targets)
+                loss = loss * targets.numel() if reduction == "sum" else loss
+                return loss, loss
+            out = module(inputs, **call)
+        loss = _cross_entropy(out if isinstance(out, Tensor) else out.logits, targets, reduction)
+        return loss, loss
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)

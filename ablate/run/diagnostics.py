@@ -1,0 +1,87 @@
+"""What ``diagnostics:`` of a study says, and which layers it means. Without torch: planning reads it.
+
+It changes no result, so it is no part of a run's identity: switched on, runs that have ended are not run
+again.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from ablate.run.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from ablate.recipes import Recipe
+    from ablate.recipes.place import LayerPlace
+
+DEFAULT_STEPS = 250
+"""Optimizer steps from one diagnosis to the next, where a study does not say."""
+ENDS_AND_MIDDLE = "ends and middle"
+
+
+def _layers(value: Any) -> Any:
+    if value == ENDS_AND_MIDDLE:
+        return value
+    if isinstance(value, list) and value and all(isinstance(one, str) and one for one in value):
+        return value
+    raise PydanticCustomError("diagnosed_layers", "not layers")
+
+
+Layers = Annotated[
+    Literal["ends and middle"] | list[str],
+    BeforeValidator(_layers, json_schema_input_type=Literal["ends and middle"] | list[str]),
+]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True))
+class Diagnostics:
+    """How often, where and how thoroughly the error of quantised GEMMs is measured along a run."""
+
+    every_tokens: Annotated[
+        PositiveInt | None,
+        Field(description=f"training tokens between two diagnoses; default: {DEFAULT_STEPS} optimizer steps"),
+    ] = None
+    layers: Annotated[
+        Layers,
+        Field(description="patterns of layer names, or: the first, middle and last quantised block"),
+    ] = "ends and middle"
+    draws: Annotated[
+        int,
+        Field(
+            ge=2, le=64, strict=True, description="draws of a recipe's randomness, to tell bias from variance"
+        ),
+    ] = 4
+
+    def interval(self, tokens_per_step: int) -> int:
+        """Return the training tokens between two diagnoses."""
+        return self.every_tokens or DEFAULT_STEPS * tokens_per_step
+
+
+def chosen_layers(
+    layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
+) -> list[str]:
+    """Return the names of the layers that are diagnosed: those chosen that quantise at all."""
+    from ablate.recipes.place import stages
+
+    quantised = [
+        place
+        for place in places
+        if any(
+            policy.format != "bf16" or policy.hadamard
+            for stage in stages(recipe, place)
+            for _, _, policy in stage.recipe.operands()
+        )
+    ]
+    if layers == ENDS_AND_MIDDLE:
+        blocks = sorted({place.block for place in quantised if place.block is not None})
+        wanted = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set()
+        return [place.name for place in quantised if place.block is None or place.block in wanted]
+    return [place.name for place in quantised if any(fnmatchcase(place.name, one) for one in layers)]

@@ -1,0 +1,77 @@
+"""Batch arithmetic and the learning rate, as pure functions of the configuration and the step.
+
+Tokens are the clock: budgets, warm-up and evaluation intervals are given in tokens and rounded to whole
+optimizer steps here, in one place, so that planning and training agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ablate.run.config import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The arithmetic of one run. ``micro_batches``: forward passes of a step, on all devices together."""
+
+    tokens_per_step: int
+    steps: int
+    eval_every_steps: int
+    log_every_steps: int
+    micro_batches: int
+
+
+def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
+    """Round a budget in tokens to whole steps; the last step completes the budget."""
+    tokens_per_step = training.batch_size * training.seq_len
+    steps = math.ceil(training.tokens / tokens_per_step)
+    eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
+    micro = training.micro_batch_size or training.batch_size // devices
+    return StepPlan(
+        tokens_per_step=tokens_per_step,
+        steps=steps,
+        eval_every_steps=eval_every,
+        log_every_steps=max(1, eval_every // 10),
+        micro_batches=training.batch_size // micro,
+    )
+
+
+def learning_rate(training: TrainingConfig, step: int) -> float:
+    """Return the rate of optimizer step ``step``, counted from 0.
+
+    Linear warm-up to the peak, then constant, cosine to the end of the budget, or stable and a linear
+    decay over the last ``decay_tokens`` (warm-up–stable–decay).
+    """
+    plan = plan_steps(training)
+    tokens = (step + 1) * plan.tokens_per_step
+    peak = training.learning_rate
+    if tokens < training.warmup_tokens:
+        return peak * tokens / training.warmup_tokens
+    if training.schedule == "constant":
+        return peak
+    floor = peak * training.final_lr_ratio
+    if training.schedule == "cosine":
+        span = max(1, training.tokens - training.warmup_tokens)
+        done = min(1.0, (tokens - training.warmup_tokens) / span)
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    left = max(0, training.tokens - tokens)
+    if left >= training.decay_tokens:
+        return peak
+    return floor + (peak - floor) * left / training.decay_tokens
+
+
+def decay_begins(training: TrainingConfig) -> int | None:
+    """Return the tokens after which warm-up–stable–decay lowers the rate; None for every other schedule."""
+    return training.tokens - training.decay_tokens if training.schedule == "wsd" else None
+
+
+def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
+    """Return the validation loss, in nats per token, from which a run is called diverged.
+
+    Where the study sets none, 1.5 × that of a uniform guess.
+    """
+    return divergence_loss or 1.5 * math.log(vocab_size)

@@ -1,0 +1,90 @@
+"""The front of a search as a study of its own, with fresh seeds.
+
+The winner of a search is biased upward: of many single runs the best is partly the luckiest. So what a search
+found is run again, with seeds that it has not seen, before anybody believes it.
+
+How it fails: it does not; what it writes can be loaded like any study.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.recipes import RecipeSpec
+    from ablate.search.plan import SearchPlan
+    from ablate.study import Study
+
+SEEDS = 5
+_LONGEST_NAME = 70
+
+
+def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source: str) -> str:
+    """Return a study file that runs the baseline and these arms at the last budget.
+
+    ``source``: the file of the search, which it names.
+    """
+    from ruamel.yaml import YAML
+
+    arms = {arm.name: arm for arm in study.arms}
+    baseline = found.plans[-1].arm(found.baseline)
+    first = found.search.seed + 1
+    base = {
+        name: content
+        for name in ("model", "data", "training", "resources")
+        if (content := _written(getattr(baseline, name)))
+    }
+    if baseline.backend != "auto":
+        base["backend"] = baseline.backend
+    if baseline.trainer is not None:
+        base["trainer"] = baseline.trainer
+    target = found.plans[0].target
+    content = {
+        "name": f"{found.name[:_LONGEST_NAME]}-confirm",
+        "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
+        "the best of many single runs is partly the luckiest.",
+        "baseline": found.baseline,
+        "target": {target.kind: target.value}
+        | ({} if target.crossing == "confirmed" else {"crossing": target.crossing}),
+        "seeds": list(range(first, first + SEEDS)),
+        "base": base,
+        "arms": {
+            name: {"recipe": _recipe(arms[name].recipe_spec)}
+            for name in dict.fromkeys([found.baseline, *names])
+        },
+    }
+    yaml = YAML()
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = io.StringIO()
+    yaml.dump(content, text)
+    written_by = f"# Written by `ablate search {source}`; `ablate run` of this file confirms what it found."
+    return f"{written_by}\n{text.getvalue()}"
+
+
+def _recipe(spec: RecipeSpec) -> Any:
+    """Return a recipe as a file would say it, by one word where that is all of it."""
+    content = _written(spec)
+    if not content:
+        return "bf16"
+    return content["preset"] if set(content) == {"preset"} else content
+
+
+def _written(section: Any) -> Any:
+    """Return a section as a file would say it: without what is at its default."""
+    if isinstance(section, list):
+        return [_written(item) for item in section]
+    if not is_dataclass(section) or isinstance(section, type):
+        return section
+    required = {"recipe": section.recipe} if hasattr(section, "recipe") else {}
+    usual = type(section)(**required)
+    content = {field.name: getattr(section, field.name) for field in fields(section)}
+    return {
+        name: _written(value)
+        for name, value in content.items()
+        if name in required or value != getattr(usual, name)
+    }

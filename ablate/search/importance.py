@@ -1,0 +1,55 @@
+"""Which factors of a search mattered: shares of the variance of an objective, by fANOVA (Hutter et al. 2014).
+
+Optuna fits a random forest to the trials and splits its variance. Where a factor means nothing for a recipe,
+a level of its own stands for it. Few trials make the shares rough, and the factors are tried more often where
+they did well, so they are a guide and no test.
+
+How it fails: too few trials, or an objective that does not vary, give no importances (None).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from ablate.search.candidates import IRRELEVANT
+from ablate.search.front import is_feasible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optuna.distributions import BaseDistribution
+
+    from ablate.search.candidates import Space
+    from ablate.search.ledger import Trial
+
+FEWEST_TRIALS = 8
+_SEED = 0
+
+
+def importances(space: Space, trials: Sequence[Trial], objective: int) -> dict[str, float] | None:
+    """Return each factor's share of the variance of an objective, over trials with a level and a result."""
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+    from optuna.trial import create_trial
+
+    known = [(trial.params, trial.values[objective]) for trial in with_levels(trials) if trial.values]
+    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(space.factors) < 2:
+        return None
+    distributions: dict[str, BaseDistribution] = {
+        factor: CategoricalDistribution([*labels, IRRELEVANT]) for factor, labels in space.factors.items()
+    }
+    study = optuna.create_study()
+    for params, value in known:
+        filled = {factor: params.get(factor, IRRELEVANT) for factor in space.factors}
+        study.add_trial(create_trial(params=filled, distributions=distributions, value=value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a factor of which one level alone was tried
+        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=_SEED))
+    return {factor: float(found.get(factor, 0.0)) for factor in space.factors}
+
+
+def with_levels(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that say something of the factors: results of their own, of cells of the grid."""
+    return [trial for trial in trials if is_feasible(trial) and trial.params]

@@ -1,0 +1,238 @@
+"""Trials in Optuna's storage: which were asked, which are open, what each came to.
+
+One process at a time writes, the driver; what trains never sees Optuna. So the storage needs no more than one
+writer's care, and a trial is asked, told and counted exactly once. A trial is written as running in one
+operation, with its values and attributes: there is no moment at which a kill leaves half of one.
+
+How it fails: a storage that cannot be opened is a ``UserError``. The last line of a journal that a full disk
+cut is cut off on opening, because a line that follows it would make the whole journal unreadable; what the
+line said is found again in the run store. A process that is killed while it writes leaves a lock that Optuna
+breaks after 30 s.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from ablate.base.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+JOURNAL = "optuna.log"
+GRPC = "grpc://"
+LOSS = "validation loss (nats per token)"
+_VIOLATION = "violation"
+_PROXY_SEC = 10
+
+TrialState = Literal["open", "complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial as the storage has it.
+
+    ``params``: what Optuna chose, by name. ``attrs``: plain data that say what it is. ``values``: one for
+    each objective, of a complete trial. ``violation``: above nought where the values are a stand-in for a
+    result that was missed. ``intermediate``: values by step, such as tokens.
+    """
+
+    number: int
+    params: dict[str, Any]
+    attrs: dict[str, Any]
+    state: TrialState
+    values: tuple[float, ...] | None = None
+    violation: float | None = None
+    intermediate: dict[int, float] = field(default_factory=dict)
+
+
+def open_storage(url: str | None, folder: Path) -> BaseStorage:
+    """Open the storage: a journal in ``folder``; or a database or gRPC proxy, by its URL.
+
+    Raises:
+        UserError: it cannot be opened or reached.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is None:
+        from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+        folder.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(folder / JOURNAL)
+        try:
+            return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{folder / JOURNAL}: not a journal of Optuna: {_first_line(error)}") from error
+    try:
+        if url.startswith(GRPC):
+            return _proxy(url)
+        return optuna.storages.get_storage(url)
+    except UserError:
+        raise
+    except Exception as error:  # what a database driver raises is not ours to list
+        from ablate.track import redact
+
+        raise UserError(f"cannot open Optuna's storage {redact(url)}: {_first_line(error)}") from error
+
+
+class Ledger:
+    """One Optuna study as a ledger of trials; made if it is not there.
+
+    ``objectives``: what is minimised, with its unit, as Optuna's pages name it.
+    """
+
+    def __init__(self, storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> None:
+        import optuna
+
+        # Nothing is sampled here; Optuna's default would set up one that is not used.
+        self._study: Study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            directions=["minimize"] * len(objectives),
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            pruner=optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        if len(self._study.directions) != len(objectives):
+            has = len(self._study.directions)
+            raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
+        if self._study.metric_names != list(objectives):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self._study.set_metric_names(list(objectives))
+
+    @property
+    def name(self) -> str:
+        """The name of Optuna's study."""
+        return self._study.study_name
+
+    def trials(self) -> list[Trial]:
+        """Return all trials in the order in which they were asked."""
+        return [_trial(one) for one in self._study.get_trials(deepcopy=False)]
+
+    def add(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
+    ) -> Trial:
+        """Write a trial as open, all at once, and return it."""
+        from optuna.trial import TrialState as State
+        from optuna.trial import create_trial
+
+        self._study.add_trial(
+            create_trial(
+                state=State.RUNNING, params=dict(params), distributions=dict(distributions), user_attrs=attrs
+            )
+        )
+        return self.trials()[-1]
+
+    def report(self, number: int, step: int, value: float) -> None:
+        """Write an intermediate value of an open trial, unless it is there."""
+        if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:
+            self._open(number).report(value, step)
+
+    def complete(self, number: int, values: Sequence[float], *, violation: float | None = None) -> None:
+        """Tell what an open trial came to; ``violation`` above nought: the values stand for a miss.
+
+        Raises:
+            ValueError: a value that is not finite; Optuna would take an infinity for a result.
+        """
+        if not all(map(math.isfinite, (*values, violation or 0.0))):
+            raise ValueError(f"trial {number}: a value that is not finite: {values}")
+        if violation is not None and self.trials()[number].violation is None:
+            self._open(number).set_constraint(_VIOLATION, violation)
+        self._study.tell(number, list(values))
+
+    def prune(self, number: int) -> None:
+        """Tell that an open trial was ended early; its last intermediate value is what is known of it."""
+        self._tell(number, "PRUNED")
+
+    def fail(self, number: int, why: str) -> None:
+        """Tell that an open trial has no result, for a fault of its own."""
+        self._open(number).set_user_attr("failed", why)
+        self._tell(number, "FAIL")
+
+    def _tell(self, number: int, state: str) -> None:
+        from optuna.trial import TrialState as State
+
+        self._study.tell(number, state=State[state])
+
+    def _open(self, number: int) -> Any:
+        from optuna.trial import Trial as OptunaTrial
+
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        return OptunaTrial(self._study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
+
+
+def to_frozen(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    """Return a trial as Optuna's own, for an in-memory study in which values are picked."""
+    from optuna.trial import TrialState as State
+    from optuna.trial import create_trial
+
+    states = {"open": State.RUNNING, "complete": State.COMPLETE, "pruned": State.PRUNED, "failed": State.FAIL}
+    violation = None if trial.violation is None else {_VIOLATION: trial.violation}
+    pruned_at = trial.intermediate[max(trial.intermediate)] if trial.intermediate else None
+    values = list(trial.values) if trial.values is not None else None
+    if trial.state == "pruned" and pruned_at is not None:
+        values = [pruned_at]
+    return create_trial(
+        state=states[trial.state],
+        values=values,
+        params=trial.params,
+        distributions={name: distributions[name] for name in trial.params},
+        intermediate_values=trial.intermediate,
+        constraints=violation,
+    )
+
+
+def _trial(frozen: FrozenTrial) -> Trial:
+    from optuna.trial import TrialState as State
+
+    states = {State.COMPLETE: "complete", State.PRUNED: "pruned", State.FAIL: "failed"}
+    complete = frozen.state == State.COMPLETE
+    return Trial(
+        number=frozen.number,
+        params=dict(frozen.params),
+        attrs=dict(frozen.user_attrs),
+        state=cast("TrialState", states.get(frozen.state, "open")),
+        values=tuple(frozen.values) if complete else None,
+        violation=frozen.constraints.get(_VIOLATION),
+        intermediate=dict(frozen.intermediate_values),
+    )
+
+
+def _proxy(url: str) -> BaseStorage:
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.storages import GrpcStorageProxy
+
+    host, colon, port = url.removeprefix(GRPC).rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise UserError(f"Optuna's storage '{url}' (expected grpc://HOST:PORT)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        proxy = GrpcStorageProxy(host=host, port=int(port))
+    proxy.wait_server_ready(timeout=_PROXY_SEC)
+    return proxy
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line's end."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

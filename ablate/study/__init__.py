@@ -1,0 +1,28 @@
+"""Study files: YAML → a validated ``Study``, or every fault with its line and column.
+
+>>> from ablate.study import load_study
+>>> load_study("quickstart").baseline
+'bf16'
+"""
+
+from ablate.study.files import shipped_studies
+from ablate.study.load import load_study
+from ablate.study.study import DroppedCell, FoldedCell, ResolvedArm, Study, Target
+
+__all__ = [
+    "DroppedCell",
+    "FoldedCell",
+    "ResolvedArm",
+    "Study",
+    "Target",
+    "json_schema",
+    "load_study",
+    "shipped_studies",
+]
+
+
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema (draft 2020-12) of study files, for editors."""
+    from ablate.study.schema import json_schema as build
+
+    return build()

@@ -1,0 +1,138 @@
+"""Inheritance: what each named arm and each cell of the grid is, as merged nodes.
+
+How it fails: an arm whose chain of ``from`` is broken or runs in a circle gets no draft (the fault is
+reported where the chain breaks), so that nothing is said about a configuration that nobody wrote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ablate.study.faults import Faults, got_text, likely
+from ablate.study.grid import Cell, cell_override, expand
+from ablate.study.merge import Draft, lay_over
+from ablate.study.sections import SECTIONS
+from ablate.study.tree import Mapping, Node, Scalar, entries, get, nest, plain, plain_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping as AbstractMapping
+
+
+class Drafts:
+    """Drafts the arms of one file. ``named`` follows the order of the file."""
+
+    def __init__(self, root: Mapping, faults: Faults) -> None:
+        self._root = root
+        self._faults = faults
+        self._merged: dict[tuple[int, int], tuple[Node | None, Node, Node]] = {}
+        base = entries(root.entries.get("base"))
+        self._base = {s: lay_over(s, None, base[s]) for s in SECTIONS if s in base}
+        self._arms = get(root, "arms")
+        self._drafts: dict[str, Draft] = {}
+
+    @property
+    def base(self) -> AbstractMapping[str, Node]:
+        """The sections that every arm starts from."""
+        return self._base
+
+    def named(self) -> dict[str, Draft]:
+        """Return the named arms that can be resolved."""
+        written = entries(self._arms)
+        for name, node in written.items():
+            self._draft(name, ())
+            source = get(node, "from")
+            if isinstance(source, Scalar) and isinstance(source.value, str) and source.value not in written:
+                self._faults.add(
+                    source, f"no arm {got_text(source)} to inherit from", likely(source, written)
+                )
+        return {name: self._drafts[name] for name in written if name in self._drafts}
+
+    def _draft(self, name: str, trail: tuple[str, ...]) -> Draft | None:
+        """Resolve one arm's inheritance; None if it is broken somewhere up the chain."""
+        if name in self._drafts:
+            return self._drafts[name]
+        node = get(self._arms, name)
+        if node is None:
+            return None
+        if name in trail:
+            self._report_circle(trail[trail.index(name) :])
+            return None
+        parent: Draft | None = None
+        source = plain_at(node, "from")
+        if isinstance(source, str):
+            parent = self._draft(source, (*trail, name))
+            if parent is None:
+                return None
+        sections = dict(parent.sections if parent else self._base)
+        factors = dict(parent.factors) if parent else {}
+        for section, override in entries(node).items():
+            if section in SECTIONS:
+                sections[section] = self._lay_over(section, sections.get(section), override)
+                _set_factors(factors, (section,), override)
+        description = plain_at(node, "description")
+        assert isinstance(self._arms, Mapping)
+        self._drafts[name] = Draft(
+            name=name,
+            description=description if isinstance(description, str) else None,
+            node=self._arms.keys[name],
+            lineage=(("arms", name), *(parent.lineage if parent else (("base",),))),
+            sections=sections,
+            factors=factors,
+        )
+        return self._drafts[name]
+
+    def _report_circle(self, circle: tuple[str, ...]) -> None:
+        order = list(entries(self._arms))
+        start = circle.index(min(circle, key=order.index))
+        circle = circle[start:] + circle[: start + 1]
+        node = get(self._arms, circle[0], "from")
+        assert node is not None
+        self._faults.add(node, f"arms inherit in a circle: {' → '.join(circle)}")
+
+    def cells(self, named: dict[str, Draft]) -> list[tuple[Cell, Draft]]:
+        """Return the cells of the grid, excluded ones among them."""
+        grid = get(self._root, "grid")
+        if not isinstance(grid, Mapping):
+            return []
+        cells = expand(grid, self._faults)
+        parent: Draft | None = None
+        source = get(grid, "from")
+        if isinstance(source, Scalar) and isinstance(source.value, str):
+            if source.value not in entries(self._arms):
+                self._faults.add(source, f"no arm {got_text(source)} to inherit from", likely(source, named))
+            parent = named.get(source.value)
+            if parent is None:
+                return []
+        return [(cell, self._cell(cell, grid.keys["factors"], parent)) for cell in cells]
+
+    def _cell(self, cell: Cell, node: Node, parent: Draft | None) -> Draft:
+        sections = dict(parent.sections if parent else self._base)
+        factors = dict(parent.factors) if parent else {}
+        for section in dict.fromkeys(level.path[0] for level in cell.levels):
+            for path, value in cell_override(cell.levels, section):
+                sections[section] = self._lay_over(section, sections.get(section), value, path)
+        for level in cell.levels:
+            _set_factors(factors, level.path, level.node)
+        lineage = (("grid",), *(parent.lineage if parent else (("base",),)))
+        return Draft(
+            name=cell.name, description=None, node=node, lineage=lineage, sections=sections, factors=factors
+        )
+
+    def _lay_over(self, section: str, under: Node | None, over: Node, path: tuple[str, ...] = ()) -> Node:
+        """Merge, once for each pair of nodes: the cells of a grid share most of theirs."""
+        key = (id(under), id(over))
+        if key not in self._merged:  # the nodes are kept, so that their ids stay their own
+            self._merged[key] = (under, over, lay_over(section, under, nest(path, over)))
+        return self._merged[key][2]
+
+
+def _set_factors(factors: dict[str, Any], path: tuple[str, ...], node: Node) -> None:
+    """Record what an arm sets, leaf by leaf; setting a whole replaces what was said about its parts."""
+    if isinstance(node, Mapping) and node.entries:
+        for key, value in node.entries.items():
+            _set_factors(factors, (*path, key), value)
+        return
+    name = ".".join(path)
+    for part in [part for part in factors if part.startswith(f"{name}.")]:
+        del factors[part]
+    factors[name] = plain(node)

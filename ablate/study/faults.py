@@ -1,0 +1,270 @@
+"""What is wrong with a part of the file, in the words of someone who writes one.
+
+pydantic finds the faults; here each gets its place in the file, a line that says what was expected, and the
+likely word. Only a file with faults pays for the look-ups.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ablate.base.errors import Problem
+from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
+from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, find, show_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "finite_number": "a finite number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number from {ge} up",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number up to {le}",
+    "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
+    "too_short": "at least one entry",
+    "diagnosed_layers": "a list of patterns of layer names, or 'ends and middle'",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fault:
+    node: Node
+    what: str
+    hint: str | None
+    arms: dict[str | None, None]
+
+    def problem(self, file: str) -> Problem:
+        text = f"{show_path(self.node.path)}: {self.what}" if self.node.path else self.what
+        hint = _with_arms(self.hint, self.arms)
+        return Problem(file=file, line=self.node.line, column=self.node.column, what=text, hint=hint)
+
+
+class Faults:
+    """Collects the problems of one file.
+
+    The same fault at the same place counts once, whichever arm or alias led there.
+    """
+
+    def __init__(self, file: str, known: Iterable[Problem] = ()) -> None:
+        self._file = file
+        self._found: dict[tuple[int, int, str], _Fault] = {}
+        self._known = list(known)
+        self._taken = {(problem.line, problem.column) for problem in self._known}
+        self._parts: set[str | int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._known or self._found)
+
+    def any_within(self, part: str) -> bool:
+        """Tell whether a top-level part of the file has a fault."""
+        return part in self._parts
+
+    def add(self, node: Node, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
+        """Add a fault at a node. ``arm`` names one that shows it, where the node alone does not tell."""
+        self._parts.update(node.path[:1])
+        if (node.line, node.column) in self._taken:
+            return  # the syntax of this very place is at fault already
+        fault = _Fault(node=node, what=what, hint=hint, arms={})
+        self._found.setdefault((node.line, node.column, what), fault).arms[arm] = None
+
+    def problems(self) -> list[Problem]:
+        """Return all faults in the order of the file."""
+        found = [fault.problem(self._file) for fault in self._found.values()]
+        return sorted(self._known + found, key=lambda p: (p.line or 0, p.column or 0, p.what))
+
+    def add_validation(self, error: ValidationError, root: Node, *, skip: int = 0, section: Any) -> None:
+        """Add pydantic's errors about ``root``; ``skip`` leading parts of their paths are not in the tree.
+
+        ``section`` is the type that was validated, for the words that would have been right.
+        """
+        for fault in error.errors(include_url=False, include_input=False):
+            self._add_one(fault, root, skip=skip, section=section)
+
+    def _add_one(self, fault: ErrorDetails, root: Node, *, skip: int, section: Any) -> None:
+        kind, full, context = fault["type"], fault["loc"], fault.get("ctx", {})
+        loc = full[skip:]
+        node, _ = find(root, loc)
+        if kind == "unexpected_keyword_argument":
+            parent, _ = find(root, loc[:-1])
+            key = parent.keys[str(loc[-1])] if isinstance(parent, Mapping) else node
+            self.add(key, "unknown key", unknown_key_hint(str(full[-1]), full[:-1], section))
+        elif kind == "missing":
+            self.add(node, f"missing key '{loc[-1]}'", _MISSING.get(str(loc[-1])))
+        elif show_path(node.path) == "target" and kind == "dataclass_type":
+            got = node.text if isinstance(node, Scalar) and isinstance(node.value, int | float) else "3.3"
+            hint = f"write {{val_loss: {got}}} for nats per token, or {{perplexity: {got}}}"
+            self.add(node, "a target needs its unit", hint)
+        elif kind == "literal_error":
+            words = literal_words(type_at(section, full))
+            if full[-1] in ("recipe", "preset"):  # too many words to list
+                mapping = "; or a mapping" if full[-1] == "recipe" else ""
+                hint = likely(node, words) or f"`ablate recipes` lists them{mapping}"
+                self.add(node, f"unknown {full[-1]} {got_text(node)}", hint)
+                return
+            self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
+        elif kind == "backend":
+            from ablate.backends.select import backend_names
+
+            words = list(backend_names())
+            self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
+        else:
+            expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(
+                {
+                    key: f"{value:.15g}" if isinstance(value, float) else value
+                    for key, value in context.items()
+                }
+            )
+            if kind == "too_short":
+                self.add(node, f"expected {expected}")
+                return
+            self.add(node, f"expected {expected}, got {got_text(node)}", _mend(kind, node))
+
+
+_MISSING = {
+    "target": "write target: {val_loss: …} or target: {perplexity: …}",
+    "baseline": "name the arm that costs are stated against",
+    "name": "it names the study's folder",
+    "factors": "path of a field: its values",
+}
+
+
+def _with_arms(hint: str | None, arms: dict[str | None, None]) -> str | None:
+    if None in arms:
+        return hint  # the place says which arm it is
+    first = next(iter(arms))
+    shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
+    return f"{hint}; {shown}" if hint else shown
+
+
+def got_text(node: Node) -> str:
+    """Say what stands there instead, in a few characters."""
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if isinstance(node, Sequence):
+        return "a list"
+    assert isinstance(node, Scalar)
+    if node.value is None:
+        return "nothing"
+    if isinstance(node.value, str):
+        return repr(node.value if len(node.value) <= 40 else node.value[:39] + "…")
+    return node.text if len(node.text) <= 40 else node.text[:39] + "…"
+
+
+def one_of(words: list[str]) -> str:
+    """Join words as a choice."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str | None:
+    """Return the hint with the likely word, if one is close."""
+    lowered = {known.lower(): known for known in words}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return f"did you mean '{lowered[close[0]]}'?" if close else None
+
+
+def likely(node: Node, words: Iterable[str]) -> str | None:
+    """Return the hint with the word that the node's text probably means."""
+    return (
+        did_you_mean(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else None
+    )
+
+
+def _mend(kind: str, node: Node) -> str | None:
+    """Return how a slip of notation is mended: 1e6 where a whole number belongs, or a quoted number."""
+    if not isinstance(node, Scalar):
+        return None
+    if kind == "int_type" and isinstance(node.value, float) and node.value.is_integer() and node.value < 1e15:
+        return f"write {int(node.value)}"
+    if kind in ("int_type", "float_type") and isinstance(node.value, str):
+        number = node.value.replace("_", "").replace(",", "")
+        return "leave out the quotes" if number.isdecimal() and number == node.value else None
+    if kind == "bool_type" and isinstance(node.value, str):
+        word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(node.value.lower())
+        return f"write {word}" if word else None
+    if kind == "list_type":
+        return f"write [{node.text}]" if node.text and len(node.text) <= 40 else "write […]"
+    return None
+
+
+def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
+    """Return the likely key, or the section in which such a key exists."""
+    from ablate.recipes import LayerRecipeSpec, RecipeSpec
+
+    kind = bare(type_at(section, parent))
+    here = children(kind)
+    if kind is LayerRecipeSpec and key in children(RecipeSpec):
+        return "it belongs to the whole recipe"
+    close = did_you_mean(key, here)
+    if close is None:
+        homes = [name for name in SECTIONS if key in children(type_at(BaseSection, (name,)))]
+        if homes:
+            return f"it belongs in '{homes[0]}'"
+    if close is None and here:
+        return f"expected {one_of(list(here))}" if len(here) <= 10 else None
+    return close
+
+
+# ---- the types behind the paths -----------------------------------------------------------------------
+
+
+def children(section: Any) -> dict[str, Any]:
+    """Return the keys that a section may have, with their types; none for anything but a section."""
+    section = bare(section)
+    return _children(section) if isinstance(section, type) and is_dataclass(section) else {}
+
+
+@cache
+def _children(section: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name.rstrip("_"): hints[field.name] for field in fields(section)}
+
+
+def bare(annotation: Any) -> Any:
+    """Strip ``Annotated`` and ``| None``."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, UnionType):
+            annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+        else:
+            return annotation
+
+
+def type_at(section: Any, path: Path) -> Any:
+    """Return the type of the field at a path, or None if there is no such field."""
+    for part in path:
+        section = bare(section)
+        arguments = get_args(section)
+        if get_origin(section) is list and isinstance(part, int):
+            section = arguments[0]
+        elif get_origin(section) is dict:
+            section = arguments[1]
+        else:
+            section = children(section).get(str(part))
+    return section
+
+
+def literal_words(annotation: Any) -> list[str]:
+    """Return the words of a choice; for a recipe, those that stand for one."""
+    from ablate.recipes import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec
+
+    annotation = bare(annotation)
+    if annotation in (RecipeSpec, LayerRecipeSpec):
+        return list(SHORT_RECIPES)
+    assert get_origin(annotation) is Literal
+    return [str(word) for word in get_args(annotation)]

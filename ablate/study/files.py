@@ -1,0 +1,36 @@
+"""Which file a study's name means: one given by its path, or one that is shipped with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ablate.base.errors import Problem, UserError
+from ablate.study.faults import did_you_mean
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Return the studies that come with the package, by name."""
+    from importlib.resources import files
+
+    folder = Path(str(files("ablate.studies")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_file(path_or_name: str | Path) -> Path:
+    """Return the file that is meant. Raises ``UserError`` with the likely one if there is none."""
+    path = Path(path_or_name)
+    is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
+    try:
+        if path.is_file() or path.is_fifo():
+            return path
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:  # a name too long for the file system, or with a NUL in it
+        raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
+    shipped = shipped_studies()
+    if is_name and path.name in shipped:
+        return shipped[path.name]
+    if is_folder:
+        raise UserError(Problem(file=str(path), what="a folder, not a study file"))
+    close = did_you_mean(path.stem, shipped) or f"shipped studies: {', '.join(shipped)}"
+    what = "no such file, and no shipped study of that name" if is_name else "no such file"
+    raise UserError(Problem(file=str(path), what=what, hint=close))

@@ -1,0 +1,176 @@
+"""From drafts to arms: build each, check it, and fold what is another arm under a second name.
+
+Two named arms that are one configuration are a mistake; cells of a grid that coincide are a matter of
+course (no FP4 GEMM has no Hadamard size), and are listed, not run twice. What counts of a recipe is what each
+layer of the model follows when: rules and phases that change nothing make no other arm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ablate.recipes import SenselessRecipe
+from ablate.recipes.place import Stage, stages
+from ablate.run.architecture import model_places
+from ablate.run.config import canonical_json
+from ablate.study.checks import ArmChecks
+from ablate.study.merge import SectionBuilder
+from ablate.study.sections import SECTIONS
+from ablate.study.shapes import Shapes
+from ablate.study.study import DroppedCell, FoldedCell, ResolvedArm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ablate.recipes import Recipe
+    from ablate.run.config import ModelConfig
+    from ablate.study.faults import Faults
+    from ablate.study.grid import Cell
+    from ablate.study.merge import Draft
+
+MAX_NAME = 80
+
+
+def name_rule(name: str) -> str | None:
+    """Return what a name must be, if this one is not."""
+    is_good = name.isprintable() and name == name.strip() and 0 < len(name) <= MAX_NAME
+    return None if is_good else f"1 to {MAX_NAME} printable characters, no space around"
+
+
+class ArmCollector:
+    """Collects the arms of one study. ``drop_senseless``: what the grid says of senseless cells."""
+
+    def __init__(self, folder: Path, faults: Faults, *, drop_senseless: bool) -> None:
+        self.arms: dict[str, ResolvedArm] = {}
+        self.folded: list[FoldedCell] = []
+        self.dropped: list[DroppedCell] = []
+        self.builder = SectionBuilder(folder=folder)
+        self._faults = faults
+        self._drop_senseless = drop_senseless
+        self._by_content: dict[tuple[str, ...], str] = {}
+        self._texts: dict[int, tuple[Any, str]] = {}
+        self._effects: dict[tuple[int, int], tuple[ModelConfig, Recipe, str]] = {}
+        self._shapes = Shapes()
+
+    def add_named(self, draft: Draft) -> None:
+        """Add a named arm; one that equals another is a fault."""
+        if rule := name_rule(draft.name):
+            self._faults.add(draft.node, "cannot name an arm", rule)
+        arm = self._build(draft, is_cell=False)
+        if arm is None:
+            return
+        same = self._by_content.setdefault(self._content(arm), arm.name)
+        if same != arm.name:
+            hint = "names, descriptions and resources do not count"
+            self._faults.add(draft.node, f"the same arm as '{same}'", hint)
+            return
+        self.arms[arm.name] = arm
+
+    def add_cell(self, cell: Cell, draft: Draft) -> str | None:
+        """Add a cell of the grid; one that equals an arm is folded into it. Returns the arm that it is."""
+        if cell.excluded:
+            self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
+            return None
+        arm = self._build(draft, is_cell=True)
+        if arm is None:
+            return None
+        hint = "give the values labels: {label: value}"
+        if rule := name_rule(arm.name):
+            self._faults.add(draft.node, "the values make names that cannot name an arm", f"{rule}; {hint}")
+            return None
+        content = self._content(arm)
+        if content in self._by_content:
+            self.folded.append(FoldedCell(name=arm.name, into=self._by_content[content]))
+        elif arm.name in self.arms:
+            self._faults.add(draft.node, f"two different arms would be called '{arm.name}'", hint)
+        else:
+            self._by_content[content] = arm.name
+            self.arms[arm.name] = arm
+        return self._by_content.get(content)
+
+    def _build(self, draft: Draft, *, is_cell: bool) -> ResolvedArm | None:
+        """Build and check one arm; None if it is dropped or cannot be built."""
+        built = {section: self.builder.build(section, draft.sections.get(section)) for section in SECTIONS}
+        model, data, training, spec = (built[s] for s in ("model", "data", "training", "recipe"))
+        checks = ArmChecks(draft, self._faults, self._shapes)
+        recipe: Recipe | None = None
+        if spec is not None:
+            resolved = self.builder.recipe(spec)
+            if not isinstance(resolved, SenselessRecipe):
+                recipe = resolved
+            elif is_cell and self._drop_senseless:
+                self.dropped.append(DroppedCell(name=draft.name, reason=str(resolved)))
+                return None
+            else:
+                checks.senseless(resolved)
+        has_heads = model is not None and checks.model(model)
+        if training is not None:
+            checks.training(training)
+        if training is not None and built["resources"] is not None:
+            checks.devices(training, built["resources"])
+        if data is not None:
+            checks.data(data)
+        if has_heads and recipe is not None:
+            checks.shapes(model, training, recipe, built["resources"])
+            checks.rules(model, recipe)
+        if training is not None and recipe is not None:
+            checks.phases(training, recipe)
+        if recipe is None or any(value is None for name, value in built.items() if name != "trainer"):
+            return None
+        return ResolvedArm(
+            name=draft.name,
+            description=draft.description,
+            factors=dict(draft.factors),
+            model=model,
+            data=data,
+            training=training,
+            recipe=recipe,
+            recipe_spec=spec,
+            backend=built["backend"],
+            trainer=built["trainer"],
+            lines=checks.lines(),
+            resources=built["resources"],
+        )
+
+    def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
+        parts = (arm.model, arm.data, arm.training)
+        recipe = self._recipe_text(arm.model, arm.recipe)
+        return (arm.backend, arm.trainer or "", recipe, *(self._text(part) for part in parts))
+
+    def _recipe_text(self, model: ModelConfig, recipe: Recipe) -> str:
+        if not (model.is_built_in and (recipe.rules or recipe.phases)):
+            return self._text(recipe)
+        key = (id(model), id(recipe))
+        if key not in self._effects:
+            self._effects[key] = (model, recipe, canonical_json(_effect(model, recipe)))
+        return self._effects[key][2]
+
+    def _text(self, section: Any) -> str:
+        if id(section) not in self._texts:  # sections are shared: each is written out once
+            self._texts[id(section)] = (section, canonical_json(section))
+        return self._texts[id(section)][1]
+
+
+@dataclass(frozen=True)
+class _LayerStages:
+    """What each layer of a model follows, by its name, in order of the starts."""
+
+    layers: dict[str, tuple[Stage, ...]]
+
+
+def _effect(model: ModelConfig, recipe: Recipe) -> Recipe | _LayerStages:
+    """Return what a recipe comes to in a model: without rules and phases where they change nothing."""
+    plain = replace(recipe, rules=(), phases=())
+    effects = []
+    for one in (recipe, plain):
+        layers = {name: _merged(stages(one, place)) for name, place in model_places(model).items()}
+        effects.append(_LayerStages(layers))
+    return plain if effects[0] == effects[1] else effects[0]
+
+
+def _merged(followed: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Leave out stages that go on with what was followed before."""
+    return tuple(
+        stage for i, stage in enumerate(followed) if i == 0 or stage.recipe != followed[i - 1].recipe
+    )

@@ -1,0 +1,190 @@
+"""``load_study``: from a file's name to a validated study, or to every fault in it at once.
+
+The order: syntax (parse), shape of each part in place (sections), inheritance and grid (drafts, grid), what
+must hold within an arm (checks) and between arms (fold). A later stage goes on past the faults of an earlier
+one wherever it still can, so that one reading of the file shows them all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from ablate.base.errors import UserError
+from ablate.run.config import TrainingConfig
+from ablate.study.drafts import Drafts
+from ablate.study.faults import Faults, did_you_mean, got_text
+from ablate.study.files import find_file
+from ablate.study.fold import MAX_NAME, ArmCollector
+from ablate.study.parse import read_tree
+from ablate.study.searching import check_search, with_first_budget
+from ablate.study.sections import StudyFile, TargetSection
+from ablate.study.stops import check_stop, stop_rule
+from ablate.study.study import Study, Target, again_name
+from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
+from ablate.study.tuning import check_tune
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_RUNS = 1_000_000
+_RESERVED = ("tokens", "mlartifacts", "mlflow.db")  # these lie beside the studies in the storage
+
+
+def load_study(path_or_name: str | Path) -> Study:
+    """Read and validate a study, given its file or the name of one that is shipped.
+
+    Raises:
+        UserError: the file cannot be used; holds every fault found, in the order of the file.
+    """
+    path = find_file(path_or_name)
+    root, syntax_faults = read_tree(path, str(path))
+    faults = Faults(str(path), syntax_faults)
+    file = _check_shape(root, faults)
+    _check_name(root, faults)
+    _check_seeds(root, faults)
+    _check_target(root, faults)
+    check_stop(root, file, faults)
+
+    drafts = Drafts(with_first_budget(root), faults)
+    named = drafts.named()
+    cells = drafts.cells(named)
+    drop_senseless = plain_at(get(root, "grid"), "senseless") == "drop"
+    collector = ArmCollector(path.absolute().parent, faults, drop_senseless=drop_senseless)
+    for draft in named.values():
+        collector.add_named(draft)
+    arms_of_cells = [(cell, collector.add_cell(cell, draft)) for cell, draft in cells]
+    _check_has_arms(root, faults)
+    names = dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)])
+    baseline = _baseline(root, collector, list(names), faults)
+    if file is not None and file.baseline_again and again_name(baseline) in names:
+        what = f"an arm of the name '{again_name(baseline)}' is there already"
+        faults.add(get(root, "baseline_again") or root, what, "the baseline's second arm takes that name")
+    if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
+        what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
+        faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
+    written = [*named.values(), *(draft for _, draft in cells)]
+    tune = check_tune(root, collector, written, _used_seeds(file), faults)
+    search = check_search(root, file, arms_of_cells, faults)
+    if faults:
+        raise UserError(*faults.problems())
+
+    assert file is not None
+    training = collector.builder.build("training", drafts.base.get("training"))
+    assert isinstance(training, TrainingConfig)
+    return Study(
+        name=file.name,
+        description=file.description,
+        baseline=baseline,
+        target=_target(file.target),
+        seeds=tuple(file.seeds) if search is None else (search.seed,),
+        paired_seeds=file.paired_seeds,
+        baseline_again=file.baseline_again,
+        waive=tuple(dict.fromkeys(file.waive)),
+        stop=stop_rule(file),
+        training=training,
+        arms=tuple(collector.arms.values()),
+        folded=tuple(collector.folded),
+        dropped=tuple(collector.dropped),
+        diagnostics=file.diagnostics,
+        layer_lines=_layer_lines(root),
+        path=path.absolute(),
+        tune=tune,
+        search=search,
+    )
+
+
+def _used_seeds(file: StudyFile | None) -> set[int]:
+    """Return the seeds of the arms and of the baseline's second arm."""
+    if file is None:
+        return set()
+    first = max(file.seeds) + 1
+    return {*file.seeds, *(range(first, first + len(file.seeds)) if file.baseline_again else ())}
+
+
+def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:
+    try:
+        file: StudyFile = TypeAdapter(StudyFile).validate_python(plain(root))
+    except ValidationError as error:
+        faults.add_validation(error, root, section=StudyFile)
+        return None
+    return file
+
+
+def _check_name(root: Mapping, faults: Faults) -> None:
+    node = get(root, "name")
+    if not (isinstance(node, Scalar) and isinstance(node.value, str)):
+        return
+    name = node.value
+    rule = None
+    if not name or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME:
+        rule = f"1 to {MAX_NAME} printable characters, no space around"
+    elif set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
+        rule = "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
+    elif name.lower() in _RESERVED:
+        rule = "the storage uses this name itself"
+    if rule:
+        faults.add(node, f"{got_text(node)} cannot name a folder", rule)
+
+
+def _check_seeds(root: Mapping, faults: Faults) -> None:
+    node = get(root, "seeds")
+    seen: set[object] = set()
+    for item in node.items if isinstance(node, Sequence) else ():
+        if isinstance(item, Scalar):
+            if item.value in seen:
+                faults.add(item, f"seed {item.text} given twice")
+            seen.add(item.value)
+
+
+def _check_target(root: Mapping, faults: Faults) -> None:
+    node = get(root, "target")
+    if not isinstance(node, Mapping):
+        return
+    units = [key for key in ("val_loss", "perplexity") if plain_at(node, key) is not None]
+    if len(units) == 2:
+        faults.add(node.keys[units[1]], "a second unit for the target", "give val_loss or perplexity")
+    elif not units:
+        faults.add(node, "a target needs its unit", "give val_loss, in nats per token, or perplexity")
+    perplexity = plain_at(node, "perplexity")
+    if isinstance(perplexity, int | float) and 0 < perplexity <= 1:
+        faults.add(node.entries["perplexity"], f"a perplexity is above 1, got {perplexity:g}")
+
+
+def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
+    diagnostics = get(root, "diagnostics")
+    layers = get(diagnostics, "layers") if isinstance(diagnostics, Mapping) else None
+    return tuple((item.line, item.column) for item in layers.items) if isinstance(layers, Sequence) else ()
+
+
+def _target(section: TargetSection) -> Target:
+    if section.val_loss is not None:
+        return Target(kind="val_loss", value=section.val_loss, crossing=section.crossing)
+    assert section.perplexity is not None
+    return Target(kind="perplexity", value=section.perplexity, crossing=section.crossing)
+
+
+def _check_has_arms(root: Mapping, faults: Faults) -> None:
+    arms = get(root, "arms")
+    if "grid" not in root.entries and (arms is None or (isinstance(arms, Mapping) and not arms.entries)):
+        faults.add(arms or root, "a study needs at least one arm", "under 'arms', or through a 'grid'")
+
+
+def _baseline(root: Mapping, collector: ArmCollector, names: list[str], faults: Faults) -> str:
+    """Return the baseline arm's name; that of a folded cell stands for the arm it was folded into."""
+    node = get(root, "baseline")
+    if not (isinstance(node, Scalar) and isinstance(node.value, str)):
+        return ""
+    folded = {cell.name: cell.into for cell in collector.folded}
+    dropped = {cell.name: cell.reason for cell in collector.dropped}
+    if node.value in collector.arms:
+        return node.value
+    if node.value in folded:
+        return folded[node.value]
+    if node.value in dropped:
+        faults.add(node, f"the baseline {got_text(node)} was dropped", dropped[node.value])
+    elif node.value not in names and names and not faults.any_within("grid"):
+        listed = f"arms: {', '.join(names)}" if 0 < len(names) <= 8 else None
+        faults.add(node, f"no arm {got_text(node)}", did_you_mean(node.value, names) or listed)
+    return node.value

@@ -1,0 +1,182 @@
+"""From what arms inherit and override to the sections of each: merged trees, and the objects they mean.
+
+Everything is remembered by node, so that a section that no factor touches is merged, validated and resolved
+once for the whole study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ablate.base.code import is_file
+from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+from ablate.run.presets import PRESETS
+from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, get, merge, nest, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping as AbstractMapping
+
+_TYPES: dict[str, Any] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "recipe": RecipeSpec,
+    "resources": ResourcesConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """An arm as merged nodes. ``lineage`` holds the parts of the file it draws from, its own first."""
+
+    name: str
+    description: str | None
+    node: Node
+    lineage: tuple[Path, ...]
+    sections: AbstractMapping[str, Node]
+    factors: AbstractMapping[str, Any]
+
+    def blame(self, *paths: tuple[str | int, ...]) -> Node:
+        """Return the node that brought in the value at fault: of those that are set, the arm's own first."""
+        nodes = [node for section, *rest in paths if (node := get(self.sections.get(str(section)), *rest))]
+        return min(nodes, key=self._distance, default=self.node)
+
+    def owns(self, node: Node) -> bool:
+        """Tell whether a node's path names this arm already."""
+        return node.path[:2] == ("arms", self.name)
+
+    def _distance(self, node: Node) -> int:
+        for distance, prefix in enumerate(self.lineage):
+            if node.path[: len(prefix)] == prefix:
+                return distance
+        return len(self.lineage)
+
+
+def lay_over(section: str, under: Node | None, over: Node) -> Node:
+    """Lay an override on an inherited section; a recipe's word, a preset or another's model is all of it."""
+    if section == "model":
+        is_whole = any(get(over, key) is not None for key in ("preset", "hf", "function"))
+        return merge(None if is_whole else under, _expand_preset(over))
+    if section == "recipe":
+        is_word = isinstance(over, Scalar)
+        over = _expand_recipe(over)
+        return over if is_word or under is None else merge(_expand_recipe(under), over)
+    return merge(under, over)
+
+
+def _expand_preset(node: Node) -> Node:
+    preset = get(node, "preset")
+    if not (isinstance(node, Mapping) and isinstance(preset, Scalar) and preset.value in PRESETS):
+        return node
+    own = {key: value for key, value in node.entries.items() if key != "preset"}
+    return merge(_at(preset, PRESETS[preset.value]), replace(node, entries=own))
+
+
+def _expand_recipe(node: Node) -> Node:
+    if isinstance(node, Scalar) and isinstance(node.value, str) and node.value in SHORT_RECIPES:
+        return _at(node, SHORT_RECIPES[node.value])
+    if not isinstance(node, Mapping):
+        return node
+    expanded = {
+        key: nest(("format",), value)
+        if key in GEMMS and isinstance(value, Scalar) and isinstance(value.value, str)
+        else value
+        for key, value in node.entries.items()
+    }
+    return Mapping(path=node.path, line=node.line, column=node.column, entries=expanded, keys=node.keys)
+
+
+def _at(node: Node, value: Any) -> Node:
+    """Return plain data as a tree that stands where ``node`` stands."""
+    place: dict[str, Any] = {"path": node.path, "line": node.line, "column": node.column}
+    if isinstance(value, dict):
+        below = {key: _at(node, item) for key, item in value.items()}
+        return Mapping(**place, entries=below, keys=dict.fromkeys(below, node))
+    if isinstance(value, list):
+        return Sequence(**place, items=tuple(_at(node, item) for item in value))
+    return Scalar(**place, value=value, text=str(value))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SectionBuilder:
+    """Turns merged nodes into configuration objects. ``folder`` is where the study's file lies."""
+
+    folder: FilePath
+    _built: dict[tuple[str, int], tuple[Node | None, Any]] = field(default_factory=dict)
+    _recipes: dict[int, tuple[RecipeSpec, Recipe | SenselessRecipe]] = field(default_factory=dict)
+    _adapters: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
+
+    def build(self, section: str, node: Node | None) -> Any:
+        """Return the section's object, or None where a part of it is at fault (reported elsewhere)."""
+        key = (section, id(node))
+        if key not in self._built:  # the node is kept beside its object, so that its id stays its own
+            self._built[key] = (node, self._build(section, node))
+        return self._built[key][1]
+
+    def _build(self, section: str, node: Node | None) -> Any:
+        if section == "backend":
+            return "auto" if node is None else plain(node)
+        if section == "trainer":
+            trainer = None if node is None else plain(node)
+            return self._join_code(trainer) if isinstance(trainer, str) else None
+        if section not in self._adapters:
+            self._adapters[section] = TypeAdapter(_TYPES[section])
+        try:
+            built = self._adapters[section].validate_python({} if node is None else plain(node))
+        except ValidationError:
+            return None
+        if isinstance(built, ModelConfig) and not built.is_built_in:
+            return replace(
+                built,
+                hf=None if built.hf is None else self._join_existing(built.hf),
+                function=None if built.function is None else self._join_code(built.function),
+            )
+        return self._absolute(built) if isinstance(built, DataConfig) else built
+
+    def _join_code(self, reference: str) -> str:
+        """Resolve a function's file against the study's folder; a module's name stays what it is."""
+        place, colon, name = reference.partition(":")
+        return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
+
+    def recipe(self, spec: RecipeSpec) -> Recipe | SenselessRecipe:
+        """Return the six operand policies, or why there are none."""
+        if id(spec) not in self._recipes:
+            try:
+                self._recipes[id(spec)] = (spec, resolve(spec))
+            except SenselessRecipe as error:
+                self._recipes[id(spec)] = (spec, error)
+        return self._recipes[id(spec)][1]
+
+    def _absolute(self, data: DataConfig) -> DataConfig:
+        """Resolve paths against the study's folder; names on the hub stay what they are."""
+        if data.source == "hub":  # [data set, configuration]
+            data = replace(
+                data, paths=[self._join_existing(path) for path in data.paths[:1]] + data.paths[1:]
+            )
+        else:
+            data = replace(
+                data,
+                paths=[self._join(path) for path in data.paths],
+                validation_paths=[self._join(path) for path in data.validation_paths],
+            )
+        if data.tokenizer_path is not None:
+            data = replace(data, tokenizer_path=self._join_existing(data.tokenizer_path))
+        return data
+
+    def _join_existing(self, path: str) -> str:
+        """Take what may be a hub name for a path if there is such a file, or it can be nothing else."""
+        local = self._join(path)
+        is_local = path.startswith((".", "/", "~")) or FilePath(local).exists()
+        return local if is_local and path else path
+
+    def _join(self, path: str) -> str:
+        given = FilePath(path)
+        with contextlib.suppress(RuntimeError):  # ~nobody: the path is taken as it stands
+            given = given.expanduser()
+        return str(self.folder / given)

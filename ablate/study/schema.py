@@ -1,0 +1,95 @@
+"""The JSON Schema of study files, so that an editor completes keys and marks slips while one types.
+
+It is generated from the classes that validate, so that the two cannot part. What no schema can say (an arm
+equal to another, a width that the heads must divide) is left to ``load_study``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ablate.study.faults import type_at
+from ablate.study.grid import factor_paths
+from ablate.study.sections import TUNABLE, BaseSection, RangeSection, StudyFile
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema of a study file as plain data."""
+    schema = TypeAdapter(StudyFile).json_schema()
+    definitions = schema["$defs"]
+    _exactly_one_unit(definitions["TargetSection"])
+    definitions["GridSection"]["properties"]["factors"] = _factors(definitions)
+    definitions["TuneSection"]["properties"]["fields"] = _tuned_fields(definitions)
+    schema["anyOf"] = [{"required": ["arms"]}, {"required": ["grid"]}]
+    _drop_titles(schema)
+    return {"$schema": _DRAFT, "title": "ablate study", **schema}
+
+
+def _exactly_one_unit(target: dict[str, Any]) -> None:
+    target["oneOf"] = [{"required": ["val_loss"]}, {"required": ["perplexity"]}]
+    for unit in ("val_loss", "perplexity"):
+        nullable = target["properties"][unit]
+        target["properties"][unit] = nullable["anyOf"][0] | {"description": nullable["description"]}
+
+
+def _factors(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the factors' schema: every path that can be one, with the type of its values."""
+    properties: dict[str, Any] = {}
+    for path in factor_paths():
+        value = TypeAdapter(type_at(BaseSection, tuple(path.split(".")))).json_schema(
+            ref_template="#/$defs/{model}"
+        )
+        for name, definition in value.pop("$defs", {}).items():
+            definitions.setdefault(name, definition)
+        description = value.pop("description", None)
+        value.pop("default", None)
+        listed = {"type": "array", "items": value, "minItems": 1}
+        labelled = {"type": "object", "additionalProperties": value, "minProperties": 1}
+        properties[path] = {"anyOf": [listed, labelled]}
+        if description:
+            properties[path]["description"] = description
+    return {
+        "type": "object",
+        "description": "path of a field: its values, as a list or as {label: value}",
+        "properties": properties,
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+
+
+def _tuned_fields(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of what is tuned: every field that can be, as a range or a list of its values."""
+    definitions.setdefault(
+        "RangeSection", TypeAdapter(RangeSection).json_schema(ref_template="#/$defs/{model}")
+    )
+    properties: dict[str, Any] = {}
+    for name in TUNABLE:
+        value = TypeAdapter(type_at(BaseSection, ("training", name))).json_schema()
+        description = value.pop("description", None)
+        listed = {"type": "array", "items": value, "minItems": 2}
+        properties[name] = {"anyOf": [{"$ref": "#/$defs/RangeSection"}, listed]}
+        if description:
+            properties[name]["description"] = description
+    return {
+        "type": "object",
+        "description": "field of training: {low, high, log} or a list of values",
+        "properties": properties,
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+
+
+def _drop_titles(schema: Any) -> None:
+    """Remove the titles that pydantic makes of names: editors show them in place of the descriptions."""
+    if isinstance(schema, list):
+        for item in schema:
+            _drop_titles(item)
+    if isinstance(schema, dict):
+        if isinstance(schema.get("title"), str):
+            del schema["title"]
+        for item in schema.values():
+            _drop_titles(item)

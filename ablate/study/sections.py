@@ -1,0 +1,304 @@
+"""What a study file may say: the shape of each of its parts, for validation and for the JSON Schema.
+
+Only shape and type are checked here, each part in the place where it stands. What depends on several values
+at once (a width that the heads must divide) is checked on the merged arms, in ``checks``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from ablate.modelled.hardware import PEAKS
+from ablate.recipes import RecipeSpec, RecipeWord, expand_word
+from ablate.run.config import (
+    BackendName,
+    DataConfig,
+    ModelConfig,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ResourcesConfig,
+    Setting,
+    TrainingConfig,
+)
+from ablate.run.diagnostics import Diagnostics  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.run.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
+
+MAX_SEEDS = 10_000
+
+# Built on first use: a verb that reads no study does not pay for it.
+_CLOSED = ConfigDict(extra="forbid", defer_build=True)
+
+
+def _count_seeds(value: Any) -> Any:
+    if type(value) is int and 0 < value <= MAX_SEEDS:
+        return list(range(value))
+    if isinstance(value, list) and 0 < len(value) <= MAX_SEEDS:
+        return value
+    raise PydanticCustomError("seeds", "not seeds")
+
+
+RecipeEntry = Annotated[
+    RecipeSpec,
+    BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
+    Field(description="one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"),
+]
+Backend = Annotated[
+    BackendName,
+    Field(description="who quantises and multiplies; auto: the fastest that this machine has"),
+]
+Description = Annotated[str, Field(description="free text, shown in the report")]
+Crossing = Literal["confirmed", "first_eval"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ModelSection(ModelConfig):
+    """A model: a published one by name, or field by field; fields beside a preset change it."""
+
+    preset: Annotated[Preset | None, Field(description="a published model; fields beside it change it")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class BaseSection:
+    """What every arm starts from. Any field of it can be a factor of the grid."""
+
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataConfig = Field(default_factory=DataConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    recipe: RecipeEntry = Field(default_factory=RecipeSpec)
+    backend: Backend = "auto"
+    trainer: Annotated[
+        str | None,
+        Field(description="your own training function instead: package.module:function or file.py:function"),
+    ] = None
+    resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
+
+
+SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resources")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ArmSection(BaseSection):
+    """One arm: whatever it names is laid over what it inherits."""
+
+    from_: Annotated[
+        str | None, Field(alias="from", description="the arm to inherit from; default: the base")
+    ] = None
+    description: Description | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class TargetSection:
+    """The validation loss at which arms are compared; exactly one of the two units."""
+
+    val_loss: Annotated[
+        PositiveFloat | None, Field(description="validation loss in nats per token, e.g. 3.3")
+    ] = None
+    perplexity: Annotated[PositiveFloat | None, Field(description="exp(val_loss), e.g. 27.1")] = None
+    crossing: Annotated[
+        Crossing,
+        Field(
+            description="confirmed: the first crossing that the next evaluation confirms, interpolated; "
+            "first_eval: the first evaluation at or under the target, as MLPerf scores"
+        ),
+    ] = "confirmed"
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class GridSection:
+    """Arms as the product of factors."""
+
+    factors: Annotated[
+        dict[str, Any],
+        Field(description="path of a field → its values, as a list or as {label: value}", min_length=1),
+    ]
+    from_: Annotated[
+        str | None, Field(alias="from", description="the named arm that every cell inherits from")
+    ] = None
+    zip: Annotated[
+        list[list[str]], Field(description="groups of factors that step together, not crossed")
+    ] = Field(default_factory=list)
+    exclude: Annotated[
+        list[dict[str, Any]], Field(description="cells to leave out: those that match every pair of a rule")
+    ] = Field(default_factory=list)
+    senseless: Annotated[
+        Literal["error", "drop"],
+        Field(description="a cell whose recipe contradicts itself: an error, or dropped and listed"),
+    ] = "error"
+
+
+TUNABLE = (
+    "learning_rate", "warmup_tokens", "decay_tokens", "final_lr_ratio", "weight_decay", "beta1", "beta2",
+    "adam_eps", "grad_clip",
+)  # fmt: skip
+"""Fields of training that may be tuned: what the optimizer and its schedule use."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class RangeSection:
+    """A range of numbers to tune a field over."""
+
+    low: Annotated[NonNegativeFloat, Field(description="the lowest value tried")]
+    high: Annotated[NonNegativeFloat, Field(description="the highest value tried")]
+    log: Annotated[bool, Field(strict=True, description="even on a logarithmic scale")] = False
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class TuneSection:
+    """A search over fields of training, of each arm or group of arms, before the seeds run."""
+
+    fields: Annotated[
+        dict[str, Any],
+        Field(description="field of training → {low, high, log} or a list of values", min_length=1),
+    ]
+    tokens: Annotated[PositiveInt, Field(description="token budget of a trial's run")]
+    sampler: Annotated[
+        Literal["tpe", "grid"], Field(description="tpe: Optuna's; grid: every combination of the lists")
+    ] = "tpe"
+    trials: Annotated[
+        PositiveInt | None, Field(description="trials of each group; a grid has one for each combination")
+    ] = None
+    at_once: Annotated[
+        PositiveInt, Field(description="trials of a group that are asked before any is told")
+    ] = 2
+    prune: Annotated[
+        bool, Field(strict=True, description="end a trial that is worse than the median of earlier ones")
+    ] = True
+    seeds: Annotated[
+        PositiveInt, Field(le=100, description="runs of each arm in a trial, at seeds of their own")
+    ] = 1
+    groups: Annotated[
+        dict[str, Annotated[list[str], Field(min_length=1)]],
+        Field(description="name → arms that share one search; default: each arm has its own"),
+    ] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class HopelessSection:
+    """Stop an arm that is shown to cost too much, by a group-sequential rule over seeds."""
+
+    cost_above: Annotated[
+        NonNegativeFloat,
+        Field(description="an arm is stopped when its token cost is shown to be above this (0.1 is 10 %)"),
+    ]
+    spending: Annotated[
+        Literal["obrien-fleming", "pocock"],
+        Field(
+            description="how the 5 % are spent over the looks (Lan and DeMets): obrien-fleming: nearly all "
+            "of it at the last; pocock: evenly"
+        ),
+    ] = "obrien-fleming"
+    looks: Annotated[
+        list[PositiveInt] | None,
+        Field(description="after how many seeds; default: after each from the second", min_length=1),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class StopSection:
+    """When the other runs of an arm are not needed any more."""
+
+    diverged: Annotated[
+        PositiveInt | None, Field(description="after so many of the arm's runs have diverged")
+    ] = None
+    hopeless: Annotated[
+        HopelessSection | None, Field(description="when its token cost is shown to be too high")
+    ] = None
+
+
+if TYPE_CHECKING:
+    Hardware = str
+else:  # from the list itself, so that the schema and the hints cannot part from it
+    Hardware = Literal[tuple(PEAKS)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class SearchSection:
+    """A search over the recipes of the grid and the arms, which `ablate search` runs."""
+
+    hardware: Annotated[Hardware, Field(description="whose modelled step time is the second objective")]
+    budgets: Annotated[
+        list[PositiveInt],
+        Field(
+            description="tokens of a run, rising; the better recipes of one go on to the next", min_length=1
+        ),
+    ]
+    trials: Annotated[
+        PositiveInt, Field(description="recipes tried at the first budget, baseline and arms among them")
+    ]
+    objective: Annotated[
+        Literal["loss", "token_cost"],
+        Field(description="loss: validation loss at the end of the budget; token_cost: against the baseline"),
+    ] = "loss"
+    shapes: Annotated[
+        Literal["study", "llama-8b"],
+        Field(description="the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B"),
+    ] = "study"
+    keep: Annotated[
+        float,
+        Field(gt=0, le=1, strict=True, description="share of the recipes that goes on to the next budget"),
+    ] = 0.33
+    at_once: Annotated[PositiveInt, Field(description="recipes that are picked and run together")] = 4
+    sampler: Annotated[
+        Literal["tpe", "random"],
+        Field(description="tpe: Optuna's, learns from the results; random: does not"),
+    ] = "tpe"
+    seed: Annotated[
+        NonNegativeInt, Field(description="seed of all runs; the study that confirms has others")
+    ] = 1000
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class StudyFile:
+    """A study: arms to compare, each run with every seed."""
+
+    name: Annotated[str, Field(description="names the study's folder in the storage")]
+    baseline: Annotated[str, Field(description="the arm against which costs are stated")]
+    target: TargetSection
+    description: Description | None = None
+    seeds: Annotated[
+        list[NonNegativeInt],
+        BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
+        Field(description="how many seeds (0, 1, …), or a list of them"),
+    ] = Field(default_factory=lambda: [0, 1])
+    paired_seeds: Annotated[
+        bool, Field(strict=True, description="compare arms seed by seed (paired differences)")
+    ] = False
+    baseline_again: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="run the baseline once more with as many other seeds, as an arm of its own in which "
+            "nothing should be found (A/A)",
+        ),
+    ] = False
+    waive: Annotated[
+        list[Setting],
+        Field(description="compare runs although they differ in this; the report says so"),
+    ] = Field(default_factory=list)
+    tune: Annotated[
+        TuneSection | None, Field(description="search each arm's own learning rate or the like, first")
+    ] = None
+    stop: Annotated[
+        StopSection | None, Field(description="end runs that cannot matter any more; intervals stay right")
+    ] = None
+    diagnostics: Annotated[
+        Diagnostics | None,
+        Field(description="measure along each run how far its quantised GEMMs are from exact; default: not"),
+    ] = None
+    base: BaseSection = Field(default_factory=BaseSection)
+    arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
+        default_factory=dict
+    )
+    grid: GridSection | None = None
+    search: Annotated[
+        SearchSection | None,
+        Field(description="search these recipes (`ablate search`) instead of running all"),
+    ] = None

@@ -1,0 +1,77 @@
+"""``stop:`` in a study: which arms need not go on; ``ablate.reports.statistics.stopping`` says what it means.
+
+How it fails: looks that cannot be, each a fault at its own place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ablate.study.tree import Mapping, Scalar, Sequence, get
+
+if TYPE_CHECKING:
+    from ablate.study.faults import Faults
+    from ablate.study.sections import StudyFile
+
+MOST_LOOKS = 50
+
+
+def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
+    """Check what depends on several values at once: the looks against each other and against the seeds."""
+    node = get(root, "stop")
+    if file is None or file.stop is None or node is None:
+        return
+    if file.stop.diverged is None and file.stop.hopeless is None:
+        faults.add(node, "a stop rule without a rule", "give 'diverged', 'hopeless' or both")
+    seeds = len(file.seeds)
+    if file.stop.diverged is not None and file.stop.diverged >= seeds:
+        what = f"with {seeds} seeds nothing is left to be stopped then"
+        faults.add(get(node, "diverged") or node, what, f"at most {seeds - 1}" if seeds > 1 else "add seeds")
+    if file.stop.hopeless is None:
+        return
+    hopeless = get(node, "hopeless") or node
+    looks = get(hopeless, "looks")
+    if seeds < 3:
+        what = f"{seeds} {'seed gives' if seeds == 1 else 'seeds give'} no two looks, the first after 2 seeds"
+        faults.add(hopeless, what, "from 3 seeds up there is something to be stopped")
+        return
+    if not isinstance(looks, Sequence):
+        if seeds - 1 > MOST_LOOKS:
+            what = f"a look after each of {seeds} seeds is too much"
+            faults.add(hopeless, what, f"give looks: [...], at most {MOST_LOOKS}")
+        return
+    if len(looks.items) > MOST_LOOKS:
+        faults.add(looks, f"{len(looks.items)} looks are too many", f"at most {MOST_LOOKS}")
+    before = 1
+    for item in looks.items:
+        assert isinstance(item, Scalar)
+        assert isinstance(item.value, int)
+        if item.value > seeds:
+            faults.add(item, f"a look after {item.value} seeds, of which the study has {seeds}")
+        elif item.value < 2:
+            faults.add(item, "a look needs 2 seeds for an interval")
+        elif item.value == before:
+            faults.add(item, f"a second look after {before} seeds")
+        elif item.value < before:
+            faults.add(item, f"a look after {item.value} seeds comes before the one after {before}")
+        before = max(before, item.value)
+    if [item.value for item in looks.items if isinstance(item, Scalar)] == [seeds]:
+        faults.add(looks, "one look at all seeds can stop nothing", "the last look is at all seeds anyway")
+
+
+def stop_rule(file: StudyFile) -> dict[str, Any] | None:
+    """Return the rule as the lock file holds it, with every look; None where the study has none."""
+    if file.stop is None:
+        return None
+    hopeless = file.stop.hopeless
+    seeds = len(file.seeds)
+    looks = range(2, seeds + 1) if hopeless is None or hopeless.looks is None else hopeless.looks
+    return {
+        "diverged": file.stop.diverged,
+        "hopeless": hopeless
+        and {
+            "cost_above": hopeless.cost_above,
+            "spending": hopeless.spending,
+            "looks": sorted({*looks, seeds}),  # the last look is at all seeds, said or not
+        },
+    }

@@ -1,0 +1,106 @@
+"""A study as it is planned: every arm resolved, nothing of the file's notation left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ablate.recipes import Recipe, RecipeSpec
+    from ablate.run.config import (
+        BackendName,
+        DataConfig,
+        ModelConfig,
+        ResourcesConfig,
+        Setting,
+        TrainingConfig,
+    )
+    from ablate.run.diagnostics import Diagnostics
+    from ablate.study.searching import Search
+    from ablate.study.tuning import Tune
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The validation loss at which arms are compared, in the unit that the study chose."""
+
+    kind: Literal["val_loss", "perplexity"]
+    value: float
+    crossing: Literal["confirmed", "first_eval"] = "confirmed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedArm:
+    """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
+
+    ``lines``: (line, column) of the model, trainer and recipe, for faults that only planning can find.
+    """
+
+    name: str
+    description: str | None
+    factors: dict[str, Any]
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
+    recipe: Recipe
+    recipe_spec: RecipeSpec
+    backend: BackendName
+    trainer: str | None
+    resources: ResourcesConfig
+    lines: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldedCell:
+    """A cell of the grid that is the same configuration as the arm ``into``, and so is run only once."""
+
+    name: str
+    into: str
+
+    @property
+    def reason(self) -> str:
+        """Why it has no runs of its own."""
+        return f"the same configuration as '{self.into}'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedCell:
+    """A cell of the grid that is not run."""
+
+    name: str
+    reason: str
+
+
+def again_name(baseline: str) -> str:
+    """Return the name of the arm that ``baseline_again`` adds."""
+    return f"{baseline} again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """A validated study. ``training`` is the base's section, which most arms share.
+
+    ``stop``: the rule for early stops as the lock file holds it.
+    ``layer_lines``: (line, column) of the diagnosed layers' patterns, for faults that only planning can find.
+    """
+
+    name: str
+    description: str | None
+    baseline: str
+    target: Target
+    seeds: tuple[int, ...]
+    paired_seeds: bool
+    baseline_again: bool
+    waive: tuple[Setting, ...]
+    stop: dict[str, Any] | None
+    training: TrainingConfig
+    arms: tuple[ResolvedArm, ...]
+    folded: tuple[FoldedCell, ...]
+    dropped: tuple[DroppedCell, ...]
+    diagnostics: Diagnostics | None
+    layer_lines: tuple[tuple[int, int], ...]
+    path: Path
+    tune: Tune | None = None
+    search: Search | None = None

@@ -1,0 +1,1 @@
+"""Who multiplies: each module is one back end."""

@@ -1,0 +1,77 @@
+"""Exact emulation anywhere: quantise-dequantise to bf16, then an ordinary bf16 GEMM with fp32 accumulation.
+
+Quantised values are exact in bf16: E2M1 times a power of two or an E4M3 scale, E4M3 and E5M2 without their
+tensor scale. Only fp16 and fp32 scales within a tensor are not, and are multiplied in fp32. So the one
+difference from FP4 hardware is the order of accumulation. The scale that is left is applied to the fp32
+accumulator before its one rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ablate.backends.availability import triton_fault
+from ablate.backends.protocol import Backend, Draw, Operand, Support
+from ablate.backends.quantisers import cpu_kernel
+from ablate.numerics.quantize import Quantized, round_operand
+
+if TYPE_CHECKING:
+    from ablate.backends.device import Device
+    from ablate.recipes import GemmPolicy
+
+
+class EmulatedBackend(Backend):
+    """The compiled CPU quantiser or Triton's where they can be used, else plain torch: the same bits."""
+
+    name = "emulated"
+
+    def support(self, gemm: GemmPolicy, device: Device) -> Support:
+        """Do everything; what is not quantised at all is the device's own bf16 GEMM."""
+        if device.kind != "cpu" and not any(
+            policy.format != "bf16" or policy.hadamard for policy in (gemm.left, gemm.right)
+        ):
+            return Support(mode="native", detail="bf16 GEMM")
+        if device.kind == "cpu":
+            return Support(mode="emulated", detail="bf16 GEMM of dequantised values on the CPU")
+        fault = triton_fault()
+        with_what = "Triton's quantiser" if fault is None else f"plain torch ({fault})"
+        return Support(mode="emulated", detail=f"bf16 GEMM of dequantised values, quantised by {with_what}")
+
+    def detail(self) -> str:
+        """Return one line for the run's record."""
+        if torch.cuda.is_available():
+            fault = triton_fault()
+            return "Triton quantiser" if fault is None else f"plain torch: {fault}"
+        kernel = cpu_kernel.availability()
+        return f"CPU quantiser {kernel.reason}" if kernel.usable else f"plain torch: {kernel.reason}"
+
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
+        """Quantise with the bits of ``round_operand``."""
+        policy = draw.policy
+        if cpu_kernel.takes(x, policy):
+            return cpu_kernel.compiled_round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+        if x.device.type == "cuda" and triton_fault() is None:
+            from ablate.backends.triton import launch, policies
+
+            if policies.refusal(policy) is None:
+                values, descale = launch.quantise_values(x, draw, axis)
+                return Quantized(values=values, descale=descale, axis=axis)
+        return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """Multiply in bf16 with fp32 accumulation; in fp32 what bf16 could not hold."""
+        assert isinstance(a, Quantized)
+        assert isinstance(b, Quantized)
+        left, right = a.contraction_last, b.contraction_last.t()
+        alpha = a.descale * b.descale
+        if left.dtype != torch.bfloat16 or right.dtype != torch.bfloat16:
+            return ((left.float() @ right.float()) * alpha).to(torch.bfloat16)
+        if isinstance(alpha, Tensor):  # on the device, where asking for its value would be a wait
+            return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)
+        if alpha == 1.0:
+            return left @ right
+        unused = left.new_empty(left.shape[0], right.shape[1])  # beta = 0: its content is not read
+        return torch.addmm(unused, left, right, beta=0, alpha=alpha)

@@ -1,0 +1,116 @@
+"""The ``triton`` back end: our quantise kernel and a ``tl.dot_scaled`` GEMM, native on Blackwell and MI355X.
+
+On Hopper the same GEMM widens codes to bf16 before it multiplies (*upcast*): its results are those of the
+hardware with FP4 units but for the order of accumulation, its speed is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ablate.backends.availability import (
+    OLDEST_TO_INTERPRET,
+    OLDEST_TO_WIDEN_NVFP4,
+    interpreting,
+    triton_fault,
+    triton_version,
+)
+from ablate.backends.protocol import Operand, Support
+from ablate.backends.quantisers.packed import BLOCK, Packed
+from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantiser_of
+from ablate.backends.triton.tiles import TILES
+
+if TYPE_CHECKING:
+    from ablate.backends.device import Device
+    from ablate.recipes import GemmPolicy
+
+
+class TritonBackend(PackedBackend):
+    """Codes by the quantise kernel, products by ``tl.dot_scaled``."""
+
+    name = "triton"
+
+    def support(self, gemm: GemmPolicy, device: Device) -> Support:
+        """Native where the tile table has the architecture and format; upcast on Hopper."""
+        if fault := triton_fault() or packing_fault(gemm):
+            return Support(mode="no", detail=fault)
+        fmt = gemm.left.format
+        if fmt not in BLOCK:
+            return Support(mode="no", detail=f"no tl.dot_scaled for {fmt} with scales in fp32")
+        found = triton_version() or ()
+        if device.kind == "cpu":
+            if not interpreting():
+                return Support(mode="no", detail="needs a GPU")
+            if found < OLDEST_TO_INTERPRET:
+                return Support(mode="no", detail="tl.dot_scaled is interpreted from Triton 3.8 on")
+            if fmt == "nvfp4":
+                return Support(mode="no", detail="Triton's interpreter reads E4M3 scales as E8M0")
+            return Support(mode="emulated", detail="Triton's interpreter")
+        if (device.arch, fmt) not in TILES:
+            known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
+            return Support(mode="no", detail=f"no {fmt} tiles for {device.arch} (has {', '.join(known)})")
+        if device.arch == "sm_90" and fmt == "nvfp4" and found < OLDEST_TO_WIDEN_NVFP4:
+            return Support(mode="no", detail="NVFP4 is widened from Triton 3.8 on")
+        quantisers = sorted({quantiser_of(gemm.left), quantiser_of(gemm.right)})
+        how = f"tl.dot_scaled, quantised by {' and '.join(quantisers)}"
+        return Support(mode="upcast" if device.arch == "sm_90" else "native", detail=how)
+
+    def detail(self) -> str:
+        """Return one line for the run's record."""
+        found = triton_version()
+        return f"Triton {'.'.join(map(str, found))}" if found else str(triton_fault())
+
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """Multiply packed operands of one format."""
+        assert isinstance(a, Packed)
+        assert isinstance(b, Packed)
+        assert a.scales is not None
+        assert b.scales is not None
+        if isinstance(a.descale, Tensor) or isinstance(b.descale, Tensor):
+            left, right = (_on_device(one) for one in (a, b))
+            out: Tensor = block_scaled_gemm(a.codes, a.scales, b.codes, b.scales, a.format, 1.0, left, right)
+        else:
+            alpha = a.descale * b.descale
+            out = block_scaled_gemm(a.codes, a.scales, b.codes, b.scales, a.format, alpha, None, None)
+        return out
+
+
+def _on_device(operand: Packed) -> Tensor:
+    descale = operand.descale
+    if isinstance(descale, Tensor):
+        return descale
+    return operand.codes.new_full((1,), descale, dtype=torch.float32)
+
+
+@torch.library.custom_op("ablate::block_scaled_gemm", mutates_args=())
+def block_scaled_gemm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    fmt: str,
+    alpha: float,
+    a_descale: Tensor | None,
+    b_descale: Tensor | None,
+) -> Tensor:
+    """Return A Bᵀ [M, N] bf16 for packed codes [M, K], [N, K] and their scales; see ``Packed``."""
+    from ablate.backends.triton.gemm import launch_gemm
+
+    return launch_gemm(a, a_scales, b, b_scales, fmt, alpha, a_descale, b_descale)
+
+
+@block_scaled_gemm.register_fake
+def _(
+    a: Tensor,
+    a_scales: Tensor,  # noqa: ARG001  the operator's signature
+    b: Tensor,
+    b_scales: Tensor,  # noqa: ARG001
+    fmt: str,  # noqa: ARG001
+    alpha: float,  # noqa: ARG001
+    a_descale: Tensor | None,  # noqa: ARG001
+    b_descale: Tensor | None,  # noqa: ARG001
+) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)

@@ -1,0 +1,1 @@
+"""Who quantises: the compiled CPU quantiser, and the packing of operands for native GEMMs."""

@@ -1,0 +1,113 @@
+"""The quantiser that stands before every native GEMM: Triton's where it does the policy, else plain torch.
+
+Libraries supply the GEMM alone, so that native back ends differ only in the order of accumulation and the
+rounding of the output. What packed codes cannot hold is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ablate.backends.availability import interpreting, triton_fault
+from ablate.backends.protocol import Backend, Draw, Operand
+from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
+from ablate.numerics.quantize import quantize, round_operand
+from ablate.recipes import block_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ablate.numerics import OperandPolicy
+    from ablate.recipes import GemmPolicy
+
+
+class PackedBackend(Backend):
+    """A back end whose GEMM takes packed codes; ``multiply`` and ``support`` are its own."""
+
+    one_read = True
+
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Packed:
+        """Quantise to codes and scales, contraction last."""
+        if _by_triton(x, draw.policy):
+            from ablate.backends.triton.launch import quantise_packed
+
+            done = quantise_packed(x, draw, None) if axis % 2 else quantise_packed(x, None, draw)
+            packed = done[1 - axis % 2]
+            assert packed is not None
+            return packed
+        return packed_by_torch(x, draw, axis=axis % 2)
+
+    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+        """Quantise along both axes, in one read where Triton does both policies."""
+        if _by_triton(x, rows.policy) and _by_triton(x, columns.policy):
+            from ablate.backends.triton.launch import quantise_packed
+
+            left, right = quantise_packed(x, rows, columns)
+            assert left is not None
+            assert right is not None
+            return left, right
+        return super().quantize_both(x, rows, columns)
+
+
+def packing_fault(gemm: GemmPolicy) -> str | None:
+    """Return why the operands of a GEMM cannot be packed for one instruction, None where they can."""
+    left, right = gemm.left, gemm.right
+    for policy in (left, right):
+        if policy.undo == "operand":
+            return "undo 'operand' leaves values that are no codes"
+        if policy.format not in (*BLOCK, *FP8):
+            return f"no instruction takes {policy.format}"
+        if policy.format in FP8 and policy.scale not in ("tensor", "delayed", "row"):
+            return f"no GEMM here takes {policy.format} with scale '{policy.scale}'"
+    same = left.format == right.format or {left.format, right.format} <= set(FP8)
+    if not same:
+        return f"its operands are {left.format} and {right.format}: an instruction takes both in one format"
+    if (left.scale == "row") != (right.scale == "row"):
+        return f"scales '{left.scale}' and '{right.scale}' do not go together"
+    if left.format == right.format == "fp8_e5m2":
+        return "no instruction takes E5M2 on both sides"
+    return None
+
+
+def quantiser_of(policy: OperandPolicy) -> str:
+    """Say in a few words who quantises by this policy on a GPU."""
+    if (fault := triton_fault()) is not None:
+        return f"plain torch ({fault})"
+    from ablate.backends.triton.policies import refusal
+
+    why = refusal(policy)
+    return "Triton" if why is None else f"plain torch ({why})"
+
+
+def _by_triton(x: Tensor, policy: OperandPolicy) -> bool:
+    if triton_fault() is not None or not (x.device.type == "cuda" or interpreting()):
+        return False
+    from ablate.backends.triton.policies import refusal
+
+    return refusal(policy) is None
+
+
+def packed_by_torch(x: Tensor, draw: Draw, *, axis: int) -> Packed:
+    """Quantise in plain torch and pack; a tile's scale is repeated for its rows."""
+    policy = draw.policy
+    codes = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+    mask = None
+    if policy.mask:
+        mask = round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax).mask
+    if policy.format in FP8:
+        by_row = codes.scales.shape[1] > 0
+        descale: float | Tensor = codes.scales[:, 0] if by_row else codes.tensor_scale
+        return Packed(
+            format=policy.format, codes=codes.codes, scales=None, descale=descale, axis=axis, mask=mask
+        )
+    rows = block_shape(policy)[0]
+    scales = codes.scales.repeat_interleave(rows, dim=0) if rows > 1 else codes.scales
+    descale = codes.tensor_scale / policy.prescale
+    return Packed(
+        format=policy.format,
+        codes=pack_nibbles(codes.codes) if policy.format in ("mxfp4", "nvfp4") else codes.codes,
+        scales=scales.contiguous(),
+        descale=descale,
+        axis=axis,
+        mask=mask,
+    )

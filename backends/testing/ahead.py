@@ -1,0 +1,289 @@
+"""Compile the kernels ahead of time for a GPU that is not here, and read what came out.
+
+    python -m ablate.backends.testing.ahead           # a table over every architecture and tile
+    python -m ablate.backends.testing.ahead --json
+    python -m ablate.backends.testing.ahead --markdown   # the table of docs/native.md
+
+Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
+in a process with ``TRITON_INTERPRET=1``. Triton widens operands to bf16 without a word where a tile does not
+suit the hardware, and compiles a kernel that only traps where tensor memory does not suffice: both are
+problems here, as are spilled registers and shared memory over the device's limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ablate.backends.availability import OLDEST_TO_WIDEN_NVFP4
+from ablate.backends.triton import policies, quantise
+from ablate.backends.triton.gemm import gemm_kernel
+from ablate.backends.triton.tiles import FORMATS, TILES, Tile
+from ablate.recipes import OperandPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_103": GPUTarget("cuda", 103, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+SHARED_KIB = {"sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx950": 160}
+"""Shared memory that one program may have (CUDA programming guide: compute capabilities; CDNA 4 ISA)."""
+TENSOR_MEMORY_COLUMNS = 512
+STACK_BYTES = {"gemm": 0, "quantise": 64}
+"""What a thread may spill: nothing in the GEMM's loop, next to nothing in a kernel that waits for memory."""
+
+_FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
+_NATIVE = {
+    ("cuda", "mxfp4"): _FP4 + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::2X\S*e2m1\S*",
+    ("cuda", "nvfp4"): _FP4 + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::4X\S*e2m1\S*",
+    ("cuda", "mxfp8"): r"tcgen05\.mma\S*kind::mxf8f6f4\.block_scale\S*|mma\.sync\S*mxf8f6f4\.block_scale\S*",
+    ("hip", "mxfp4"): r"v_mfma_scale_f32_\w+f8f6f4(?=[^\n]*cbsz:4[^\n]*blgp:4)",
+    ("hip", "mxfp8"): r"v_mfma_scale_f32_\w+f8f6f4(?![^\n]*(?:cbsz|blgp):[1-9])",
+}
+_UPCAST = (
+    r"wgmma\.mma_async\S*bf16|mma\.sync\S*bf16\S*|tcgen05\.mma\S*kind::(?:f16|tf32)\S*|v_mfma_f32_\w+bf16\w*"
+)
+_MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|v_mfma_\w+)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One kernel compiled for one target: what instruction it came to, and what is wrong with it."""
+
+    kernel: str
+    target: str
+    variant: str
+    instructions: dict[str, int]
+    machine_instructions: dict[str, int]
+    shared_bytes: int
+    tensor_memory_columns: int
+    spilled: int
+    problems: tuple[str, ...]
+
+
+def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
+    """Compile the block-scaled GEMM for one target, format and tile."""
+    elements = FORMATS[fmt]
+    constants = {
+        "ELEMENT": elements.name, "PER_BYTE": elements.per_byte, "BLOCK": elements.block,
+        "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": 8, "EVEN": even,
+    }  # fmt: skip
+    types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8") | {"c": "*bf16", "alpha": "fp32"}
+    types |= dict.fromkeys(("M", "N", "K"), "i32")
+    if fmt == "nvfp4":
+        types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32")
+    else:
+        constants |= {"a_descale": None, "b_descale": None}
+    variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
+    try:
+        kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
+    except Exception as error:  # of the compiler's many kinds; each means that this tile cannot be used
+        return Compiled(
+            kernel="gemm", target=target, variant=variant, instructions={}, machine_instructions={},
+            shared_bytes=0, tensor_memory_columns=0, spilled=0, problems=(f"does not compile: {error}",),
+        )  # fmt: skip
+    return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target].backend, fmt)))
+
+
+def compile_quantiser(
+    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, *, source: str = "bf16"
+) -> Compiled:
+    """Compile the quantise kernel that writes codes along rows, columns or both."""
+    tile_rows, tile_columns = policies.tile([rows, columns])
+    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns}
+    types = {"x": f"*{source}"} | dict.fromkeys(("rows", "columns", "stride_row"), "i32")
+    constants["stride_column"] = 1
+    types |= dict.fromkeys(("step", "call"), "i32")
+    for prefix, policy in (("r", rows), ("c", columns)):
+        for name, value in policies.constants(policy, policies.CODES).items():
+            constants[f"{prefix.upper()}_{name}"] = value
+        types |= {f"{prefix}_key0": "i32", f"{prefix}_key1": "i32"}
+        scaled = policy is not None and policy.format in FORMATS
+        pointers = {
+            "out": "*u8" if policy else None,
+            "scales": "*u8" if scaled else None,
+            "tensor": "*fp32" if policy and policy.scale in ("two_level", "tensor") else None,
+            "signs": "*fp32" if policy and policy.signs != "none" else None,
+        }
+        for name, kind in pointers.items():
+            if kind is None:
+                constants[f"{prefix}_{name}"] = None
+            else:
+                types[f"{prefix}_{name}"] = kind
+    kernel = _compile(quantise.quantise_kernel, target, types, constants, 4, 3)
+    sides = [f"{axis} {policy.format}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
+    extras = [
+        part
+        for policy in (rows, columns)
+        if policy
+        for part in (policy.hadamard and f"H{policy.hadamard}", policy.rounding == "stochastic" and "SR")
+        if part
+    ]
+    return _read(kernel, "quantise", target, " ".join([" + ".join(sides), *dict.fromkeys(extras)]), None)
+
+
+def _compile(
+    function: Any, target: str, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+) -> Any:
+    names = function.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = [
+        i
+        for i, name in enumerate(names)
+        if signature[name].startswith("*") or name in ("K", "N", "stride_row")
+    ]
+    source = ASTSource(
+        function,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
+    cuda = TARGETS[target].backend == "cuda"
+    text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
+    machine, spilled = _disassembled(kernel.asm["cubin"]) if cuda else (text, _amd_spills(text))
+    instructions = Counter(re.findall(native, text)) if native else Counter()
+    shared = int(kernel.metadata.shared)
+    columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
+    problems = []
+    if name == "gemm":
+        if not instructions:
+            problems.append("no native instruction")
+        if upcasts := sorted(set(re.findall(_UPCAST, text))):
+            problems.append(f"widened: {', '.join(upcasts)}")
+    if re.search(r"^\s*(?:@\S+\s+)?trap;|\bs_trap\b", text, re.MULTILINE):
+        problems.append("traps")
+    if shared > SHARED_KIB[target] * 1024:
+        problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {SHARED_KIB[target]}")
+    if columns > TENSOR_MEMORY_COLUMNS:
+        problems.append(f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}")
+    if spilled > STACK_BYTES[name]:
+        problems.append(f"{spilled} {'bytes of stack' if cuda else 'registers'} spilled")
+    return Compiled(
+        kernel=name, target=target, variant=variant, instructions=dict(instructions),
+        machine_instructions=dict(Counter(re.findall(_MACHINE, machine))) if name == "gemm" else {},
+        shared_bytes=shared, tensor_memory_columns=columns, spilled=spilled, problems=tuple(problems),
+    )  # fmt: skip
+
+
+def _disassembled(cubin: bytes) -> tuple[str, int]:
+    """Return the SASS of a cubin and the bytes of stack that a thread takes, by the tools of the wheel.
+
+    The disassembler of Triton 3.6 is older than its assembler and cannot read Blackwell: no SASS then.
+    """
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        sass = _output(str(tools / "nvdisasm"), "-c", file.name)
+        usage = _output(str(tools / "cuobjdump"), "--dump-resource-usage", file.name)
+    stack = [int(size) for size in re.findall(r"STACK:(\d+)", usage)]
+    local = [int(size) for size in re.findall(r"LOCAL:(\d+)", usage)]
+    return sass, sum(stack) + sum(local)
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _amd_spills(text: str) -> int:
+    return sum(int(n) for n in re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)", text))
+
+
+def every_gemm() -> Iterator[Compiled]:
+    """Compile every tile of the table, with and without masks."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    for (target, fmt), tiles in TILES.items():
+        if (target, fmt) == ("sm_90", "nvfp4") and version < OLDEST_TO_WIDEN_NVFP4:
+            continue
+        for tile in tiles:
+            for even in (True, False):
+                yield compile_gemm(target, fmt, tile, even=even)
+
+
+def every_quantiser() -> Iterator[Compiled]:
+    """Compile the quantiser's main variants for every target."""
+    plain = OperandPolicy(format="mxfp4")
+    full = replace(plain, hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
+    pairs = [
+        (plain, plain), (replace(plain, hadamard=16), replace(plain, hadamard=16)), (full, full),
+        (replace(full, hadamard=64), replace(full, hadamard=64)), (None, full), (full, None),
+        (OperandPolicy(format="mxfp8"), OperandPolicy(format="mxfp8")),
+        (OperandPolicy(format="nvfp4"), OperandPolicy(format="nvfp4", hadamard=16, signs="fixed")),
+        (OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e4m3")),
+    ]  # fmt: skip
+    for target in TARGETS:
+        for rows, columns in pairs:
+            yield compile_quantiser(target, rows, columns)
+
+
+def faults(found: Iterable[Compiled]) -> list[Compiled]:
+    """Return what must not be used: everything with a problem but for Hopper, which has no FP4 unit."""
+    return [one for one in found if one.problems and not (one.kernel == "gemm" and one.target == "sm_90")]
+
+
+def markdown(found: Iterable[Compiled]) -> str:
+    """Return the table of the GEMM's instructions."""
+    lines = [
+        "| architecture | format and tile | instruction | in the kernel | machine code | shared memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        if one.kernel != "gemm" or one.variant.endswith("masked"):
+            continue
+        names = one.instructions or _widened(one)
+        machine = ", ".join(f"{count} × `{name}`" for name, count in one.machine_instructions.items())
+        instruction = ", ".join(f"`{name}`" for name in names)
+        counts = ", ".join(str(count) for count in names.values())
+        kib = f"{one.shared_bytes / 1024:.0f} KiB"
+        lines.append(f"| {one.target} | {one.variant} | {instruction} | {counts} | {machine} | {kib} |")
+    return "\n".join(lines)
+
+
+def _widened(one: Compiled) -> dict[str, str]:
+    return {problem.removeprefix("widened: "): "widened" for problem in one.problems if "widened" in problem}
+
+
+def main(arguments: list[str]) -> int:
+    """Print what every kernel came to; 1 if one that should be native has a problem."""
+    found = [*every_gemm(), *every_quantiser()]
+    failed = int(bool(faults(found)))
+    if "--json" in arguments:
+        print(
+            json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1)
+        )
+        return failed
+    if "--markdown" in arguments:
+        print(markdown(found))
+        return failed
+    print(f"Triton {triton.__version__}")
+    for one in found:
+        what = ", ".join(f"{count} {name}" for name, count in one.machine_instructions.items()) or "–"
+        wrong = "; ".join(one.problems) or "ok"
+        print(f"{one.target:<7} {one.kernel:<9} {one.variant:<44} {one.shared_bytes:>7} B  {what}: {wrong}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""Time the GEMMs of a recipe on a device: quantising and multiplying apart, beside bf16 and FP8.
+
+Each figure is the median over repeats, measured in turns with what it is compared with. On a CPU, or where a
+format is emulated, it is the time of the emulation and says nothing of FP4 hardware: ``mode`` says which.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ablate.backends.device import device_of
+from ablate.backends.protocol import Draw
+from ablate.modelled.hardware import peak_tflops
+from ablate.numerics.philox import Key
+from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.backends.protocol import Backend
+    from ablate.backends.select import Selection
+    from ablate.recipes import Gemm
+
+_WARM_UPS = 3
+_BF16 = GemmPolicy()
+_FP8_OPERAND = OperandPolicy(format="fp8_e4m3")
+_FP8 = GemmPolicy(left=_FP8_OPERAND, right=_FP8_OPERAND)
+_AXES: dict[Gemm, tuple[Literal[0, 1], Literal[0, 1]]] = {"fprop": (1, 1), "dgrad": (1, 0), "wgrad": (0, 0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A linear layer's pass: tokens M, in-features K, out-features N."""
+
+    tokens: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmTime:
+    """One GEMM of one layer, in milliseconds; rates in TFLOP/s of the multiplication alone.
+
+    ``speed_over_bf16`` and ``speed_over_fp8`` compare quantising and multiplying together.
+    """
+
+    gemm: Gemm
+    m: int
+    n: int
+    k: int
+    backend: str
+    mode: str
+    quantise_ms: float
+    multiply_ms: float
+    bf16_ms: float
+    fp8_ms: float
+    fp8_mode: str
+    tflops: float
+    share_of_peak: float | None
+
+    @property
+    def total_ms(self) -> float:
+        """Quantising both operands, and multiplying."""
+        return self.quantise_ms + self.multiply_ms
+
+    @property
+    def speed_over_bf16(self) -> float:
+        """How many times faster than bf16's GEMM."""
+        return self.bf16_ms / self.total_ms
+
+    @property
+    def speed_over_fp8(self) -> float:
+        """How many times faster than FP8 with one scale a tensor, quantising included."""
+        return self.fp8_ms / self.total_ms
+
+
+def dimensions(gemm: Gemm, shape: Shape) -> tuple[int, int, int]:
+    """Return (rows, columns of the result, what is summed over) of a GEMM of a layer."""
+    return {
+        "fprop": (shape.tokens, shape.outputs, shape.inputs),
+        "dgrad": (shape.tokens, shape.inputs, shape.outputs),
+        "wgrad": (shape.outputs, shape.inputs, shape.tokens),
+    }[gemm]
+
+
+def time_gemm(
+    gemm: Gemm, policy: GemmPolicy, shape: Shape, selection: Selection, where: str, *, repeats: int = 20
+) -> GemmTime:
+    """Time one GEMM of a layer on a torch device.
+
+    Raises:
+        ValueError: a back end that cannot, or a shape that the policy's groups do not divide.
+    """
+    from ablate.backends.select import Selection as AnySelection
+
+    device = device_of(where)
+    backend, support = selection.choose(policy, device)
+    fp8, fp8_support = AnySelection("auto").choose(_FP8, device)
+    tensors = _tensors(gemm, shape, where)
+    quantise, multiply = _work(backend, gemm, policy, tensors)
+    fp8_quantise, fp8_multiply = _work(fp8, gemm, _FP8, tensors)
+    bf16, _ = AnySelection("auto").choose(_BF16, device)
+    _, bf16_multiply = _work(bf16, gemm, _BF16, tensors)
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = _medians(
+        [quantise, multiply, fp8_quantise, fp8_multiply, bf16_multiply], where, repeats
+    )
+    m, n, k = dimensions(gemm, shape)
+    tflops = 2 * m * n * k / (multiply_ms * 1e-3) / 1e12
+    peak = peak_tflops(device.name, policy.left.format) if support.mode == "native" else None
+    return GemmTime(
+        gemm=gemm, m=m, n=n, k=k, backend=backend.name, mode=support.mode, quantise_ms=quantise_ms,
+        multiply_ms=multiply_ms, bf16_ms=bf16_ms, fp8_ms=fp8_quantise_ms + fp8_multiply_ms,
+        fp8_mode=fp8_support.mode, tflops=tflops, share_of_peak=None if peak is None else tflops / peak,
+    )  # fmt: skip
+
+
+def _tensors(gemm: Gemm, shape: Shape, where: str) -> tuple[Tensor, Tensor]:
+    sizes = {
+        "x": (shape.tokens, shape.inputs),
+        "w": (shape.outputs, shape.inputs),
+        "dy": (shape.tokens, shape.outputs),
+    }
+    left, right = (
+        torch.randn(sizes[name], generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16).to(where)
+        for seed, name in enumerate(OPERANDS[gemm])
+    )
+    return left, right
+
+
+def _work(
+    backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: tuple[Tensor, Tensor]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return what quantises both operands, and what multiplies operands that are quantised already."""
+    keys = [Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1) for name in ("left", "right")]
+    draws = [Draw(policy=one, key=key) for one, key in zip((policy.left, policy.right), keys, strict=True)]
+    axes = _AXES[gemm]
+
+    def quantise() -> tuple[object, ...]:
+        return tuple(
+            backend.quantize(tensor, draw, axis=axis)
+            for tensor, draw, axis in zip(tensors, draws, axes, strict=True)
+        )
+
+    left, right = (
+        backend.quantize(tensor, draw, axis=axis)
+        for tensor, draw, axis in zip(tensors, draws, axes, strict=True)
+    )
+    return quantise, lambda: backend.multiply(left, right)
+
+
+def _medians(work: list[Callable[[], object]], where: str, repeats: int) -> list[float]:
+    """Return each one's median in milliseconds, measured in turns."""
+    measured: list[list[float]] = [[] for _ in work]
+    for turn in range(_WARM_UPS + repeats):
+        for times, call in zip(measured, work, strict=True):
+            elapsed = elapsed_ms(call, where)
+            if turn >= _WARM_UPS:
+                times.append(elapsed)
+    return [statistics.median(times) for times in measured]
+
+
+def elapsed_ms(call: Callable[[], object], where: str) -> float:
+    """Return the time of one call on a torch device, by the device's own clock where it has one."""
+    if torch.device(where).type != "cuda":
+        started = time.perf_counter()
+        call()
+        return (time.perf_counter() - started) * 1e3
+    make: Any = torch.cuda.Event
+    begin, end = make(enable_timing=True), make(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    elapsed: float = begin.elapsed_time(end)
+    return elapsed

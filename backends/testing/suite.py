@@ -1,0 +1,334 @@
+"""The conformance suite: what every back end owes, as checks that pytest, ``ablate doctor`` or a user run.
+
+    from ablate.backends.testing.suite import checks
+    for check in checks(MyBackend(), "cuda"):
+        check.run()                 # AssertionError with what differs, else a line of what was found
+
+A check asks only for what ``Backend.support`` claims on the device. All compare with plain torch on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ablate.backends.device import device_of
+from ablate.backends.protocol import Backend, Draw
+from ablate.backends.testing.probe import accumulator_bits, exact_product
+from ablate.numerics.philox import Key
+from ablate.numerics.quantize import check_operand, round_operand
+from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ablate.recipes import Format
+    from ablate.recipes.policy import Hadamard, Scale
+
+KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
+
+_MXFP4 = OperandPolicy(format="mxfp4")
+_SR = replace(_MXFP4, rounding="stochastic", prescale=0.75)
+_NVFP4 = OperandPolicy(format="nvfp4")
+_EDEN_GROUPS: tuple[Hadamard, ...] = (16, 32, 64, 128)
+_OTHER_MX: tuple[Format, ...] = ("mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e3m0")
+_ROUNDINGS: tuple[dict[str, Any], ...] = ({}, {"rounding": "stochastic"})
+_SCALES: tuple[Scale, ...] = ("even", "rceil", "ceil", "uos", "quest")
+_ROTATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"hadamard": 16},
+    {"hadamard": 16, "signs": "step"},
+    {"hadamard": 32},
+    {"hadamard": 32, "signs": "step"},
+)
+POLICIES: tuple[OperandPolicy, ...] = (
+    OperandPolicy(),
+    OperandPolicy(hadamard=32),
+    *(
+        replace(rounded, **rotated)
+        for rounded in (_MXFP4, replace(_MXFP4, rounding="stochastic"), _SR)
+        for rotated in _ROTATIONS
+    ),
+    *(replace(_MXFP4, scale=scale) for scale in _SCALES),
+    *(replace(OperandPolicy(format=fmt), **rounded) for fmt in _OTHER_MX for rounded in _ROUNDINGS),
+    replace(_MXFP4, block="32x32"),
+    replace(_SR, block="32x32"),
+    replace(_MXFP4, scale="even", rounding="stochastic_rocm"),
+    replace(_SR, undo="operand"),
+    replace(_MXFP4, scale="quest", hadamard=32, mask=True),
+    replace(_SR, hadamard=64, signs="call", rotated_bf16=True),
+    replace(_SR, hadamard=128, signs="layer", signs_after=True),
+    replace(_MXFP4, hadamard=128, signs="layer"),
+    replace(_MXFP4, hadamard=32, signs="call", permute=True),
+    replace(_MXFP4, hadamard=256),
+    replace(_MXFP4, hadamard=16, signs="fixed"),
+    _NVFP4,
+    replace(_NVFP4, rounding="stochastic"),
+    replace(_NVFP4, hadamard=16, signs="fixed"),
+    replace(_NVFP4, block="16x16"),
+    replace(_NVFP4, scale="four_six"),
+    replace(_NVFP4, scale="four_six", rounding="stochastic", hadamard=64),
+    *(replace(_NVFP4, scale="ms_eden", hadamard=size, signs="step") for size in _EDEN_GROUPS),
+    OperandPolicy(format="fp8_e4m3"),
+    OperandPolicy(format="fp8_e5m2"),
+    OperandPolicy(format="fp8_e4m3", rounding="stochastic", hadamard=32),
+    OperandPolicy(format="fp8_e4m3", scale="row"),
+    OperandPolicy(format="fp4_e2m1"),
+    OperandPolicy(format="fp4_e3m0", scale="row"),
+    OperandPolicy(format="fp8_e4m3", scale="1x128"),
+)
+"""One of every kind, for each of both operands."""
+
+QUICK: tuple[OperandPolicy, ...] = (
+    _MXFP4,
+    replace(_SR, hadamard=16, signs="step"),
+    replace(_MXFP4, block="32x32"),
+    OperandPolicy(format="mxfp8"),
+    replace(_NVFP4, hadamard=16, signs="fixed"),
+    OperandPolicy(format="fp8_e4m3"),
+)
+"""Those of the short form that stands before every native run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One promise of a back end: ``run`` raises ``AssertionError`` where it is broken."""
+
+    name: str
+    run: Callable[[], str]
+
+
+def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
+    """Yield the checks of everything that a back end claims on a torch device."""
+    device = device_of(where)
+    claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
+    for policy in claimed:
+        yield Check(name=f"quantised bits: {label(policy)}", run=_bits(backend, where, policy))
+    # One product for each format and rule: accumulation knows no more of a policy.
+    for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
+        yield Check(name=f"product: {label(policy)}", run=_product(backend, where, policy))
+    exact: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
+    for fmt in exact:
+        if any(policy.format == fmt for policy in claimed):
+            yield Check(name=f"exact probe: {fmt}", run=_exact(backend, where, fmt))
+    probed: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
+    for fmt in probed:
+        if any(policy.format == fmt for policy in claimed):
+            yield Check(name=f"accumulator: {fmt}", run=_accumulator(backend, where, fmt))
+    for policy in claimed:
+        if policy.rounding == "stochastic" and policy.format == "mxfp4" and policy.block == "1x32":
+            yield Check(name=f"stochastic gain: {label(policy)}", run=_gain(backend, where, policy))
+            break
+    sizes: tuple[Hadamard, ...] = (16, 32, 64)
+    for size in sizes:
+        rotated = OperandPolicy(format="mxfp8", hadamard=size, signs="step")
+        if backend.support(both(rotated), device).mode != "no":
+            yield Check(name=f"Hadamard {size} cancels in the product", run=_cancels(backend, where, rotated))
+
+
+def both(policy: OperandPolicy) -> GemmPolicy:
+    """Return a GEMM with this policy on both sides; a mask stands on forward operands only, as here."""
+    return GemmPolicy(left=policy, right=policy)
+
+
+def label(policy: OperandPolicy) -> str:
+    """Return a policy in a few words: what differs from its format's usual form."""
+    usual = OperandPolicy(format=policy.format)
+    words: list[str] = [policy.format]
+    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs"):
+        value = getattr(policy, name)
+        if value != getattr(usual, name):
+            words += [f"H{value}" if name == "hadamard" else str(value)]
+    flags = ("signs_after", "permute", "rotated_bf16", "mask")
+    return " ".join(words + [flag for flag in flags if getattr(policy, flag)])
+
+
+def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
+    generator = torch.Generator().manual_seed(rows * columns)
+    x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
+        -30, 30, (rows, 1), generator=generator
+    )
+    x[:, 7] = -0.0
+    x[: rows // 4] = x[: rows // 4].sign() * 2.0**-130
+    x[rows // 2, columns // 2] = float("nan")
+    x[rows // 2 + 1, 3] = float("inf")
+    return x.to(dtype)
+
+
+def shapes_for(policy: OperandPolicy) -> tuple[tuple[int, int], ...]:
+    """Return shapes that the policy's groups divide: whole strips of 64 columns, and others."""
+    if policy.hadamard > 32 or policy.scale == "1x128":
+        return ((256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512))
+    return ((32, 32), (96, 160), (160, 96))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors are equal bit for bit, any NaN like any other."""
+    return torch.equal(a.nan_to_num(nan=77.0), b.nan_to_num(nan=77.0)) and torch.equal(
+        torch.signbit(a.nan_to_num(nan=77.0)), torch.signbit(b.nan_to_num(nan=77.0))
+    )
+
+
+def _inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
+    one_scale = block_shape(policy)[1] == 1 or policy.format == "nvfp4"
+    for shape in shapes_for(policy):
+        for dtype in (torch.bfloat16, torch.float32):
+            x = awkward(*shape, dtype)
+            if one_scale:  # a NaN would be everywhere
+                x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
+            yield f"{list(shape)} {dtype}", x
+    x = awkward(*shapes_for(policy)[-1], torch.bfloat16)
+    if not one_scale:
+        yield "transposed strides", x.t().contiguous().t()
+        wide = torch.zeros(x.shape[0], x.shape[1] + 24, dtype=x.dtype)
+        wide[:, : x.shape[1]] = x
+        yield "rows with a gap", wide[:, : x.shape[1]]
+    else:
+        yield "a NaN in the tensor", x
+    yield "nothing but zeros", torch.zeros(shapes_for(policy)[0], dtype=torch.bfloat16)
+
+
+def _bits(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
+    def run() -> str:
+        compared = 0
+        draw = Draw(policy=policy, key=KEY)
+        for name, x in _inputs(policy):
+            expected = {
+                axis: round_operand(x, policy, axis=axis, key=KEY)
+                for axis in (0, 1)
+                if _takes(x, policy, axis)
+            }
+            there = x.to(where)
+            found = {axis: backend.quantize(there, draw, axis=axis) for axis in expected}
+            if len(expected) == 2:
+                found |= dict(zip((-1, -2), backend.quantize_both(there, draw, draw), strict=True))
+            for axis, ours in found.items():
+                theirs = expected[axis % 2]
+                what = f"{name}, along axis {axis % 2}{' (both at once)' if axis < 0 else ''}"
+                _compare(ours.values.cpu(), ours.descale, theirs.values, theirs.descale, what)
+                if policy.mask:
+                    assert ours.mask is not None, f"{what}: no mask"
+                    assert theirs.mask is not None
+                    assert torch.equal(ours.mask.cpu(), theirs.mask), f"{what}: another mask"
+                compared += ours.values.numel()
+        return f"{compared} values"
+
+    return run
+
+
+def _takes(x: Tensor, policy: OperandPolicy, axis: int) -> bool:
+    try:
+        check_operand(x, policy, axis, KEY)
+    except ValueError:
+        return False
+    return True
+
+
+def _compare(
+    ours: Tensor, our_scale: float | Tensor, theirs: Tensor, scale: float | Tensor, what: str
+) -> None:
+    if (
+        isinstance(our_scale, Tensor) and our_scale.numel() > 1
+    ):  # one a row: the reference has them multiplied in
+        along = what.split("along axis ")[1].startswith("1")
+        factor = our_scale.cpu()[:, None] if along else our_scale.cpu()[None, :]
+        ours, our_scale = ours.to(torch.float32) * factor, 1.0
+    different = int((ours.nan_to_num(nan=77.0).float() != theirs.nan_to_num(nan=77.0).float()).sum())
+    assert same_bits(ours.float(), theirs.float()), f"{what}: {different} of {ours.numel()} values differ"
+    ours_is, theirs_is = float(our_scale), float(scale)
+    equal = ours_is == theirs_is or (math.isnan(ours_is) and math.isnan(theirs_is))
+    assert equal, f"{what}: descale {ours_is} instead of {theirs_is}"
+
+
+def _product(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
+    def run() -> str:
+        k = 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
+        rows = block_shape(policy)[0]
+        worst = 0.0
+        for m, n in ((96, 64), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
+            x, w = _normal(m, k, 1), _normal(n, k, 2)
+            draw = Draw(policy=policy, key=KEY)
+            ours = backend.multiply(
+                backend.quantize(x.to(where), draw, axis=1), backend.quantize(w.to(where), draw, axis=1)
+            )
+            assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
+            assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
+            a, b = (round_operand(one, policy, axis=1, key=KEY) for one in (x, w))
+            exact = (a.values.double() @ b.values.double().t()) * float(a.descale) * float(b.descale)
+            magnitude = (a.values.double().abs() @ b.values.double().abs().t()) * abs(
+                float(a.descale) * float(b.descale)
+            )
+            # One rounding to bf16, and fp32 accumulation of k terms in any order.
+            bound = exact.abs() * 2.0**-8 + magnitude * (k * 2.0**-23)
+            error = (ours.cpu().double() - exact).abs()
+            assert bool((error <= bound).all()), (
+                f"off by up to {float((error / bound).max()):.1f} × the bound"
+            )
+            worst = max(worst, float((error / bound).max()))
+        return f"within {worst:.2f} of the bound of fp32 accumulation and one rounding"
+
+    return run
+
+
+def _normal(rows: int, columns: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
+
+
+def _exact(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
+    def run() -> str:
+        different, compared = exact_product(backend, where, fmt)
+        assert not different, (
+            f"{different} of {compared} products are not those of an fp32 accumulator; "
+            "its width is under 'accumulator'"
+        )
+        return f"{compared} products equal to the bit"
+
+    return run
+
+
+def _accumulator(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
+    def run() -> str:
+        # A narrower accumulator is the hardware's own way (Hopper's FP8): reported, and no fault of a kernel.
+        bits = accumulator_bits(backend, where, fmt)
+        return f"sums keep {bits} bits" + ("" if bits >= 24 else ", fewer than the 24 of fp32")
+
+    return run
+
+
+def _gain(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
+    def run() -> str:
+        x = _normal(256, 1024, 3)
+        total = torch.zeros(256, 1024, dtype=torch.float64)
+        draws = 32
+        plain = replace(policy, hadamard=0, signs="none", prescale=0.75)
+        for step in range(draws):
+            done = backend.quantize(x.to(where), Draw(policy=plain, key=replace(KEY, step=step)), axis=1)
+            total += done.values.cpu().double() * float(done.descale)
+        gain = float((total / draws * x.double()).sum() / x.double().square().sum())
+        # The noise of one draw is about 0.15 of the values; averaged over all elements and draws.
+        error = 0.15 / math.sqrt(draws * x.numel())
+        assert abs(gain - 1) < 6 * error, f"gain {gain:.6f}, expected 1 ± {error:.6f}"
+        return f"gain {gain:.6f} ± {error:.6f}"
+
+    return run
+
+
+def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
+    def run() -> str:
+        x, w = _normal(64, 256, 4), _normal(32, 256, 5)
+        draw = Draw(policy=policy, key=KEY)
+        ours = backend.multiply(
+            backend.quantize(x.to(where), draw, axis=1), backend.quantize(w.to(where), draw, axis=1)
+        )
+        exact = x.double() @ w.double().t()
+        error = float((ours.cpu().double() - exact).norm() / exact.norm())
+        assert error < 0.06, f"relative error {error:.3f} against the product without rotation"
+        return f"relative error {error:.3f} (MXFP8's own)"
+
+    return run

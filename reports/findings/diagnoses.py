@@ -1,0 +1,364 @@
+"""What the diagnostics of a study's runs say: figures of each arm and GEMM, and a sentence for each finding.
+
+Within a run a figure is the mean over its diagnosed layers and steps; over runs it is the mean of these, with
+its t interval. How the errors of two steps are alike is read off their sketches.
+
+How it fails: a row that is damaged is left out and counted; an arm whose runs have no diagnostics is not
+there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.json_text import parse_json
+from ablate.diagnose.sketch import sketch_cosine
+from ablate.recipes import GEMMS, OPERANDS
+from ablate.reports.statistics.intervals import Interval, mean_interval
+from ablate.reports.words import words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ablate.reports.findings.analyse import Analysis
+    from ablate.store import StudyStore
+
+LAGS = (1, 2, 4, 8)
+"""Diagnoses apart, of which the errors are compared."""
+_SQRT_3 = math.sqrt(3)
+_WORTH_A_WORD = 0.0005
+"""The share of an operand's elements from which that they clip or become zero is told: it shows as 0.1 %."""
+_MOST_TOKENS = 1 << 62
+_LARGEST = 1e300
+_NUMBERS = ("relative_error", "gain", "bias_share", "error_energy")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """The share of the error that is the same so many diagnoses, and training tokens, later."""
+
+    lag: int
+    tokens: int
+    cosine: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperandSummary:
+    """One operand: shares of its elements, and the median crest factor of its blocks around its rotation."""
+
+    operand: str
+    clipped: float | None
+    underflowed: float | None
+    zeroed: float | None
+    crest_before: float | None
+    crest_after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSummary:
+    """One GEMM of an arm. ``cells``: layers × steps × runs that were measured; ``draws`` of each.
+
+    ``over_data_noise``: energy of Wgrad's error over that of the data's noise, the median in a run;
+    ``under_sqrt3``: cells of Wgrad whose gradient's norm is under √3 times its error.
+    """
+
+    gemm: str
+    cells: int
+    draws: int
+    relative_error: Interval
+    gain: Interval
+    bias_share: Interval
+    likeness: tuple[Likeness, ...]
+    worst_layer: str
+    worst_error: float
+    operands: tuple[OperandSummary, ...]
+    over_data_noise: Interval
+    under_sqrt3: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map:
+    """A figure of an arm, mean over its runs: [layer and GEMM][tokens], None where nothing was measured."""
+
+    figure: str
+    rows: tuple[tuple[str, str], ...]
+    tokens: tuple[int, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmDiagnosis:
+    """What was measured of one arm, in ``runs`` of its runs."""
+
+    arm: str
+    runs: int
+    gemms: tuple[GemmSummary, ...]
+    maps: tuple[Map, ...]
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """The sentences of this arm."""
+        return tuple(sentence for one in self.gemms for sentence in _sentences(self.arm, one))
+
+
+def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
+    """Return the diagnosis of each arm that has one, and a line for each file with damaged rows."""
+    found, faults = [], []
+    for arm in analysis.arms:
+        runs = []
+        for run in arm.runs:
+            path = store.run(run.run_id).diagnostics_path
+            rows, damaged = read_rows(path.read_bytes() if path.exists() else b"")
+            if damaged:
+                faults.append(f"{path}: {words.plural(damaged, 'damaged row')} left out")
+            if rows:
+                runs.append(rows)
+        if runs:
+            found.append(summarise(arm.name, runs))
+    return tuple(found), tuple(faults)
+
+
+def read_rows(content: bytes) -> tuple[list[Row], int]:
+    """Return the rows of a file, and how many are damaged; a last line that was cut is neither."""
+    rows: list[Row] = []
+    damaged = 0
+    for line in content[: content.rfind(b"\n") + 1].splitlines():
+        try:
+            row = parse_json(line)
+        except ValueError:
+            row = None
+        if _is_row(row):
+            rows.append(row)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def summarise(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
+    """Return the diagnosis of an arm from the rows of each of its runs."""
+    gemms = tuple(
+        _gemm(gemm, [[row for row in rows if row["gemm"] == gemm] for rows in runs])
+        for gemm in GEMMS
+        if any(row["gemm"] == gemm for rows in runs for row in rows)
+    )
+    maps = tuple(_map(figure, runs) for figure in ("relative_error", "bias_share", "gain"))
+    return ArmDiagnosis(arm=arm, runs=len(runs), gemms=gemms, maps=maps)
+
+
+def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
+    every = [row for rows in runs for row in rows]
+    errors: dict[str, list[float]] = {}
+    for row in every:
+        if (error := _number(row.get("relative_error"))) is not None:
+            errors.setdefault(row["layer"], []).append(error)
+    means = {layer: statistics.fmean(values) for layer, values in errors.items()}
+    worst = max(means, key=lambda layer: means[layer], default="")
+    return GemmSummary(
+        gemm=gemm,
+        cells=len(every),
+        draws=max(row["draws"] for row in every),
+        relative_error=_over_runs(runs, "relative_error"),
+        gain=_over_runs(runs, "gain"),
+        bias_share=_over_runs(runs, "bias_share"),
+        likeness=tuple(one for lag in LAGS if (one := _likeness(runs, lag)) is not None),
+        worst_layer=worst,
+        worst_error=means.get(worst, 0.0),
+        operands=tuple(_operand(every, name) for name in OPERANDS[gemm] if _has(every, name)),  # type: ignore[index]
+        over_data_noise=mean_interval(
+            [m for rows in runs if (m := _median(map(_over_noise, rows))) is not None]
+        ),
+        under_sqrt3=sum(
+            1 for row in every if (error := _number(row.get("relative_error"))) and error * _SQRT_3 > 1
+        ),
+    )
+
+
+def _over_runs(runs: Sequence[Sequence[Row]], figure: str) -> Interval:
+    means = (_mean(_number(row.get(figure)) for row in rows) for rows in runs)
+    return mean_interval([mean for mean in means if mean is not None])
+
+
+def _over_noise(row: Row) -> float | None:
+    noise = row.get("data_noise")
+    data = _number(noise.get("noise_energy")) if isinstance(noise, dict) else None
+    error = _number(row.get("error_energy"))
+    return error / data if data is not None and data > 0 and error is not None else None
+
+
+def _likeness(runs: Sequence[Sequence[Row]], lag: int) -> Likeness | None:
+    means, apart = [], []
+    for rows in runs:
+        layers: dict[str, list[Row]] = {}
+        for row in rows:
+            layers.setdefault(row["layer"], []).append(row)
+        cosines = []
+        for series in layers.values():
+            for first, second in zip(series, series[lag:], strict=False):
+                one, other = first.get("sketch"), second.get("sketch")
+                if isinstance(one, str) and isinstance(other, str):
+                    cosines.append(sketch_cosine(one, other))
+                    apart.append(second["tokens"] - first["tokens"])
+        if (mean := _mean(cosines)) is not None:
+            means.append(mean)
+    if not means:
+        return None
+    return Likeness(lag=lag, tokens=round(statistics.median(apart)), cosine=mean_interval(means))
+
+
+def _has(rows: Iterable[Row], name: str) -> bool:
+    return any(isinstance(row.get("operands"), dict) and name in row["operands"] for row in rows)
+
+
+def _operand(rows: Iterable[Row], name: str) -> OperandSummary:
+    own = [
+        row["operands"][name]
+        for row in rows
+        if isinstance(row.get("operands"), dict) and name in row["operands"]
+    ]
+    own = [one for one in own if isinstance(one, dict)]
+
+    def crest(when: str) -> float | None:
+        shapes = (one.get(when) for one in own)
+        return _mean(_number(shape.get("crest_median")) for shape in shapes if isinstance(shape, dict))
+
+    return OperandSummary(
+        operand=name,
+        clipped=_mean(_number(one.get("clipped")) for one in own),
+        underflowed=_mean(_number(one.get("underflowed")) for one in own),
+        zeroed=_mean(_number(one.get("zeroed")) for one in own),
+        crest_before=crest("before"),
+        crest_after=crest("after"),
+    )
+
+
+def _map(figure: str, runs: Sequence[Sequence[Row]]) -> Map:
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for rows in runs:
+        for row in rows:
+            value = _number(row.get(figure))
+            own = cells.setdefault((row["layer"], row["gemm"]), {})
+            if value is not None:
+                own.setdefault(row["tokens"], []).append(value)
+    tokens = sorted({row["tokens"] for rows in runs for row in rows})
+    return Map(
+        figure=figure,
+        rows=tuple(cells),
+        tokens=tuple(tokens),
+        values=tuple(
+            tuple(statistics.fmean(own[t]) if t in own else None for t in tokens) for own in cells.values()
+        ),
+    )
+
+
+def _sentences(arm: str, one: GemmSummary) -> Iterable[str]:
+    gemm = one.gemm.capitalize()
+    if one.relative_error.estimate is None:
+        return
+    text = f"{arm}: {gemm}'s output errs by {_with_range(one.relative_error)}"
+    if one.gain.estimate is not None:
+        text += f" with gain {one.gain.estimate:.3f}"
+    if one.draws == 1:
+        text += "; nothing in it is drawn, so that on a step all of the error is bias"
+    elif one.bias_share.estimate is not None:
+        share = max(one.bias_share.estimate, 0.0)
+        text += f"; {words.share(share)} of the error's energy is the same in every draw of the randomness"
+    if one.likeness:
+        after = one.likeness[0]
+        alike = max(after.cosine.estimate or 0.0, 0.0)
+        text += f"; {words.share(alike)} is still the same {words.tokens(after.tokens)} tokens later"
+    yield f"{text}. Largest in {one.worst_layer}: {words.share(one.worst_error)}."
+    for operand in one.operands:
+        if operand.zeroed is None or operand.clipped is None:
+            continue
+        if max(operand.zeroed, operand.clipped) >= _WORTH_A_WORD:
+            text = f"{arm}: of {gemm}'s {operand.operand} {words.share(operand.clipped)} of the elements "
+            text += f"clip and {words.share(operand.zeroed)} become zero"
+            crests = operand.crest_before, operand.crest_after
+            if None not in crests and crests[0] != crests[1]:
+                text += "; the rotation takes the crest factor of a block from {:.2f} to {:.2f}".format(
+                    *crests
+                )
+            yield f"{text}."
+    if one.over_data_noise.estimate is not None:
+        yield (
+            f"{arm}: the energy of {gemm}'s error is {one.over_data_noise.estimate:.3g} times that of the "
+            f"data's noise in as many tokens, and the gradient's norm is under √3 times the error in "
+            f"{one.under_sqrt3:,} of {one.cells:,} measurements."
+        )
+
+
+def _with_range(value: Interval) -> str:
+    text = words.share(value.estimate)
+    if value.low is None or value.high is None:
+        return text
+    low = max(value.low, 0.0)  # an error is never below zero, though the t interval of a few runs may be
+    return f"{text} (95{words.NBSP}% interval {words.share(low)} to {words.share(value.high)})"
+
+
+def to_document(arms: Sequence[ArmDiagnosis]) -> list[dict[str, Any]]:
+    """Return what ``report.json`` holds of the diagnostics."""
+
+    def interval(value: Interval) -> dict[str, Any]:
+        return {"estimate": value.estimate, "low": value.low, "high": value.high}
+
+    return [
+        {
+            "arm": arm.arm,
+            "runs": arm.runs,
+            "findings": list(arm.findings),
+            "gemms": [
+                {
+                    "gemm": one.gemm,
+                    "measurements": one.cells,
+                    "draws": one.draws,
+                    "relative_error": interval(one.relative_error),
+                    "gain": interval(one.gain),
+                    "bias_share": interval(one.bias_share),
+                    "alike": [
+                        {"diagnoses_later": like.lag, "tokens_later": like.tokens} | interval(like.cosine)
+                        for like in one.likeness
+                    ],
+                    "largest": {"layer": one.worst_layer, "relative_error": one.worst_error},
+                    "operands": [vars(operand) for operand in one.operands],
+                    "error_over_data_noise": interval(one.over_data_noise),
+                    "under_sqrt3": one.under_sqrt3,
+                }
+                for one in arm.gemms
+            ],
+        }
+        for arm in arms
+    ]
+
+
+def _is_row(row: object) -> bool:
+    return (
+        isinstance(row, dict)
+        and row.get("kind") == "diagnosis"
+        and type(row.get("tokens")) is int
+        and 0 <= row["tokens"] < _MOST_TOKENS
+        and type(row.get("draws")) is int
+        and row["draws"] > 0
+        and row.get("gemm") in GEMMS
+        and isinstance(row.get("layer"), str)
+        and all(row.get(name) is None or _number(row[name]) is not None for name in _NUMBERS)
+    )
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    return float(value) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,207 @@
+"""Which tokens/s say anything of speed: those of the runs themselves, and those of ``ablate throughput``.
+
+A run vouches for its own timing as far as it can see; that others came onto its device while it trained, only
+the ledgers of all runs together show. The record of ``ablate throughput`` counts for an arm only where it is
+native, was taken on an idle and undivided device, and is of what the arm's runs are: their configuration,
+code and kind of device. Else it is a figure of something else, and each reason is named.
+
+How it fails: it does not raise. What a record does not tell is not vouched for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ablate.reports.read.comparable import trained_on
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ablate.reports.read.load import StudyFrames
+    from ablate.store.leases import Attempt
+
+Kind = Literal["native", "unvouched", "emulated", "logged"]
+
+_TURNS = 2
+"""``ablate throughput`` goes through the arms there and back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTiming:
+    """The runs' own timing. ``native``: in every run, unshared. ``reasons``: why not, with numbers of runs.
+
+    ``unvouched``: native arithmetic, but not known to be unshared. ``logged``: read from others' logs.
+    """
+
+    kind: Kind
+    reasons: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What ``ablate throughput`` measured, as far as it counts.
+
+    ``rates``: tokens/s of every repeat, by arm; the baseline's is among them or there are none. ``refused``:
+    why not, by arm. ``steps``: of a repeat. ``repeats``: of an arm.
+    """
+
+    device: str
+    arch: str
+    versions: dict[str, str | None]
+    steps: int
+    repeats: int
+    measured_unix: float
+    rates: dict[str, tuple[float, ...]]
+    refused: dict[str, str]
+
+
+def timing_of_runs(environments: Mapping[str, dict[str, Any]], attempts: Mapping[str, Attempt]) -> RunTiming:
+    """Return whether every run that ran vouches for its timing, and what speaks against it."""
+    if any(environment.get("backend_mode") == "imported" for environment in environments.values()):
+        return RunTiming(kind="logged")
+    reasons: Counter[str] = Counter()
+    emulated = False
+    for environment in environments.values():
+        mode = environment.get("backend_mode")
+        if mode != "native":
+            emulated = True
+            reasons[f"{mode or 'unknown'} arithmetic"] += 1
+        elif environment.get("timing_valid") is not True:
+            reasons[environment.get("timing_why_not") or "a record that does not vouch for it"] += 1
+    reasons.update(runs_at_once(environments, attempts).values())
+    if not environments:
+        reasons["no record of what the runs ran on"] += 1
+        emulated = True
+    if not reasons:
+        return RunTiming(kind="native")
+    return RunTiming(kind="emulated" if emulated else "unvouched", reasons=tuple(reasons.items()))
+
+
+def runs_at_once(
+    environments: Mapping[str, dict[str, Any]], attempts: Mapping[str, Attempt]
+) -> dict[str, str]:
+    """Return the runs whose last attempt shared its device with others of the study, and how.
+
+    A GPU is shared by two runs, a processor by runs that have more threads together than it has cores.
+    """
+    devices: dict[str, list[_Span]] = {}
+    for run_id, environment in environments.items():
+        attempt = attempts.get(run_id)
+        if attempt is None:
+            continue
+        # One that is not known to have ended may still be at work.
+        end = math.inf if attempt.ended_unix is None else attempt.ended_unix
+        if environment.get("gpu") is None:
+            threads, cores = environment.get("threads"), environment.get("cpus_visible")
+            if threads and cores:
+                span = _Span(run_id, attempt.started_unix, end, threads, cores)
+                devices.setdefault(attempt.machine, []).append(span)
+        elif uuid := environment.get("gpu_uuid"):
+            devices.setdefault(uuid, []).append(_Span(run_id, attempt.started_unix, end, 1, None))
+    most: dict[str, _Crowd] = {}
+    for spans in devices.values():
+        active: list[_Span] = []
+        for span in sorted(spans, key=lambda span: span.start):
+            active = [other for other in active if other.end > span.start] + [span]
+            crowd = _Crowd(runs=len(active), load=sum(other.load for other in active), cores=span.cores)
+            for other in active:
+                if other.run_id not in most or most[other.run_id].load < crowd.load:
+                    most[other.run_id] = crowd
+    return {
+        run_id: f"{crowd.runs} runs at once on {_named(crowd.cores)}"
+        for run_id, crowd in most.items()
+        if crowd.runs > 1 and crowd.load > (crowd.cores or 1)
+    }
+
+
+@dataclass(frozen=True)
+class _Span:
+    """One run on one device; ``cores``: of a processor, None for a GPU."""
+
+    run_id: str
+    start: float
+    end: float
+    load: int
+    cores: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Crowd:
+    runs: int
+    load: int
+    cores: int | None
+
+
+def _named(cores: int | None) -> str:
+    if cores is None:
+        return "one GPU"
+    return "one CPU core" if cores == 1 else f"{cores} CPU cores"
+
+
+def judge_throughput(
+    frames: StudyFrames, *, left_out: Collection[str], waived: Collection[str]
+) -> Throughput | None:
+    """Return the record of ``ablate throughput``, None where there is none.
+
+    ``left_out``: the runs that are not pooled. ``waived``: settings in which runs may differ.
+    """
+    record = frames.throughput
+    if record is None:
+        return None
+    timed = {one["arm"]: one for one in record["arms"]}
+    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
+    pooled = {str(run_id) for run_id in results["run_id"]} - set(left_out)
+    rates: dict[str, tuple[float, ...]] = {}
+    refused: dict[str, str] = {}
+    for arm in frames.plan["arms"]:
+        name, ids = arm["name"], [entry["id"] for entry in arm["runs"]]
+        ran = [frames.environments[run_id] for run_id in ids if run_id in pooled & frames.environments.keys()]
+        reason = _why_not(timed.get(name), record, ids=ids, ran=ran, waived=waived)
+        if reason is None:
+            rates[name] = tuple(float(rate) for rate in timed[name]["tokens_per_sec"])
+        else:
+            refused[name] = reason
+    if frames.plan["baseline"] not in rates:
+        refused |= dict.fromkeys(rates, "no baseline to compare it with")
+        rates = {}
+    return Throughput(
+        device=record["device"]["name"],
+        arch=record["device"]["arch"],
+        versions=dict(record["versions"]),
+        steps=record["settings"]["steps"],
+        repeats=_TURNS * record["settings"]["repeats"],
+        measured_unix=record["measured_unix"],
+        rates=rates,
+        refused=refused,
+    )
+
+
+def _why_not(
+    timed: dict[str, Any] | None,
+    record: dict[str, Any],
+    *,
+    ids: Sequence[str],
+    ran: Sequence[dict[str, Any]],
+    waived: Collection[str],
+) -> str | None:
+    """Say why an arm's timing does not count, None where it does. ``ran``: what its runs ran on."""
+    if timed is None:
+        return "not timed"
+    if timed["backend_mode"] != "native":
+        return f"{timed['backend_mode']} arithmetic"
+    if not timed["timing_valid"]:
+        return timed["why_not"] or "a record that does not vouch for it"
+    if timed["run"] not in ids:
+        return "timed with another configuration than its runs have"
+    for environment in ran:
+        if environment.get("backend_mode") != "native":
+            return f"its runs had {environment.get('backend_mode') or 'unknown'} arithmetic"
+        device = trained_on(environment)
+        if device != record["device"]["name"]:
+            return f"timed on {record['device']['name']}, trained on {device}"
+        if environment.get("code") != record["code"] and "code" not in waived:
+            return "timed with other code than trained its runs"
+    return None

@@ -1,0 +1,367 @@
+"""Token cost over the size of the model: of studies that are alike but for it, one straight line an arm.
+
+A study's size is the parameters of its baseline's model, all of them, embedding and every expert included;
+x = log10 of that. For an arm (by name) y = log(1 + token cost) in each study with an estimate of it, against
+that study's own baseline at its own target. The slope by least squares is Σ c y with
+c = (x − mean x) / Σ (x − mean x)². Each study has runs of its own, so its variance is Σ c² v, known with
+Satterthwaite's degrees of freedom over the parts. exp(slope) − 1 is what (1 + token cost) changes by for each
+tenfold of parameters.
+
+The interval holds the error of the runs and not that of the straight line, which is an average slope over the
+sizes there are: the points stand beside it. What else the studies differ in is named, not refused.
+
+How it fails: ``UserError`` for studies of one size, studies with runs in common, a size that the files do not
+tell (a model that is not built in, logs of others), or no arm with two estimates. An arm without a trend is
+left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import Problem, UserError
+from ablate.models.arithmetic import model_size
+from ablate.reports.findings.differences import arm_differences, study_differences
+from ablate.reports.findings.speed import read_configs
+from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
+from ablate.reports.words import words
+from ablate.reports.words.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.read.load import StudyFrames
+    from ablate.reports.statistics.cost import Cost
+    from ablate.run.config import RunConfig
+
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedStudy:
+    """A study, the ``parameters`` of its baseline's model, that baseline, and its target in words."""
+
+    name: str
+    parameters: int
+    baseline: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmTrend:
+    """An arm's token cost in each study, None where it is not, and its line through them.
+
+    ``per_tenfold``: (1 + token cost) at ten times the parameters over that before, minus one. The line is
+    log(1 + token cost) = ``intercept`` + ``slope`` · log10 of the parameters.
+    """
+
+    name: str
+    costs: tuple[Cost | None, ...]
+    per_tenfold: Interval
+    intercept: float
+    slope: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Studies by rising size, and the arms with a line. ``left_out``: the other arms, and why.
+
+    ``differs`` maps what the studies differ in besides model and target to each one's value, as text.
+    ``coverage``: of the intervals, in words; with a stop rule in any study they are repeated ones.
+    """
+
+    studies: tuple[SizedStudy, ...]
+    arms: tuple[ArmTrend, ...]
+    left_out: Mapping[str, str]
+    differs: Mapping[str, tuple[str, ...]]
+    coverage: str
+
+    @property
+    def against(self) -> str:
+        """What costs are told against: the baseline's name, where the studies have one of one name."""
+        names = {study.baseline for study in self.studies}
+        return names.pop() if len(names) == 1 else "the study's own baseline"
+
+    @property
+    def span(self) -> float:
+        """The largest model's parameters over the smallest's."""
+        return self.studies[-1].parameters / self.studies[0].parameters
+
+
+def trend(
+    analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
+) -> Trend:
+    """Return each arm's trend over the studies' sizes; ``names`` stand for the studies where two have one.
+
+    Raises:
+        UserError: a size cannot be told, all are one, runs are shared, or no arm has two estimates.
+    """
+    shown = names or [analysis.study for analysis in analyses]
+    configs = [read_configs(frame.configs) for frame in frames]
+    studies, order = _by_size(shown, analyses, configs)
+    analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
+    configs = [configs[i] for i in order]
+    _need_own_runs(studies, frames)
+    found: dict[str, ArmTrend] = {}
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
+        results = [next((arm for arm in one.others if arm.name == name), None) for one in analyses]
+        if any(_has_own_model(own, name, one.baseline) for own, one in zip(configs, analyses, strict=True)):
+            left_out[name] = "it changes the model itself"
+            continue
+        line = _line(name, results, [study.parameters for study in studies])
+        if isinstance(line, str):
+            left_out[name] = line
+        else:
+            found[name] = line
+    if not found:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UserError(
+            Problem(
+                what="no arm has an estimate of its token cost in two of the studies",
+                hint=f"arms are matched by name; {_cut(why, 300) or 'the studies have a baseline alone'}",
+            )
+        )
+    differs = study_differences(analyses, frames)
+    more = {key: values for key, values in differs.items() if key != "target" and key[:6] != "model."}
+    for name in found:
+        own = arm_differences(name, analyses, frames)
+        more |= {f"{name}: {key}": values for key, values in own.items()}
+    return Trend(
+        studies=studies,
+        arms=tuple(found.values()),
+        left_out=left_out,
+        differs=more,
+        coverage=words.coverage(*(analysis.rule for analysis in analyses)),
+    )
+
+
+def trend_table(found: Trend) -> Table:
+    """Return the trends as text in cells."""
+    return Table(
+        caption=(
+            f"Token cost of each arm over {found.against} in each study, by rising number of parameters, at "
+            f"the study's own target, with its {found.coverage} interval; and what (1 + token cost) changes "
+            "by for each tenfold of parameters: above zero the cost grows with size. Each interval is for "
+            "its own comparison. That of the change holds the error of the runs, not that of the straight "
+            "line, which is an average slope: see whether the points follow it."
+        ),
+        columns=(
+            "Arm",
+            *(f"{study.name} ({words.parameters(study.parameters)})" for study in found.studies),
+            "Change per tenfold",
+        ),
+        rows=tuple(
+            (
+                arm.name,
+                *(words.DASH if cost is None else words.cost(cost) for cost in arm.costs),
+                words.percent_interval(arm.per_tenfold),
+            )
+            for arm in found.arms
+        ),
+        numeric=frozenset(range(1, len(found.studies) + 2)),
+    )
+
+
+def sentences(found: Trend) -> tuple[str, ...]:
+    """Say which costs grow or shrink with size, which trends are not settled, and what limits them."""
+    settled: list[str] = []
+    unsettled: list[str] = []
+    without: list[str] = []
+    for arm in found.arms:
+        change = arm.per_tenfold
+        text = words.percent_interval(change)
+        if change.low is None or change.high is None:
+            without.append(f"{arm.name} ({change.note})")
+        elif change.low <= 0 <= change.high:
+            unsettled.append(f"{arm.name} ({text})")
+        else:
+            known = [
+                study.parameters
+                for study, cost in zip(found.studies, arm.costs, strict=True)
+                if cost is not None and cost.log_ratio is not None
+            ]
+            settled.append(
+                f"{arm.name}: its token cost {'grows' if change.low > 0 else 'shrinks'} with size: "
+                f"(1 + token cost) changes by {text} for each tenfold of parameters, over {len(known)} "
+                f"studies from {words.parameters(known[0])} to {words.parameters(known[-1])}."
+            )
+    lines = settled
+    if unsettled:
+        lines.append(f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}.")
+    if without:
+        lines.append(f"No interval: {', '.join(without)}.")
+    if found.left_out:
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in found.left_out.items())
+        lines.append(f"Left out: {reasons}.")
+    if len({study.parameters for study in found.studies}) == 2:
+        lines.append(
+            "There are two sizes alone: nothing can show whether the change is the same between them."
+        )
+    if found.span < 10:
+        lines.append(f"The sizes span a factor of {found.span:.3g}: a tenfold lies beyond them.")
+    return tuple(lines)
+
+
+def differences_text(found: Trend) -> tuple[str, ...]:
+    """Say what the studies differ in besides the model: in targets by their nature, in more by choice."""
+    targets = [study.target for study in found.studies]
+    lines = []
+    if len(set(targets)) == 1:
+        lines.append(f"Target of every study: {targets[0]}.")
+    else:
+        each = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
+        lines.append(f"Each study has its own target. {each}.")
+    if found.differs:
+        more = "; ".join(
+            f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items()
+        )
+        lines.append(f"The studies differ in more than the model: {more}.")
+    return tuple(lines)
+
+
+def trend_document(found: Trend) -> dict[str, Any]:
+    """Return the trends as plain data; costs and changes are fractions."""
+    return {
+        "studies": [
+            {
+                "name": study.name,
+                "parameters": study.parameters,
+                "baseline": study.baseline,
+                "target": study.target,
+            }
+            for study in found.studies
+        ],
+        "coverage": found.coverage.replace(words.NBSP, " "),
+        "differ_in": {key: list(values) for key, values in found.differs.items()},
+        "arms": [
+            {
+                "name": arm.name,
+                "token_cost": [
+                    None
+                    if cost is None
+                    else {"estimate": cost.estimate, "low": cost.low, "high": cost.high, "kind": cost.kind}
+                    for cost in arm.costs
+                ],
+                "per_tenfold": {
+                    "estimate": arm.per_tenfold.estimate,
+                    "low": arm.per_tenfold.low,
+                    "high": arm.per_tenfold.high,
+                    "note": arm.per_tenfold.note,
+                },
+                "line": {"intercept": arm.intercept, "slope": arm.slope},
+            }
+            for arm in found.arms
+        ],
+        "left_out": dict(found.left_out),
+    }
+
+
+def _by_size(
+    names: Sequence[str], analyses: Sequence[Analysis], configs: Sequence[Mapping[str, RunConfig]]
+) -> tuple[tuple[SizedStudy, ...], list[int]]:
+    """Return the studies from small to large, and their places in that order."""
+    found = [
+        SizedStudy(
+            name=name,
+            parameters=_size_of_baseline(name, analysis.baseline, own),
+            baseline=analysis.baseline,
+            target=words.target(analysis.target),
+        )
+        for name, analysis, own in zip(names, analyses, configs, strict=True)
+    ]
+    order = sorted(range(len(found)), key=lambda i: found[i].parameters)
+    studies = tuple(found[i] for i in order)
+    if studies[0].parameters == studies[-1].parameters:
+        raise UserError(
+            Problem(
+                what=f"all studies have models of {studies[0].parameters:,} parameters: there is no trend "
+                "over the size",
+                hint="to set two of them side by side: ablate compare A B",
+            )
+        )
+    return studies, order
+
+
+def _need_own_runs(studies: Sequence[SizedStudy], frames: Sequence[StudyFrames]) -> None:
+    """Raise ``UserError`` where a run counts in two studies: their errors would be one and the same."""
+    owners: dict[str, str] = {}
+    for study, frame in zip(studies, frames, strict=True):
+        for run in frame.runs["run_id"]:
+            if run in owners:
+                raise UserError(
+                    f"{owners[run]} and {study.name} have runs in common: what they show is not independent "
+                    "(name one of them)"
+                )
+        owners |= dict.fromkeys(map(str, frame.runs["run_id"]), study.name)
+
+
+def _size_of_baseline(study: str, baseline: str, configs: Mapping[str, RunConfig]) -> int:
+    config = configs.get(baseline)
+    if config is None:
+        raise UserError(
+            f"{study}: the size of its model is not known: baseline '{baseline}' has no configuration here "
+            "(no run of it has started, or the logs are of others)"
+        )
+    if config.trainer is not None or not config.model.is_built_in:
+        what = config.trainer or config.model.hf or config.model.function
+        raise UserError(
+            f"{study}: the size of its model is not known: '{what}' is not built in (a trend is over models "
+            "that a study describes by width and layers)"
+        )
+    return _parameters(config)
+
+
+def _parameters(config: RunConfig) -> int:
+    size = model_size(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+    return size.parameters
+
+
+def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) -> bool:
+    """Tell whether an arm is of another model than its baseline, or of another number of parameters."""
+    own, base = configs.get(arm), configs[baseline]
+    if own is None:
+        return False
+    return (own.model, own.trainer) != (base.model, base.trainer) or _parameters(own) != _parameters(base)
+
+
+def _line(name: str, results: Sequence[ArmResult | None], sizes: Sequence[int]) -> ArmTrend | str:
+    """Return an arm's line, or why there is none."""
+    if sum(result is not None for result in results) == 1:
+        return "in one study only"
+    known = [
+        (math.log10(size), result.token_cost.log_ratio, result.alpha)
+        for size, result in zip(sizes, results, strict=True)
+        if result is not None and result.token_cost.log_ratio is not None
+    ]
+    if len(known) < 2:
+        return "an estimate in one study only" if known else "no estimate in any study"
+    places = [x for x, _, _ in known]
+    if len(set(places)) == 1:
+        return "estimates at one size only"
+    middle = statistics.fmean(places)
+    square = sum((x - middle) ** 2 for x in places)
+    slope = combination([((x - middle) / square, log_ratio) for x, log_ratio, _ in known])
+    # The strictest level, where arms could be stopped early.
+    change = exponential(t_interval(slope, min(alpha for _, _, alpha in known)), minus=1.0)
+    if change.note is None and None in (change.estimate, change.low, change.high):
+        change = Interval(note=TOO_LARGE)
+    return ArmTrend(
+        name=name,
+        costs=tuple(None if result is None else result.token_cost for result in results),
+        per_tenfold=change,
+        intercept=statistics.fmean(log_ratio.value for _, log_ratio, _ in known) - slope.value * middle,
+        slope=slope.value,
+    )
+
+
+def _grouped(value: str) -> str:
+    return f"{int(value):,}" if value.isascii() and value.isdigit() else _cut(value, _LONGEST_VALUE)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,1 @@
+"""Findings, words and figures as files: HTML, Markdown, LaTeX, CSV and JSON."""

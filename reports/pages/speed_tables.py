@@ -1,0 +1,159 @@
+"""The report's tables of speed: measured on the device, modelled on named hardware."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ablate.modelled.speed import GEMM_SHARE, LLAMA_8B, MEMORY_SHARE, published_checks
+from ablate.reports.words import words
+from ablate.reports.words.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.speed import Modelled
+    from ablate.reports.statistics.intervals import Interval
+
+
+def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
+    """Return throughput and end-to-end speed-up; None where no timing counts."""
+    known = [(arm, arm.measured) for arm in analysis.arms if arm.measured is not None]
+    if not known:
+        return None
+    # One price for one kind of device: of several, no sum can be named.
+    devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
+    price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
+
+    def money(hours: Interval) -> tuple[str, ...]:
+        return () if price is None else (words.dollars(hours, price),)
+
+    caption = (
+        f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
+        "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
+        f"Intervals ({words.coverage(analysis.rule)}) on logs, with the errors of throughput and of token "
+        "cost both in the latter. "
+        "GPU-hours: of one run to the target, evaluation left out."
+    )
+    if any(measured.alone for _, measured in known) and analysis.throughput is not None:
+        caption += (
+            f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
+            "are those of repeats on that one machine."
+        )
+    if not all(measured.alone for _, measured in known):
+        caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
+    return Table(
+        caption=caption,
+        columns=("Arm", "n", "Timed", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
+        + (() if price is None else (f"Cost at {price:g} $/h",)),
+        rows=tuple(
+            (
+                arm.name,
+                str(arm.n),
+                "alone" if measured.alone else "in its runs",
+                words.times(measured.throughput) if arm.name != analysis.baseline else "1",
+                words.break_even(arm) if arm.name != analysis.baseline else "1",
+                words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",
+                words.hours(measured.hours),
+                *money(measured.hours),
+            )
+            for arm, measured in known
+        ),
+        numeric=frozenset({1, 3, 4, 5, 6, 7}),
+    )
+
+
+def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
+    """Return the modelled speed on named hardware; None without configurations to model."""
+    known = [arm for arm in analysis.arms if arm.modelled]
+    if not known:
+        return None
+    hardware = [one.hardware for one in known[0].modelled]
+    priced = [name for name in hardware if name in prices]
+
+    def speed(arm: ArmResult, one: Modelled) -> str:
+        if one.speed is None:
+            return words.DASH
+        net = "" if arm.name == analysis.baseline else f"; net {words.times(one.net)}"
+        return f"{one.speed:.2f}×{net}"
+
+    return Table(
+        caption=(
+            f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on "
+            f"one device, by a roofline of published peaks ({GEMM_SHARE:.0%} of them in GEMMs, "
+            f"{MEMORY_SHARE:.0%} in memory), without launches and communication. Net: speed / (1 + token "
+            "cost), with the token cost's interval alone. FP4 FLOPs: share of the training FLOPs with both "
+            "operands in FP4. – : no unit for the format."
+        ),
+        columns=(
+            "Arm",
+            "FP4 FLOPs",
+            *hardware,
+            *(f"{name}: GPU-hours to target, at {prices[name]:g} $/h" for name in priced),
+        ),
+        rows=tuple(
+            (
+                arm.name,
+                words.share(arm.fp4_share),
+                *(speed(arm, one) for one in arm.modelled),
+                *(
+                    words.DASH
+                    if one.hours is None
+                    else f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
+                    for one in arm.modelled
+                    if one.hardware in priced
+                ),
+            )
+            for arm in known
+        ),
+        numeric=frozenset(range(1, 2 + len(hardware) + len(priced))),
+    )
+
+
+def large_table(analysis: Analysis) -> Table | None:
+    """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
+    known = [arm for arm in analysis.arms if arm.modelled]
+    if not known:
+        return None
+    hardware = [one.hardware for one in known[0].modelled]
+    return Table(
+        caption=(
+            f"Modelled, not measured: step speed of the same recipes over {analysis.baseline}'s at the "
+            f"shapes of Llama 3.1 8B ({LLAMA_8B.tokens_per_step:,} tokens a step, sequences of "
+            f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
+            "to that size."
+        ),
+        columns=("Arm", *hardware),
+        rows=tuple(
+            (
+                arm.name,
+                *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled),
+            )
+            for arm in known
+        ),
+        numeric=frozenset(range(1, 1 + len(hardware))),
+    )
+
+
+def check_table(analysis: Analysis) -> Table | None:
+    """Return what the speed model gives where others have published a speed-up."""
+    if not any(arm.modelled for arm in analysis.arms):
+        return None
+    return Table(
+        caption=(
+            "The model of step speed beside published figures. It leaves out what costs time in practice, "
+            "so that it is too high rather than too low; take its numbers with a deviation of that order."
+        ),
+        columns=("What", "Published", "Modelled", "Deviation", "Source"),
+        rows=tuple(
+            (
+                check.what,
+                ("> " if check.at_least else "") + f"{check.published:.2f}×",
+                f"{check.modelled:.2f}×",
+                words.percent(check.deviation),
+                check.source,
+            )
+            for check in published_checks()
+        ),
+        numeric=frozenset({1, 2, 3}),
+    )

@@ -1,0 +1,133 @@
+"""A study's run store → the files of its report.
+
+Each file is written through a temporary one and renamed, and the pages come last: a reader sees an old page
+or a new one, never half of it. The same run store gives the same bytes.
+
+How it fails: a damaged run is named in the report's warnings; only a plan that cannot be read stops it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate.base.files import write_bytes_atomic
+from ablate.reports.figures import draw_figures
+from ablate.reports.figures.diagnoses import draw_diagnoses
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.findings.diagnoses import diagnose_study, to_document
+from ablate.reports.pages import csv_files, speed_tables, tables
+from ablate.reports.pages.diagnosis_table import diagnosis_table
+from ablate.reports.pages.document import build_document
+from ablate.reports.pages.render import Content, render_html, render_markdown
+from ablate.reports.read.against import read_against
+from ablate.reports.read.load import load_frames
+from ablate.reports.words import caveats
+from ablate.reports.words.latex import to_latex
+from ablate.reports.words.verdict import Verdict, write_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ablate.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportPaths:
+    """What was written, and the verdict to print beside it."""
+
+    html: Path
+    markdown: Path
+    json: Path
+    tables: Path
+    figures: Path
+    verdict: Verdict
+    notices: tuple[str, ...]
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the files and folders written."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(value for value in values if isinstance(value, Path))
+
+
+def write_report(
+    store: StudyStore,
+    out: Path | None = None,
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    waive: Collection[str] = (),
+    prices: Mapping[str, float] | None = None,
+    refresh_sec: int | None = None,
+) -> ReportPaths:
+    """Write the report of a study, by default into its folder under ``report/``.
+
+    ``baseline``, ``target``: another arm, or another value, than the study names; see ``against``.
+    ``waive``: settings in which runs may differ, see ``comparable``. ``prices``: USD for a device-hour by the
+    hardware's name. ``refresh_sec``: have a browser load the page again after so many seconds.
+
+    Raises:
+        FileNotFoundError: the study never ran here.
+        UserError: its plan cannot be read, or there is no such baseline or target.
+    """
+    folder = store.path / "report" if out is None else out
+    frames = read_against(load_frames(store), baseline=baseline, target=target)
+    analysis = analyse(frames, waive=waive)
+    # Faults name files relative to the study: the report must not depend on where the study lies.
+    diagnosed, damaged = diagnose_study(store, analysis)
+    faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
+    notices = caveats.notices(analysis)
+    content = Content(
+        analysis=analysis,
+        verdict=write_verdict(analysis),
+        notices=notices,
+        warnings=caveats.warnings(analysis, faults),
+        drawings=(*draw_figures(analysis), *draw_diagnoses(diagnosed)),
+        diagnosed=diagnosed,
+        prices=dict(prices or {}),
+        refresh_sec=refresh_sec,
+    )
+    document = build_document(analysis, content.verdict, content.notices, content.warnings)
+    document["diagnostics"] = to_document(diagnosed)
+    files: dict[str, bytes] = {
+        "tables/arms.csv": csv_files.arms_csv(analysis).encode(),
+        "tables/runs.csv": csv_files.runs_csv(analysis).encode(),
+        "tables/evaluations.csv": csv_files.evaluations_csv(frames).encode(),
+    }
+    for name, table in (
+        ("arms", tables.headline(analysis)),
+        ("stopped", tables.stop_table(analysis)),
+        ("steps", tables.step_table(analysis)),
+        ("effects", tables.effect_table(analysis)),
+        ("power", tables.power_table(analysis)),
+        ("tuning", tables.tuning_table(analysis)),
+        ("restricted", tables.reached_table(analysis)),
+        ("measured", speed_tables.measured_table(analysis, content.prices)),
+        ("modelled", speed_tables.modelled_table(analysis, content.prices)),
+        ("modelled-8b", speed_tables.large_table(analysis)),
+        ("published", tables.published_table(analysis)),
+        ("diagnoses", diagnosis_table(diagnosed)),
+    ):
+        if table is not None:
+            files[f"tables/{name}.tex"] = to_latex(table, name).encode()
+    for drawing in content.drawings:
+        files[f"figures/{drawing.name}.svg"] = drawing.svg
+        files[f"figures/{drawing.name}.png"] = drawing.png
+    files["report.json"] = (
+        json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    ).encode()
+    files["report.md"] = render_markdown(content).encode()
+    files["report.html"] = render_html(content).encode()
+    for name, body in files.items():
+        write_bytes_atomic(folder / name, body)
+    return ReportPaths(
+        html=folder / "report.html",
+        markdown=folder / "report.md",
+        json=folder / "report.json",
+        tables=folder / "tables",
+        figures=folder / "figures",
+        verdict=content.verdict,
+        notices=notices,
+    )

@@ -1,0 +1,1 @@
+"""Run store and logs of others: files to data frames."""

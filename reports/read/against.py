@@ -1,0 +1,106 @@
+"""The same runs read another way: against another arm, or at another target than the study file names.
+
+A study against BF16 says what each arm costs; whether a Hadamard mends what FP4 broke is a question of the
+same runs against the arm without it.
+
+How it fails: a study whose design rests on its baseline (a ``stop`` rule, ``tune``) is refused, since its
+runs were chosen by that very comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ablate.base.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from ablate.reports.read.load import StudyFrames
+
+
+def read_against(
+    frames: StudyFrames, *, baseline: str | None = None, target: float | None = None
+) -> StudyFrames:
+    """Return the study with another baseline, another target (of the study's own kind), or both.
+
+    Raises:
+        UserError: no such arm, no such target, or a design that does not allow it.
+    """
+    plan = frames.plan
+    if baseline is None and target is None:
+        return frames
+    for section in ("stop", "tuning"):
+        if plan.get(section):
+            key = "tune" if section == "tuning" else section
+            raise UserError(
+                f"--baseline and --target: study '{plan['study']}' has '{key}', which chose its runs by the "
+                f"comparison that the study file names (leave the option out)"
+            )
+    if target is not None:
+        if not math.isfinite(target) or target <= 0:
+            raise UserError(f"--target: {target:g} is no {plan['target']['kind']} (expected above 0)")
+        plan = plan | {"target": plan["target"] | {"value": target}}
+    if baseline is not None:
+        plan = _against_arm(plan, baseline)
+    return replace(frames, plan=plan)
+
+
+def target_after(frames: StudyFrames, tokens: int) -> float:
+    """Return the target that the study's own baseline reaches after so many tokens: its mean loss there.
+
+    The mean over the runs of the baseline but for diverged ones, linear between evaluations, rounded to three
+    decimals; of the study's own kind, so that for a perplexity target it is the exponential of that. It comes
+    from the very runs that costs are then told against, and intervals do not hold its error.
+
+    Raises:
+        UserError: no run of the baseline has evaluations on both sides of it.
+    """
+    plan = frames.plan
+    runs = frames.runs.loc[frames.runs["arm"] == plan["baseline"], "run_id"]
+    curves = [frames.evals[frames.evals["run_id"] == run] for run in runs]
+    curves = [curve for curve in curves if len(curve) and np.isfinite(curve["val_loss"]).all()]
+    if not curves:
+        raise UserError(f"--after: '{plan['baseline']}' in study '{plan['study']}' has no finite losses yet")
+    first = max(int(curve["tokens"].iloc[0]) for curve in curves)
+    last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
+    if not first <= tokens <= last:
+        raise UserError(
+            Problem(
+                what=f"--after: {tokens:,} tokens is outside what '{plan['baseline']}' in study "
+                f"'{plan['study']}' was evaluated at",
+                hint=f"from {first:,} to {last:,}",
+            )
+        )
+    losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
+    loss = sum(losses) / len(losses)
+    return round(math.exp(loss) if plan["target"]["kind"] == "perplexity" else loss, 3)
+
+
+def _against_arm(plan: dict[str, Any], baseline: str) -> dict[str, Any]:
+    arms = {arm["name"]: arm for arm in plan["arms"]}
+    if baseline not in arms:
+        raise UserError(
+            f"--baseline: no arm '{baseline}' in study '{plan['study']}' (arms: {', '.join(sorted(arms))})"
+        )
+    if baseline == plan["baseline"]:
+        return plan
+    own = arms[baseline].get("differs") or {}
+    # A second arm of the old baseline is an arm like any other here: it is not this baseline's.
+    entries = [
+        arm | {"again": False, "differs": _differs(arm.get("differs") or {}, own)} for arm in plan["arms"]
+    ]
+    return plan | {"baseline": baseline, "arms": entries}
+
+
+def _differs(arm: dict[str, Any], base: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the fields in which an arm differs from the new baseline. Both are told against the old one."""
+    pairs = {}
+    for field in dict.fromkeys((*base, *arm)):
+        old = (base.get(field) or arm[field])[0]
+        pair = [base[field][1] if field in base else old, arm[field][1] if field in arm else old]
+        if pair[0] != pair[1]:
+            pairs[field] = pair
+    return pairs

@@ -1,0 +1,99 @@
+"""Which runs may be averaged and compared: those that differ in nothing but what the study compares.
+
+A run's id holds its configuration, so that the runs of an arm agree in it. What an id does not hold is the
+code that trained it, and an arm may override what the baseline is measured with. So a run is set apart
+(counted as no result, named in the report) where it differs in
+
+- ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
+- ``code``: from the sources that most runs of the study were trained by;
+- ``device``: from the kind of GPU (or none) that most runs were trained on;
+- ``world_size``: from the number of devices that most runs had.
+
+A study that means such a difference waives it by name. What a record does not tell is no difference.
+
+How it fails: it does not raise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from ablate.run.config import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ablate.reports.read.load import StudyFrames
+
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+
+
+_OF_MOST: tuple[Setting, ...] = ("code", "device", "world_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetApart:
+    """A run that is not pooled: in what it differs, its own value, and that of the others."""
+
+    run_id: str
+    arm: str
+    setting: Setting
+    own: str
+    others: str
+
+
+def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[SetApart, ...]:
+    """Return the runs with a result that must not be pooled, each with the first setting it differs in."""
+    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
+    own: dict[str, tuple[str, dict[Setting, str | None]]] = {}
+    for run_id, arm in zip(results["run_id"], results["arm"], strict=True):
+        config = frames.configs.get(arm) or {}
+        own[run_id] = (arm, _fingerprint(config, frames.environments.get(run_id) or {}))
+    reference: dict[Setting, str | None] = dict(
+        _fingerprint(frames.configs.get(frames.plan["baseline"]) or {}, {})
+    )
+    for setting in _OF_MOST:
+        counts = Counter(value for _, marks in own.values() if (value := marks[setting]) is not None)
+        reference[setting] = counts.most_common(1)[0][0] if counts else None
+    found = []
+    for run_id, (arm, marks) in own.items():
+        for setting in SETTINGS:
+            mine, theirs = marks[setting], reference[setting]
+            if setting not in waived and mine is not None and theirs is not None and mine != theirs:
+                found.append(SetApart(run_id=run_id, arm=arm, setting=setting, own=mine, others=theirs))
+                break
+    return tuple(found)
+
+
+def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[Setting, str | None]:
+    data = config.get("data") or {}
+    training = config.get("training") or {}
+    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
+    code = environment.get("code") or _text([environment.get("ablate"), environment.get("git_commit")])
+    world_size = environment.get("world_size")
+    # The evaluation set: its size, where its text comes from, and which windows of that.
+    evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
+    if training.get("eval_windows", "spread") != "spread":
+        evaluation.append(training["eval_windows"])
+    return {
+        "data": config.get("data_digest"),
+        "tokenizer": _text(tokenizer),
+        "evaluation": _text(evaluation),
+        "code": code,
+        "device": trained_on(environment),
+        "world_size": None if world_size is None else str(world_size),
+    }
+
+
+def trained_on(environment: Mapping[str, Any]) -> str | None:
+    """Return the GPU's name or CPU; what others' logs ran on differs by design, and is theirs to say."""
+    if environment.get("backend_mode") in (None, "imported"):
+        return None
+    return environment.get("gpu") or "CPU"
+
+
+def _text(parts: list[Any]) -> str | None:
+    known = [str(part) for part in parts if part not in (None, [])]
+    return " ".join(known) or None

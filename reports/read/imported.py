@@ -1,0 +1,210 @@
+"""What every importer makes: runs as plain data, and a run store of them.
+
+Nothing is pooled that does not belong together: the runs of one arm must agree in every setting that a log
+tells, unless the user waives one by name; where arms differ in a setting the report's table of arms shows it.
+
+How it fails: a run that does not parse is a line in ``faults``, and the rest goes on; what leaves no study at
+all (an arm without runs, settings that disagree within an arm) is a ``UserError``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import UserError
+from ablate.base.files import write_bytes_atomic
+from ablate.plan.lock import LOCK_FORMAT
+from ablate.store import Status, StudyStore, write_json_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ablate.store import State
+
+IMPORTED = "imported"
+"""``backend_mode`` of runs whose arithmetic and timing are known from a log alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRun:
+    """One run of a log.
+
+    ``evals`` are (tokens, validation loss in nats per token); ``throughput`` (tokens, tokens per second).
+    ``settings`` is what makes runs comparable: batch, learning rate, data, world size; never the seed.
+    ``source`` names it for people; ``content`` is hashed to its id.
+    """
+
+    source: str
+    content: bytes
+    seed: int
+    evals: tuple[tuple[int, float], ...]
+    state: State = "finished"
+    message: str | None = None
+    throughput: tuple[tuple[int, float], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    started_unix: float | None = None
+    ended_unix: float | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedStudy:
+    """Arms by name with their runs, and how they are to be compared."""
+
+    name: str
+    arms: Mapping[str, Sequence[ImportedRun]]
+    baseline: str
+    target_kind: str
+    target_value: float
+    crossing: str = "confirmed"
+    paired_seeds: bool = False
+    description: str | None = None
+    waived: tuple[str, ...] = ()
+
+
+def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[str]]:
+    """Write an ordinary run store for a study at ``folder``; returns it and what was left out, line by line.
+
+    A second import of the same logs writes the same store; another study of that name is refused.
+
+    Raises:
+        UserError: an arm without runs, an unknown baseline, runs of one arm that do not compare, a folder
+            that holds a study of another kind.
+    """
+    faults: list[str] = []
+    arms = {name: _distinct(name, runs, faults) for name, runs in study.arms.items()}
+    for name, runs in arms.items():
+        if not runs:
+            raise UserError(f"arm '{name}' has no run that could be read")
+    if study.baseline not in arms:
+        raise UserError(f"--baseline: no arm '{study.baseline}' (arms: {', '.join(arms)})")
+    settings = {name: _common_settings(name, runs, study.waived) for name, runs in arms.items()}
+    store = StudyStore(folder)
+    _make_room(store)
+    base = settings[study.baseline]
+    entries = [
+        _write_arm(store, name, runs, settings[name], {} if name == study.baseline else base)
+        for name, runs in arms.items()
+    ]
+    store.write_plan(
+        {
+            "format": LOCK_FORMAT,
+            "study": study.name,
+            "description": study.description,
+            "baseline": study.baseline,
+            "target": {
+                "kind": study.target_kind,
+                "value": study.target_value,
+                "crossing": study.crossing,
+            },
+            "paired_seeds": study.paired_seeds,
+            "training": base,
+            "arms": entries,
+            "dropped": [],
+            "imported": True,
+        }
+    )
+    return store, faults
+
+
+def _make_room(store: StudyStore) -> None:
+    """Take away an earlier import of that name, and nothing else."""
+    if not store.plan_path.exists():
+        return
+    try:
+        imported = store.plan().get("imported") is True
+    except ValueError:
+        imported = False
+    if not imported:
+        raise UserError(f"{store.path} holds a study that was not imported: choose another --study")
+    shutil.rmtree(store.path / "runs", ignore_errors=True)
+
+
+def _distinct(arm: str, runs: Sequence[ImportedRun], faults: list[str]) -> list[ImportedRun]:
+    """Drop copies of a log, which would make the error bars smaller than they are."""
+    known: dict[str, ImportedRun] = {}
+    for run in runs:
+        first = known.setdefault(_run_id(run), run)
+        if first is not run:
+            faults.append(f"{run.source}: same content as {first.source} (arm '{arm}'): counted once")
+    return list(known.values())
+
+
+def _run_id(run: ImportedRun) -> str:
+    return hashlib.sha256(run.content).hexdigest()[:16]
+
+
+def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Iterable[str]) -> dict[str, Any]:
+    """Return the settings that all runs of an arm share.
+
+    Raises:
+        UserError: they differ in one that is not waived.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    common: dict[str, Any] = {}
+    for key in keys:
+        values = Counter(json.dumps(run.settings.get(key)) for run in runs)
+        if len(values) == 1:
+            common[key] = runs[0].settings.get(key)
+            continue
+        if key in waived:
+            continue
+        usual = values.most_common(1)[0][0]
+        odd = next(run for run in runs if json.dumps(run.settings.get(key)) != usual)
+        raise UserError(
+            f"arm '{arm}': its runs differ in {key} ({json.dumps(odd.settings.get(key))} in {odd.source}, "
+            f"{usual} in most) and cannot be pooled; make two arms of them, or --waive {key}"
+        )
+    return common
+
+
+def _write_arm(
+    store: StudyStore, name: str, runs: Sequence[ImportedRun], own: dict[str, Any], base: dict[str, Any]
+) -> dict[str, Any]:
+    keys = dict.fromkeys((*base, *own)) if base else {}
+    differs = {key: [base.get(key), own.get(key)] for key in keys if base.get(key) != own.get(key)}
+    entries = []
+    for run in runs:
+        run_id = _run_id(run)
+        _write_run(store, run_id, run)
+        entries.append({"id": run_id, "seed": run.seed})
+    last = max((run.evals[-1][0] for run in runs if run.evals), default=0)
+    return {
+        "name": name, "description": None, "recipe": "as logged", "tokens": last, "factors": {},
+        "differs": differs, "folded": [], "runs": entries,
+    }  # fmt: skip
+
+
+def _write_run(store: StudyStore, run_id: str, run: ImportedRun) -> None:
+    target = store.run(run_id)
+    last = run.evals[-1][0] if run.evals else 0
+    target.create({"training": {"tokens": last, **run.settings}, "seed": run.seed, "source": run.source})
+    write_json_atomic(
+        target.environment_path,
+        {**run.environment, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
+    )
+    rows = [
+        {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}
+        for step, (tokens, rate) in enumerate(run.throughput, 1)
+    ]
+    rows += [
+        {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
+        for step, (tokens, loss) in enumerate(run.evals, 1)
+    ]
+    # The times of MLflow's rows come from here and must not change from import to import.
+    begun = run.started_unix or 0.0
+    stamped = ({**row, "time_unix": begun + number} for number, row in enumerate(rows))
+    content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in stamped)
+    write_bytes_atomic(target.metrics_path, content.encode())
+    target.write_status(
+        Status(
+            state=run.state, attempt=1, tokens=last, step=len(run.evals), message=run.message,
+            started_unix=run.started_unix, ended_unix=run.ended_unix,
+        )
+    )  # fmt: skip

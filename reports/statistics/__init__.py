@@ -1,0 +1,1 @@
+"""Statistics on plain numbers and frames: no files, no words, no pictures."""

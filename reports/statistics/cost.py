@@ -1,0 +1,202 @@
+"""Token cost: what share more tokens an arm needs than the baseline to reach the same validation loss.
+
+exp(mean log T_arm − mean log T_baseline) − 1, with Welch's interval on log T, or the paired interval where
+the study declares its seeds paired. The trap this module exists to avoid is to average over the runs that
+hit: the slow ones are missing from that average. If one run of either side has no known T, there is no
+estimate, only the bound that follows when each T may lie anywhere in its range.
+
+How it fails: it does not raise. ``kind`` says what there is, and ``reason`` why there is no more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ablate.reports.statistics.intervals import (
+    ALPHA,
+    ONE_RUN,
+    Estimate,
+    Interval,
+    difference,
+    exponential,
+    mean_estimate,
+    mean_interval,
+    t_interval,
+    welch_interval,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.run.outcome import Outcome
+
+Kind = Literal["interval", "point", "bound", "none", "baseline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A token cost as a fraction (0.18 is 18 % more tokens).
+
+    ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
+    ``low`` or ``high`` bounds the cost of *these runs* and carries no sampling error, which ``restricted``
+    shows in its place: the cost with every run cut at the budget, with its interval. ``none``: nothing.
+    ``log_ratio``: log (1 + cost) with its error, for those who reckon on with an estimate.
+    """
+
+    kind: Kind
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+    n: int = 0
+    n_baseline: int = 0
+    pairs: int | None = None
+    variance_ratio: float | None = None
+    restricted: Interval | None = None
+    log_ratio: Estimate | None = None
+
+
+def is_settled(cost: Cost) -> bool:
+    """Tell whether an interval leaves zero out."""
+    return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (cost.high or 0.0)
+
+
+def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
+    """Return the geometric mean of the tokens to target with its interval on log T.
+
+    Where a run has no known T: no estimate, and as ``low`` the mean with such runs at their budget.
+    """
+    runs = [run for run in outcomes if run.end != "missing"]
+    if not runs:
+        return Interval(note="no results")
+    if all(run.exact for run in runs):
+        return exponential(mean_interval(_logs(runs), alpha))
+    low, high = _log_range(runs)
+    return Interval(
+        low=math.exp(low) if math.isfinite(low) else None,
+        high=math.exp(high) if math.isfinite(high) else None,
+        note=_why_inexact(runs),
+    )
+
+
+def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
+    """Return the mean log of the tokens to target; None unless every result has one."""
+    runs = [run for run in outcomes if run.end != "missing"]
+    return mean_estimate(_logs(runs)) if runs and all(run.exact for run in runs) else None
+
+
+def token_cost(
+    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False, alpha: float = ALPHA
+) -> Cost:
+    """Return the token cost of an arm over the baseline from how their runs ended.
+
+    ``alpha``: the chance that its interval misses, as far as this one comparison goes.
+    """
+    left = [run for run in arm if run.end != "missing"]
+    right = [run for run in baseline if run.end != "missing"]
+    if not left or not right:
+        whose = "this arm" if not left else "the baseline"
+        return Cost(kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right))
+    if not all(run.exact for run in left + right):
+        return _bound(left, right, alpha)
+    pairs = sorted({run.seed for run in left} & {run.seed for run in right}) if paired else []
+    if len(pairs) >= 2:
+        return _paired(left, right, pairs, alpha)
+    log_ratio = difference(mean_estimate(_logs(left)), mean_estimate(_logs(right)))
+    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
+    reason = cost.note
+    if paired and reason != ONE_RUN:
+        reason = "fewer than 2 seeds in common: compared unpaired"
+    return Cost(
+        kind="point" if cost.low is None else "interval",
+        estimate=cost.estimate,
+        low=cost.low,
+        high=cost.high,
+        reason=reason,
+        n=len(left),
+        n_baseline=len(right),
+        log_ratio=log_ratio,
+    )
+
+
+def _logs(runs: Sequence[Outcome]) -> list[float]:
+    return [math.log(run.high) for run in runs]
+
+
+def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int], alpha: float) -> Cost:
+    x_of = {run.seed: math.log(run.high) for run in left}
+    y_of = {run.seed: math.log(run.high) for run in right}
+    x = np.array([x_of[seed] for seed in pairs])
+    y = np.array([y_of[seed] for seed in pairs])
+    log_ratio = mean_estimate(x - y)
+    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
+    spread = float(np.var(x - y, ddof=1))
+    unpaired = float(np.var(x, ddof=1) + np.var(y, ddof=1))
+    return Cost(
+        kind="point" if cost.low is None else "interval",
+        estimate=cost.estimate,
+        low=cost.low,
+        high=cost.high,
+        reason=cost.note,
+        n=len(left),
+        n_baseline=len(right),
+        pairs=len(pairs),
+        # Above 1, pairing has made the interval narrower; at 1 it has gained nothing.
+        variance_ratio=unpaired / spread if spread > 0 else None,
+        log_ratio=log_ratio,
+    )
+
+
+def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> Cost:
+    """Let each unknown T lie anywhere in its range, and see what of the cost is still bounded."""
+    left_low, left_high = _log_range(left)
+    right_low, right_high = _log_range(right)
+    bounds = exponential(
+        Interval(low=_finite(left_low - right_high), high=_finite(left_high - right_low)), minus=1.0
+    )
+    reasons = [
+        f"{whose}: {_why_inexact(runs)}"
+        for whose, runs in (("this arm", left), ("the baseline", right))
+        if not all(run.exact for run in runs)
+    ]
+    restricted = None
+    if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
+        cut = [math.log(run.low) for run in left]
+        restricted = exponential(welch_interval(cut, _logs(right), alpha), minus=1.0)
+    return Cost(
+        kind="none" if bounds.low is None and bounds.high is None else "bound",
+        low=bounds.low,
+        high=bounds.high,
+        reason="; ".join(reasons),
+        n=len(left),
+        n_baseline=len(right),
+        restricted=restricted,
+    )
+
+
+def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the least and the greatest that the mean of log T can be."""
+
+    def log(value: float) -> float:
+        return math.log(value) if value > 0 else -math.inf
+
+    count = len(runs)
+    return sum(log(run.low) for run in runs) / count, sum(log(run.high) for run in runs) / count
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _why_inexact(runs: Sequence[Outcome]) -> str:
+    counts = {
+        "ended before the target": sum(run.end == "censored" for run in runs),
+        "diverged": sum(run.end == "diverged" for run in runs),
+        "was at the target by the first evaluation": sum(run.end == "hit" and not run.exact for run in runs),
+    }
+    parts = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"of {len(runs)} runs {' and '.join(parts)}"

@@ -1,0 +1,1 @@
+"""Numbers and findings as sentences and tables."""

@@ -1,0 +1,240 @@
+"""How numbers are written: one place, so that the page, the figures and the verdict agree.
+
+Percentages carry a sign and one decimal, losses four decimals, tokens three significant digits with k, M or
+B (10⁹). What is None is written as a dash.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ablate.models.arithmetic import parameters_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.findings.analyse import ArmResult
+    from ablate.reports.findings.ends import Target
+    from ablate.reports.findings.timing import RunTiming, Throughput
+    from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.statistics.stopping import StopRule
+
+DASH = "–"
+NBSP = "\u00a0"
+MINUS = "−"
+
+RULES = {
+    "confirmed": "first crossing confirmed by the next evaluation, interpolated",
+    "first_eval": "first evaluation at or under the target",
+}
+
+
+def signed(value: float, decimals: int) -> str:
+    """Return a number with its sign and a proper minus; what rounds to nought has none."""
+    text = f"{abs(value):.{decimals}f}"
+    if float(text) == 0:
+        return text
+    return ("+" if value > 0 else MINUS) + text
+
+
+def _percent_number(value: float) -> str:
+    return signed(100 * value, 0 if abs(value) >= 9.995 else 1)
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as a signed percentage."""
+    return DASH if value is None else f"{_percent_number(value)}{NBSP}%"
+
+
+def share(value: float | None) -> str:
+    """Return a fraction as a percentage without a sign."""
+    return DASH if value is None else f"{100 * abs(value):.{0 if abs(value) >= 9.995 else 1}f}{NBSP}%"
+
+
+def percent_range(low: float | None, high: float | None) -> str:
+    """Return ``[+14.1, +22.3]``, empty where there is no interval."""
+    if low is None or high is None:
+        return ""
+    return f"[{_percent_number(low)}, {_percent_number(high)}]"
+
+
+def percent_interval(value: Interval | Cost) -> str:
+    """Return a fraction as a signed percentage with its interval."""
+    if value.estimate is None:
+        return DASH
+    interval = percent_range(value.low, value.high) or "(no interval)"
+    return f"{percent(value.estimate)} {interval}"
+
+
+def tokens(value: float | None) -> str:
+    """Return a token count as people say it."""
+    if value is None:
+        return DASH
+    scaled, unit = value, ""
+    for size, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            scaled, unit = value / size, f"{NBSP}{name}"
+            break
+    decimals = max(0, 2 - (math.floor(math.log10(scaled)) if scaled >= 1 else 0))
+    return f"{scaled:.{decimals if unit else 0}f}{unit}"
+
+
+def parameters(count: int) -> str:
+    """Return a number of parameters as people say it, on one line."""
+    return parameters_text(count).replace(" ", NBSP)
+
+
+def loss(value: float | None) -> str:
+    """Return a validation loss in nats per token."""
+    return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
+
+
+def target(value: Target) -> str:
+    """Return the target with its unit."""
+    if value.kind == "perplexity":
+        return f"a validation perplexity of {value.value:g} ({value.val_loss:.4f} nats/token)"
+    return f"a validation loss of {value.value:g} nats/token"
+
+
+def tokens_interval(interval: Interval) -> str:
+    """Return tokens to target with their interval, or the bound there is."""
+    if interval.estimate is None:
+        if interval.low is not None:
+            return f"> {tokens(interval.low)}"
+        return DASH if interval.high is None else f"≤ {tokens(interval.high)}"
+    if interval.low is None or interval.high is None:
+        return tokens(interval.estimate)
+    return f"{tokens(interval.estimate)} [{tokens(interval.low)}, {tokens(interval.high)}]"
+
+
+def loss_interval(interval: Interval, *, difference: bool = False) -> str:
+    """Return a loss, or a signed difference of losses, with its interval."""
+    if interval.estimate is None:
+        return DASH
+
+    def number(value: float) -> str:
+        return signed(value, 4) if difference else loss(value)
+
+    if interval.low is None or interval.high is None:
+        return number(interval.estimate)
+    return f"{number(interval.estimate)} [{number(interval.low)}, {number(interval.high)}]"
+
+
+def cost(value: Cost) -> str:
+    """Return a token cost with its interval, or the bound there is."""
+    if value.kind == "baseline":
+        return "baseline"
+    if value.kind == "bound":
+        if value.low is not None and value.high is not None:
+            return f"between {percent(value.low)} and {percent(value.high)}"
+        # "> +39 %" reads badly: the sign says no more than "more than".
+        return (
+            "> " + percent(value.low).removeprefix("+")
+            if value.low is not None
+            else f"< {percent(value.high)}"
+        )
+    return percent_interval(value)
+
+
+def break_even(arm: ArmResult) -> str:
+    """Return the throughput, as a multiple of the baseline's, from which the arm pays."""
+    value = arm.break_even
+    if value.estimate is not None:
+        text = f"{value.estimate:.2f}×"
+        return text if value.low is None else f"{text} [{value.low:.2f}, {value.high:.2f}]"
+    if value.low is not None:
+        return f"> {value.low:.2f}×"
+    return DASH if value.high is None else f"< {value.high:.2f}×"
+
+
+def times(value: Interval) -> str:
+    """Return a factor with its interval."""
+    if value.estimate is None:
+        return DASH
+    text = f"{value.estimate:.2f}×"
+    return text if value.low is None or value.high is None else f"{text} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def hours(value: Interval, unit: str = "h", scale: float = 1.0) -> str:
+    """Return hours, or what they cost, with their interval."""
+    if value.estimate is None:
+        return DASH
+    text = f"{value.estimate * scale:.3g}{NBSP}{unit}"
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} [{value.low * scale:.3g}, {value.high * scale:.3g}]"
+
+
+def dollars(value: Interval, price: float) -> str:
+    """Return what hours cost at a price an hour."""
+    return hours(value, "$", price)
+
+
+def ends(arm: ArmResult) -> str:
+    """Return ``hit / censored / diverged``."""
+    return f"{arm.hit} / {arm.censored} / {arm.diverged}"
+
+
+def counts(value: Cost) -> str:
+    """Return the numbers of runs behind a comparison."""
+    if value.pairs is not None:
+        return f"n{NBSP}={NBSP}{value.pairs} pairs"
+    if value.n == value.n_baseline:
+        return f"n{NBSP}={NBSP}{value.n}"
+    return f"n{NBSP}={NBSP}{value.n} against {value.n_baseline}"
+
+
+def plain(value: object) -> str:
+    """Return a value of a study file."""
+    if value is None:
+        return "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 run``, ``2 runs``."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def moment(unix: float | None) -> str:
+    """Return a time of the run data in UTC."""
+    return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def timing_reasons(value: RunTiming) -> str:
+    """Return why the runs' own timing says nothing of speed."""
+    return ", ".join(f"{reason} ({plural(count, 'run')})" for reason, count in value.reasons)
+
+
+def timed_alone(value: Throughput) -> str:
+    """Return what ``ablate throughput`` measured, on what and when."""
+    return (
+        f"{value.device}, {plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}, "
+        f"{moment(value.measured_unix)}"
+    )
+
+
+def levels(alphas: Sequence[float]) -> str:
+    """Return nominal significance levels: ``0.079, 0.74, 2.2 and 4.2 %``."""
+    return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
+
+
+def coverage(*rules: StopRule | None) -> str:
+    """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
+    repeated = any(rule is not None and rule.hopeless is not None for rule in rules)
+    return f"repeated 95{NBSP}%" if repeated else f"95{NBSP}%"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def p_value(value: float | None) -> str:
+    """Return a p-value as people write it."""
+    if value is None:
+        return DASH
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

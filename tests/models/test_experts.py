@@ -1,0 +1,117 @@
+"""Experts against their definition written out, one token at a time."""
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from ablate.backends.select import Selection
+from ablate.layers.linear import QuantLinear
+from ablate.layers.state import RecipeState
+from ablate.models.decoder import Decoder
+from ablate.models.experts import Experts
+from ablate.recipes import Recipe, RecipeSpec, resolve
+from ablate.run.config import ModelConfig
+from ablate.train import train
+
+SHAPE = ModelConfig(width=64, layers=2, heads=2, ffn=96, experts=4)
+
+
+def model(recipe=None, **changes):
+    config = TypeAdapter(ModelConfig).validate_python({**SHAPE.__dict__, **changes})
+    state = RecipeState(recipe=recipe or Recipe(), backend=Selection("emulated"), seed=0)
+    decoder = Decoder(config, 64, 32, state)
+    decoder.initialise(torch.Generator().manual_seed(0))
+    return decoder
+
+
+def experts_of(decoder):
+    return next(module for module in decoder.modules() if isinstance(module, Experts))
+
+
+@pytest.mark.parametrize("per_token", [1, 2, 4])
+def test_the_output_is_the_weighted_sum_of_the_chosen(per_token):
+    mixture = experts_of(model(experts_per_token=per_token))
+    with torch.no_grad():
+        mixture.router.mul_(50)  # initial weights alone choose next to nothing
+        x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+        out = mixture(x).view(-1, 64)
+        for row, token in zip(out, x.view(-1, 64), strict=True):
+            probabilities = torch.softmax(mixture.router @ token.float(), dim=-1)
+            best = probabilities.topk(per_token)
+            expected = sum(
+                (weight / best.values.sum()) * mixture.experts[index](token[None]).float()[0]
+                for weight, index in zip(best.values, best.indices, strict=True)
+            )
+            torch.testing.assert_close(row.float(), expected, rtol=0.03, atol=2e-3)
+
+
+def test_balance_is_one_for_an_even_spread_and_the_number_of_experts_for_none():
+    mixture = experts_of(model(experts_per_token=1))
+    x = torch.eye(64)[None, :4].to(torch.bfloat16)
+    with torch.no_grad():
+        mixture.router.zero_()
+        mixture.router[range(4), range(4)] = 1000.0  # token i goes to expert i
+        mixture(x)
+        assert float(mixture.balance) == pytest.approx(1.0)
+        mixture.router.zero_()
+        mixture.router[0] = 1000.0
+        mixture(x)
+        assert float(mixture.balance) == pytest.approx(4.0)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_nought():
+    decoder = model(resolve(TypeAdapter(RecipeSpec).validate_python({"gemms": ["fprop", "dgrad", "wgrad"]})))
+    mixture = experts_of(decoder)
+    with torch.no_grad():
+        mixture.router.zero_()
+    decoder(torch.arange(64).view(2, 32)).float().sum().backward()  # all ties go to the first two
+    grads = [expert.down.weight.grad for expert in mixture.experts]
+    assert all(grad is not None for grad in grads)
+    assert [bool(grad.any()) for grad in grads].count(True) == 2
+
+
+def test_filling_up_changes_no_gradient():
+    recipe = resolve(TypeAdapter(RecipeSpec).validate_python({"gemms": ["wgrad"], "stabiliser": "dht"}))
+    grads = []
+    for multiple in (32, 128):
+        decoder = model(recipe)
+        for mixture in (module for module in decoder.modules() if isinstance(module, Experts)):
+            assert mixture.rows_multiple == 32
+            mixture.rows_multiple = multiple
+        decoder(torch.arange(64).view(2, 32)).float().square().sum().backward()
+        grads.append([parameter.grad for parameter in decoder.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("stabiliser", ["none", "sr", "dht"])
+def test_a_mixture_learns_and_its_experts_carry_the_recipe(make_config, tokens, stabiliser):
+    recipe = TypeAdapter(RecipeSpec).validate_python(
+        {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": stabiliser}
+    )
+    config = make_config(recipe, model={"experts": 4})
+    rows = []
+    result = train(config, rows.append, tokens=tokens)
+    losses = [row["val_loss"] for row in rows if row["kind"] == "eval"]
+    assert result.state == "finished"
+    assert losses[-1] < losses[0] - 0.3
+    seen = set()
+    decoder = model(resolve(recipe))
+    layers = [layer for layer in decoder.modules() if isinstance(layer, QuantLinear)]
+    layers[0].state.watch = lambda layer, gemm, operand, _: seen.add((layer, gemm, operand))
+    decoder(torch.arange(64).view(2, 32)).float().sum().backward()
+    assert ("blocks.1.ffn.experts.3.down", "wgrad", "dy") in seen
+    again = []
+    train(config, again.append, tokens=tokens)
+    assert [row.get("val_loss") for row in again] == [row.get("val_loss") for row in rows]
+
+
+def test_the_reported_loss_leaves_the_balance_out(make_config, tokens):
+    def first_row(**shape):
+        rows = []
+        config = make_config(model={"experts": 4, **shape}, tokens=512, eval_every_tokens=512)
+        train(config, rows.append, tokens=tokens)
+        return rows[0]
+
+    plain, weighed = first_row(balance_loss=0.0), first_row(balance_loss=1.0)
+    assert plain["loss"] == weighed["loss"]
+    assert plain["grad_norm"] != weighed["grad_norm"]

@@ -1,0 +1,273 @@
+"""Models that are not built in, through the shared trainer: Hugging Face's, and those of users' functions."""
+
+import copy
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from ablate.base.errors import UserError
+from ablate.layers.linear import QuantLinear
+from ablate.models.foreign import build
+from ablate.models.outline import outline
+from ablate.recipes import RecipeSpec
+from ablate.run.config import ModelConfig
+from ablate.train import train
+from ablate.train.dry import dry_run
+from ablate.train.loop import assemble
+
+ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}
+FUNCTION = """
+import torch
+from torch import nn
+
+
+class Tiny(nn.Module):
+    def __init__(self, vocab_size, width, dropout):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.drop = nn.Dropout(dropout)
+        self.lm_head = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + self.drop(torch.relu(layer(x)))
+        return self.lm_head(x)
+
+
+def build(*, vocab_size, seq_len, width=64, dropout=0.0):
+    return Tiny(vocab_size, width, dropout)
+
+
+def with_loss(*, vocab_size, seq_len):
+    def loss(module, inputs, targets):
+        logits = module(inputs).float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Tiny(vocab_size, 64, 0.0), loss
+
+
+def raises(*, vocab_size, seq_len):
+    raise KeyError("a bug of the user's")
+
+
+def no_module(*, vocab_size, seq_len):
+    return "a string"
+
+
+def no_linear(*, vocab_size, seq_len):
+    return nn.Embedding(vocab_size, vocab_size)
+"""
+CONFIGS = {
+    "llama": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "qwen3": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 32},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64},
+}  # fmt: skip
+
+
+@pytest.fixture
+def function(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FUNCTION)
+    return lambda name: f"{path}:{name}"
+
+
+@pytest.fixture
+def hf(tmp_path):
+    pytest.importorskip("transformers")
+
+    def make(kind, **changes):
+        folder = tmp_path / kind
+        folder.mkdir(exist_ok=True)
+        content = {"model_type": kind, "vocab_size": 64, **CONFIGS[kind], **changes}
+        (folder / "config.json").write_text(json.dumps(content))
+        return str(folder)
+
+    return make
+
+
+def config_with(make_config, model, recipe=ALL, **settings):
+    config = make_config(TypeAdapter(RecipeSpec).validate_python(recipe), **settings)
+    return dataclasses.replace(config, model=ModelConfig(**model))
+
+
+def curve(config, tokens, **options):
+    rows = []
+    result = train(config, rows.append, tokens=tokens, **options)
+    return result, [{k: v for k, v in row.items() if k != "tokens_per_sec"} for row in rows]
+
+
+def losses(rows):
+    return [row["val_loss"] for row in rows if row["kind"] == "eval"]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_hugging_face_configuration_trains_with_its_layers_quantised(make_config, tokens, hf, kind):
+    config = config_with(make_config, {"hf": hf(kind)})
+    network = assemble(config, "cpu").network
+    layers = [module for module in network.module.modules() if isinstance(module, QuantLinear)]
+    assert len(layers) == 2 * {"gpt2": 4}.get(kind, 7) + 1
+    assert not any(type(module) is torch.nn.Linear for module in network.module.modules())
+    assert {parameter.dtype for parameter in network.module.parameters()} == {torch.float32}
+    result, rows = curve(config, tokens)
+    assert result.state == "finished"
+    assert losses(rows)[0] < 1.05 * math.log(64)
+    assert losses(rows)[-1] < losses(rows)[0] - 0.3
+    assert curve(config, tokens)[1] == rows  # dropout and all
+    assert losses(curve(dataclasses.replace(config, seed=1), tokens)[1]) != losses(rows)
+
+
+def test_a_checkpoint_gives_its_weights(make_config, tokens, hf, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = hf("llama")
+    own = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    saved = tmp_path / "saved"
+    own.save_pretrained(saved)
+    found = build(ModelConfig(hf=str(saved), pretrained=True), vocab_size=64, seq_len=32).module
+    for name, value in own.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value)
+    _, rows = curve(config_with(make_config, {"hf": str(saved), "pretrained": True}), tokens)
+    assert losses(rows)[-1] < losses(rows)[0]
+
+
+def test_a_checkpoint_trains_with_dropout_from_its_first_step(make_config, hf, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    own = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(hf("gpt2")))
+    own.save_pretrained(tmp_path / "saved")
+    config = config_with(make_config, {"hf": str(tmp_path / "saved"), "pretrained": True})
+    module = assemble(config, "cpu").network.module
+    assert all(part.training for part in module.modules())
+
+
+def test_weights_in_bf16_leave_the_rotary_frequencies_alone(make_config, hf):
+    config = config_with(make_config, {"hf": hf("llama")}, master_weights="bf16")
+    module = assemble(config, "cpu").network.module
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    buffers = {buffer.dtype for buffer in module.buffers() if buffer.is_floating_point()}
+    assert buffers == {torch.float32}
+
+
+def test_options_change_a_configuration(hf):
+    model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
+    assert len(outline(model, vocab_size=64, seq_len=32).layers) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sizes", "said"),
+    [
+        ("gpt2", {}, (64, 128), "has 64 positions, but seq_len is 128 (lower training.seq_len"),
+        ("llama", {"num_attention_heads": 5}, (64, 32), "cannot be built"),
+        ("llama", {"model_type": "nothing-known"}, (64, 32), "cannot be built"),
+        (
+            "llama",
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.Own"}},
+            (64, 32),
+            "cannot be built",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, sizes, said):
+    with pytest.raises(UserError) as caught:
+        build(ModelConfig(hf=hf(kind, **changes)), vocab_size=sizes[0], seq_len=sizes[1])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_has_too_small_a_vocabulary(hf, tmp_path):
+    folder = hf("llama")
+    (tmp_path / "llama" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="has 64 tokens, but the data have 65"):
+        build(ModelConfig(hf=folder, pretrained=True), vocab_size=65, seq_len=32)
+
+
+def test_a_users_function_trains(make_config, tokens, function):
+    config = config_with(make_config, {"function": function("build"), "options": {"dropout": 0.1}})
+    result, rows = curve(config, tokens)
+    assert result.state == "finished"
+    assert losses(rows)[-1] < losses(rows)[0] - 0.3
+    assert curve(config, tokens)[1] == rows
+
+
+def test_a_users_loss_is_the_one_that_is_trained_and_evaluated(make_config, tokens, function):
+    plain = curve(config_with(make_config, {"function": function("build")}), tokens)[1]
+    own = curve(config_with(make_config, {"function": function("with_loss")}), tokens)[1]
+    assert losses(own) == pytest.approx(losses(plain), rel=1e-6)
+
+
+class Kept:
+    """Keeps snapshots in memory."""
+
+    def __init__(self, start=None):
+        self.start, self.last = start, None
+
+    def load(self):
+        return self.start
+
+    def due(self, _tokens):
+        return False
+
+    def save(self, snapshot):
+        self.last = copy.deepcopy(snapshot)
+
+
+def test_a_resumed_run_with_dropout_goes_on_to_the_same_bits(make_config, tokens, function):
+    config = config_with(make_config, {"function": function("build"), "options": {"dropout": 0.2}})
+    _, whole = curve(config, tokens)
+    kept = Kept()
+    stops = iter([False] * 9 + [True] * 99)
+    result, first = curve(config, tokens, checkpoints=kept, should_stop=lambda: next(stops))
+    assert result.state == "interrupted"
+    torch.manual_seed(12345)  # another process's generator
+    _, rest = curve(config, tokens, checkpoints=Kept(kept.last))
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "raised KeyError: "),
+        ("no_module", "returned str (expected a torch.nn.Module, or (module, loss))"),
+    ],
+)
+def test_a_function_that_gives_no_model_is_one_line(function, name, said):
+    with pytest.raises(UserError) as caught:
+        build(ModelConfig(function=function(name)), vocab_size=64, seq_len=32)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function, hf):
+    found = outline(ModelConfig(function=function("build")), vocab_size=96, seq_len=32)
+    assert [(layer.name, layer.inputs, layer.outputs, layer.is_head) for layer in found.layers] == [
+        ("layers.0", 64, 64, False), ("layers.1", 64, 64, False), ("lm_head", 64, 96, True),
+    ]  # fmt: skip
+    assert found.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
+    assert found.other_matrices == ()
+    with pytest.raises(UserError, match="no linear layer"):
+        outline(ModelConfig(function=function("no_linear")), vocab_size=64, seq_len=32)
+    llama = outline(ModelConfig(hf=hf("llama")), vocab_size=64, seq_len=32)
+    assert llama.attention_flops_per_token == 6 * 2 * 64 * 32
+
+
+def test_a_mixture_whose_experts_are_no_linear_layers_says_so(tmp_path):
+    pytest.importorskip("transformers")
+    content = {
+        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = outline(ModelConfig(hf=str(tmp_path)), vocab_size=64, seq_len=32)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in found.other_matrices
+
+
+def test_a_dry_run(make_config, function, hf):
+    assert dry_run(config_with(make_config, {"function": function("build")})).linear_layers == 3
+    for kind in CONFIGS:
+        config = config_with(make_config, {"hf": hf(kind)})
+        assert dry_run(config).linear_layers == 2 * {"gpt2": 4}.get(kind, 7) + 1

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from synthetic_study import ENVIRONMENT, line, resolved_recipe
+
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.pages.tables import arm_table
+from ablate.reports.read.load import load_frames
+from ablate.reports.statistics.cost import Cost
+from ablate.reports.statistics.steps import Step, greatest_step
+from ablate.reports.words.caveats import warnings
+
+
+def arms_of(store):
+    return {arm.name: arm for arm in analyse(load_frames(store)).arms}
+
+
+def naive_tokens_to_target(points, target):
+    """Return the crossing of a curve that falls all the way, in one line of numpy."""
+    tokens, loss = np.array(points).T
+    return float(np.interp(-target, -loss, tokens))
+
+
+def test_numbers_agree_with_a_computation_in_a_few_lines(make_study):
+    rng = np.random.default_rng(3)
+    tokens = np.arange(50, 1001, 50)
+
+    def falling(pace):
+        return [(int(t), float(4 * (1 + t * pace / 20) ** -0.4)) for t in tokens]
+
+    curves = {
+        "bf16": [falling(p) for p in np.exp(rng.normal(0, 0.03, 4))],
+        "fp4": [falling(p / 1.15) for p in np.exp(rng.normal(0, 0.03, 4))],
+    }
+    arms = arms_of(make_study(curves, target={"value": 1.1}))
+    t = {name: [naive_tokens_to_target(points, 1.1) for points in runs] for name, runs in curves.items()}
+    assert [run.tokens_to_target for run in arms["fp4"].runs] == pytest.approx(t["fp4"])
+    assert arms["fp4"].tokens_to_target.estimate == pytest.approx(stats.gmean(t["fp4"]))
+    welch = stats.ttest_ind(np.log(t["fp4"]), np.log(t["bf16"]), equal_var=False).confidence_interval()
+    cost = arms["fp4"].token_cost
+    assert cost.estimate == pytest.approx(stats.gmean(t["fp4"]) / stats.gmean(t["bf16"]) - 1)
+    assert (cost.low, cost.high) == pytest.approx((np.exp(welch.low) - 1, np.exp(welch.high) - 1))
+    assert arms["fp4"].break_even.estimate == pytest.approx(1 + cost.estimate)
+    last = {name: [points[-1][1] for points in runs] for name, runs in curves.items()}
+    assert arms["fp4"].final_loss.estimate == pytest.approx(np.mean(last["fp4"]))
+    assert arms["fp4"].difference.interval.estimate == pytest.approx(
+        np.mean(last["fp4"]) - np.mean(last["bf16"])
+    )
+    assert arms["bf16"].token_cost == Cost(kind="baseline")
+
+
+def test_hit_censored_diverged_and_missing_are_counted_apart(make_study):
+    hit, short = line(3, 2, 1), line(3, 2.9, 2.8)
+    store = make_study(
+        {"a": [hit] * 2, "b": [hit, short, line(3, 9), hit, hit, hit]},
+        states={("b", 2): "diverged", ("b", 3): "failed", ("b", 4): "running", ("b", 5): "pending"},
+        target={"value": 2.0},
+    )
+    arm = arms_of(store)["b"]
+    assert (arm.n, arm.hit, arm.censored, arm.diverged, arm.missing) == (3, 1, 1, 1, 3)
+    assert arm.token_cost.estimate is None
+    assert [run.end for run in arm.runs] == ["hit", "censored", "diverged", *["missing"] * 3]
+
+
+def test_target_as_perplexity(make_study):
+    curves = {"a": [line(3, 2, 1)], "b": [line(3, 2, 1)]}
+    loss = arms_of(make_study(curves, target={"value": 1.5}))
+    perplexity = arms_of(make_study(curves, target={"kind": "perplexity", "value": float(np.exp(1.5))}))
+    assert perplexity["a"].tokens_to_target.estimate == pytest.approx(loss["a"].tokens_to_target.estimate)
+
+
+def test_first_eval_counts_whole_intervals(make_study):
+    store = make_study({"a": [line(3, 2.2, 1.8, 1)]}, target={"value": 2.0, "crossing": "first_eval"})
+    assert arms_of(store)["a"].runs[0].tokens_to_target == 300
+
+
+def test_resolution_is_the_evaluation_interval_over_the_baseline(make_study):
+    analysis = analyse(load_frames(make_study({"a": [line(3, 2.5, 1.5)]}, target={"value": 2.0})))
+    assert analysis.resolution.interval_tokens == 100
+    assert analysis.resolution.share == pytest.approx(100 / 250)
+
+
+@pytest.mark.parametrize(
+    ("change", "timing"),
+    [
+        ({}, "emulated"),
+        ({"backend_mode": "native"}, "native"),
+        ({"backend_mode": "native", "timing_valid": False}, "unvouched"),
+        ({"backend_mode": "upcast"}, "emulated"),
+    ],
+)
+def test_timing_is_native_only_if_all_vouch_for_it(make_study, change, timing):
+    store = make_study({"a": [line(3, 1)] * 2}, environment=ENVIRONMENT | change)
+    assert analyse(load_frames(store)).timing.kind == timing
+
+
+def test_who_did_which_gemm_makes_no_other_environment(make_study):
+    def choice(operands, backend, mode):
+        return {"gemm": "fprop", "operands": operands, "backend": backend, "mode": mode, "detail": "d"}
+
+    store = make_study({"a": [line(3, 1)] * 2, "b": [line(3, 1)] * 2})
+    frames = load_frames(store)
+    bf16, fp4 = choice("bf16", "emulated", "native"), choice("mxfp4", "torch", "native")
+    failed = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "d"}
+    for number, environment in enumerate(frames.environments.values()):
+        environment["backend_choices"] = [bf16, fp4] if number >= 2 else [bf16]
+        environment["self_tests"] = [failed] if number == 3 else []
+    analysis = analyse(frames)
+    assert len(analysis.environments) == 1
+    assert analysis.backends == (("bf16 by emulated, native: d", 4), ("mxfp4 by torch, native: d", 2))
+    assert analysis.failed_self_tests == 1
+    assert any("failed its self-test before 1 of the runs" in text for text in warnings(analysis, ()))
+
+
+def test_no_environment_is_not_native(make_study):
+    assert analyse(load_frames(make_study({"a": [line(3, 1)]}, environment=None))).timing.kind == "emulated"
+
+
+def test_steps_are_pairs_that_differ_in_one_gemm(ladder):
+    steps = analyse(load_frames(ladder)).steps
+    assert [(s.gemm, s.from_arm, s.to_arm) for s in steps] == [
+        ("fprop", "bf16", "fprop"),
+        ("dgrad", "fprop", "fprop+dgrad"),
+        ("wgrad", "fprop+dgrad", "all three"),
+    ]
+
+
+def test_the_baselines_second_arm_makes_no_steps(make_study):
+    arms = {"a": resolved_recipe(), "b": resolved_recipe("fprop"), "a again": resolved_recipe()}
+    frames = load_frames(make_study({name: [line(3, 1)] for name in arms}, resolved=arms))
+
+    def steps():
+        return [(step.from_arm, step.to_arm) for step in analyse(frames).steps]
+
+    assert steps() == [("a", "b"), ("a again", "b")]
+    frames.plan["arms"][2]["again"] = True
+    assert steps() == [("a", "b")]
+
+
+def test_no_step_where_something_else_differs_too(make_study):
+    store = make_study(
+        {"a": [line(3, 1)], "b": [line(3, 1)]},
+        resolved={"a": resolved_recipe(), "b": resolved_recipe("fprop")},
+    )
+    assert len(analyse(load_frames(store)).steps) == 1
+    run = store.run(store.plan()["arms"][1]["runs"][0]["id"])
+    config = run.config()
+    config["training"]["learning_rate"] = 1.0
+    (run.path / "config.json").unlink()
+    run.create(config)
+    assert analyse(load_frames(store)).steps == ()
+
+
+def step(gemm, low, high, kind="interval"):
+    cost = Cost(kind=kind, estimate=(low + high) / 2, low=low, high=high)
+    return Step(gemm=gemm, from_arm="x", to_arm="y", cost=cost)
+
+
+def test_the_greatest_step_needs_intervals_that_do_not_overlap():
+    assert greatest_step([step("fprop", 0.01, 0.04), step("wgrad", 0.1, 0.2)]) == "wgrad"
+    assert greatest_step([step("fprop", 0.01, 0.12), step("wgrad", 0.1, 0.2)]) is None
+    assert greatest_step([step("wgrad", 0.1, 0.2)]) is None
+    assert greatest_step([step("fprop", 0.01, 0.04), step("wgrad", 0.1, 0.2, kind="point")]) is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_the_order_of_rows_in_the_frames_does_not_matter(seed, tmp_path_factory):
+    from synthetic_study import build_study, smooth_curve
+
+    rng = np.random.default_rng(seed)
+    store = build_study(
+        tmp_path_factory.mktemp("order"),
+        {name: [smooth_curve(rng, cost=cost) for _ in range(3)] for name, cost in (("a", 0), ("b", 0.1))},
+        target={"value": 2.14},
+    )
+    frames = load_frames(store)
+    shuffled = type(frames)(
+        **{
+            **{
+                name: getattr(frames, name)
+                for name in ("plan", "configs", "environments", "attempts", "throughput", "faults")
+            },
+            "runs": frames.runs,
+            # Sorted by tokens within a run again: that is what the frames promise.
+            "evals": frames.evals.sample(frac=1, random_state=seed).sort_values("tokens", kind="stable"),
+        }
+    )
+    assert analyse(shuffled).arms == analyse(frames).arms
+
+
+def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
+    store = make_study({"a": [line(3, 1)], "b": [line(3, 1)]})
+    plan = store.plan()
+    dy = {"rounding": "stochastic", "scale": None}
+    plan["arms"][1]["differs"] = {
+        "recipe.gemms": [[], ["fprop", "dgrad"]],
+        "recipe.dgrad": [None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}],
+    }
+    store.write_plan(plan)
+    rows = arm_table(analyse(load_frames(store))).rows
+    gemms, dgrad = rows[1][1].split("; ")
+    assert gemms == "recipe.gemms: [] → [fprop, dgrad]"
+    assert dgrad == "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"

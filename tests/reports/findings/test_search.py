@@ -1,0 +1,130 @@
+"""A search's pages: the front as found, nothing that reads as measured or certain, no markup from names."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from found_search import BAR, found_search, point, wide_search
+
+from ablate.reports.figures.search import draw_front, draw_importances
+from ablate.reports.findings.search import Rung, front_table, search_document, sentences, trials_table
+from ablate.reports.pages.search_page import write_search
+from ablate.search.candidates import Candidate, Space
+from ablate.search.importance import importances
+from ablate.search.ledger import Trial
+
+
+def test_the_front_is_the_last_budgets_the_fastest_first():
+    table = front_table(found_search())
+    assert table.columns == ("Recipe", "Loss", "Over the baseline's", "Step time (modelled)", "GEMMs")
+    assert [row[:4] for row in table.rows] == [
+        ("F+D sr", "2.2000", "+0.1000", "0.700×"),
+        ("F sr", "2.1200", "+0.0200", "0.850×"),
+        ("bf16", "2.1000", "baseline", "1.000×"),
+    ]
+    assert "no intervals" in table.caption
+    assert "not measured" in table.caption
+
+
+def test_a_budget_that_was_not_reached_is_not_the_last():
+    found = found_search()
+    begun = replace(found, rungs=(found.rungs[0], replace(found.rungs[1], points=())))
+    assert [row[0] for row in front_table(begun).rows] == ["F+D sr", "F sr", "bf16"]
+    assert not begun.is_done
+    assert "The search has not ended." in sentences(begun)
+
+
+def test_how_runs_ended_is_said():
+    said = sentences(found_search())
+    assert "7 recipes of 9 were tried at 100k tokens, one run each." in said
+    assert "3 of them went on to 300k tokens." in said
+    assert "1 run diverged." in said
+    assert "1 run failed." in said
+    assert any("biased upward" in sentence for sentence in said)
+    rows = {row[0]: row for row in trials_table(found_search(), found_search().rungs[0]).rows}
+    assert rows["F+D none"][4] == "diverged"
+    assert rows["F+D dht"][4] == "failed"
+    assert f"{BAR} (started from)" in rows
+
+
+def test_a_front_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
+    alone = found_search(rungs=(Rung(tokens=1000, points=(point(0, "bf16", 2.0, 1.0, on_front=True),)),))
+    assert "so there is nothing to confirm" in sentences(alone)[-1]
+    (tmp_path / "confirm.yaml").write_text("of an earlier search")
+    write_search(alone, tmp_path, None)
+    assert not (tmp_path / "confirm.yaml").exists()
+
+
+def test_token_costs_are_percentages_and_a_miss_is_a_bound():
+    points = (
+        point(0, "bf16", 0.0, 1.0, on_front=True),
+        point(1, "F sr", 0.12, 0.8, on_front=True),
+        point(2, "F none", 0.5, 0.7, end="missed"),
+    )
+    found = found_search(objective="token_cost", rungs=(Rung(tokens=1000, points=points),))
+    assert [row[1] for row in front_table(found).rows] == ["+12.0\u00a0%", "0.0\u00a0%"]
+    assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> 50.0\u00a0%)"
+    assert "1 run missed the target." in sentences(found)
+    assert draw_front(found) is not None
+
+
+def test_the_pages_hold_the_same(tmp_path):
+    found = found_search()
+    write_search(found, tmp_path, "name: s\n")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "search.html", "search.md", "search.json", "front.svg", "front.png", "importances.svg",
+        "importances.png", "confirm.yaml",
+    }  # fmt: skip
+    page, text = ((tmp_path / f"search.{kind}").read_text() for kind in ("html", "md"))
+    for shown in ("+0.0200", "biased upward", "confirm.yaml", "Share of the variance", "0.850×"):
+        assert shown in page
+        assert shown in text
+    assert "<b>" not in page
+    assert "<recipe>" not in page
+    assert "pub\\|ished \\*odd\\* &lt;b>\\$x\\$&lt;/b>" in text
+    document = json.loads((tmp_path / "search.json").read_text())
+    assert document == json.loads(json.dumps(search_document(found)))
+    assert document["front"] == ["F+D sr", "F sr", "bf16"]
+    assert document["step_time"]["figures_are"] == "modelled"
+
+
+@pytest.mark.parametrize("found", [found_search(), wide_search()], ids=["two budgets", "wide"])
+def test_the_figures_are_whole_and_the_same_every_time(found):
+    for draw in (draw_front, draw_importances):
+        drawing = draw(found)
+        assert drawing.svg == draw(found).svg
+        ET.fromstring(drawing.svg)
+    assert "n\u00a0=\u00a01 seed" in draw_front(found).caption
+    assert "not measured" in draw_front(found).caption
+
+
+def test_before_any_result_there_is_no_figure(tmp_path):
+    empty = found_search(
+        rungs=(Rung(tokens=1000, points=(point(0, "bf16", None, 1.0, end="open"),)),),
+        importances=(None, None),
+    )
+    assert draw_front(empty) is None
+    write_search(empty, tmp_path, None)
+    assert "Too few trials" in (tmp_path / "search.html").read_text()
+
+
+def test_importances_find_the_factor_that_matters():
+    labels = {"a": ("0", "1", "2"), "b": ("x", "y", "z")}
+    cells = [{"a": a, "b": b} for a in labels["a"] for b in labels["b"]]
+    space = Space(
+        factors=labels,
+        candidates=tuple(Candidate(name=f"{c['a']}{c['b']}", cells=(c,)) for c in cells),
+    )
+    trials = [
+        Trial(number=i, params=c, attrs={}, state="complete", values=(float(c["a"]), 1.0))
+        for i, c in enumerate(cells)
+    ]
+    shares = importances(space, trials, 0)
+    assert shares["a"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert importances(space, trials, 1) is None  # it does not vary
+    assert importances(space, trials[:5], 0) is None

@@ -1,0 +1,50 @@
+"""A run store from elsewhere, damaged or hostile, gives a report or one line; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from damage import damage
+from synthetic_study import line
+
+from ablate.base.errors import UserError, safe_text
+from ablate.reports import analyse, load_frames
+from ablate.reports.pages.document import build_document
+from ablate.reports.words.caveats import notices, warnings
+from ablate.reports.words.verdict import write_verdict
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_store_makes_a_traceback(make_study, part):
+    draw = random.Random(part)
+    store = make_study(
+        {"bf16": [line(3, 2.4, 2), line(3, 2.3, 2)], "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)]},
+        factors={"bf16": {"a": 1}, "fp4": {"a": 2}},
+    )
+    whole = {
+        path: path.read_bytes() for path in store.path.rglob("*") if path.is_file() and path.stat().st_size
+    }
+    paths = sorted(whole)
+    outcomes, lines = {"report": 0, "line": 0}, []
+    for _ in range(1500):
+        changed = {draw.choice(paths) for _ in range(draw.randint(1, 2))}
+        for path in changed:
+            path.write_bytes(damage(whole[path], draw))
+        try:
+            frames = load_frames(store)
+            analysis = analyse(frames)
+            document = build_document(
+                analysis, write_verdict(analysis), notices(analysis), warnings(analysis, frames.faults)
+            )
+            json.dumps(document, allow_nan=False)
+            outcomes["report"] += 1
+        except UserError as error:
+            outcomes["line"] += 1
+            lines.append(str(error))
+        finally:
+            for path in changed:
+                path.write_bytes(whole[path])
+    assert min(outcomes.values()) > 20
+    assert not [line for line in lines if "\n" in safe_text(line) or "\x1b" in safe_text(line)]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from xml.etree import ElementTree as ET
+
+import pytest
+from synthetic_study import line
+
+from ablate.reports import write_report
+from ablate.reports.pages.render import escape_markdown
+
+ALL_FILES = {
+    "report.html",
+    "report.md",
+    "report.json",
+    "tables/arms.csv",
+    "tables/runs.csv",
+    "tables/evaluations.csv",
+    "tables/arms.tex",
+    "tables/steps.tex",
+    "tables/power.tex",
+    *(
+        f"figures/{name}.{kind}"
+        for name in ("token-cost", "convergence", "difference", "sweep")
+        for kind in ("svg", "png")
+    ),
+}
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def strict(text):
+    def refuse(token):
+        raise AssertionError(token)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_files_and_their_place(ladder, tmp_path):
+    paths = write_report(ladder)
+    assert paths.html == ladder.path / "report" / "report.html"
+    assert set(files(ladder.path / "report")) == ALL_FILES
+    assert all(path.exists() for path in paths.paths())
+    other = write_report(ladder, tmp_path / "elsewhere" / "deep")
+    assert files(tmp_path / "elsewhere" / "deep") == files(ladder.path / "report")
+    assert other.json == tmp_path / "elsewhere" / "deep" / "report.json"
+
+
+def test_the_bytes_depend_on_the_study_alone(ladder, tmp_path):
+    write_report(ladder, tmp_path / "one")
+    moved = shutil.copytree(ladder.path, tmp_path / "copy" / "quickstart")
+    write_report(type(ladder)(moved), tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_the_contract_of_report_json(wide):
+    report = strict(write_report(wide).json.read_text())
+    assert report["study"] == "amd-ladder"
+    assert report["baseline"] == "fp8"
+    assert report["target"]["kind"] == "val_loss"
+    assert report["target"]["value"] == 2.09
+    assert len(report["arms"]) == 12
+    for arm in report["arms"]:
+        assert {"name", "n", "hit", "censored", "diverged", "runs"} <= set(arm)
+        assert set(arm["final_loss"]) >= {"mean", "low", "high", "difference"}
+        for key in ("tokens_to_target", "token_cost"):
+            assert set(arm[key]) >= {"estimate", "low", "high"}
+        assert arm["n"] == arm["hit"] + arm["censored"] + arm["diverged"]
+        assert len(arm["runs"]) == arm["n"] + arm["missing"]
+    by_name = {arm["name"]: arm for arm in report["arms"]}
+    diverged = by_name["F+D+W SR"]
+    assert diverged["diverged"] == 5
+    assert diverged["token_cost"]["estimate"] is None
+    assert diverged["token_cost"]["high"] is None
+    assert diverged["final_loss"]["mean"] is None
+    assert by_name["F+D+W plain"]["token_cost"]["estimate"] == pytest.approx(0.22, abs=0.05)
+    assert by_name["F H16"]["missing"] == 1
+
+
+def test_tables_have_full_precision(ladder):
+    paths = write_report(ladder)
+    report = strict(paths.json.read_text())
+    with (paths.tables / "arms.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["arm"] for row in rows] == [arm["name"] for arm in report["arms"]]
+    assert float(rows[4]["token_cost_low"]) == report["arms"][4]["token_cost"]["low"]
+    assert rows[0]["token_cost_estimate"] == ""
+    with (paths.tables / "evaluations.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 6 * 2 * 20
+    with (paths.tables / "runs.csv").open() as file:
+        assert [row["end"] for row in csv.DictReader(file)] == ["hit"] * 12
+
+
+NASTY = "<script>alert(1)</script> | *a* `b` [c](d) $x^2$ & \\ _e_ #"
+
+
+@pytest.fixture
+def nasty(make_study):
+    curves = {NASTY: [line(3, 2, 1), line(3, 2, 1.1)], "b": [line(3, 2, 1.5), line(3, 2, 1.4)]}
+    return make_study(
+        curves,
+        target={"value": 1.8},
+        states={("b", 1): "failed"},
+        messages={("b", 1): "first\n<img src=x onerror=alert(2)> | end"},
+        description="</style><script>alert(3)</script>",
+        recipes={"b": "<i>|"},
+        dropped=[{"name": "<u>", "reason": "a|b"}],
+    )
+
+
+def test_user_strings_are_escaped_in_html(nasty):
+    text = write_report(nasty).html.read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "<i>" not in text
+    assert "<u>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_user_strings_are_escaped_in_markdown(nasty):
+    text = write_report(nasty).markdown.read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert escape_markdown(NASTY) in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
+        assert len(widths) == 1, block
+
+
+def test_markdown_tables_have_no_gaps(ladder):
+    text = write_report(ladder).markdown.read_text()
+    assert re.search(r"\| Arm \| .*\n\| --- \|.*\n\| bf16 \| .*\n\| fp8 \|", text)
+    assert "{{" not in text
+    assert "![" in text
+
+
+def test_the_page_is_whole_by_itself_and_well_formed(wide):
+    text = write_report(wide).html.read_text()
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
+    assert "url(http" not in text
+    assert "@import" not in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', text):
+        assert reference in ids
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ET.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+    for color in ("#1b1f24", "#0072b2", "#d55e00"):
+        assert color not in text.split("</style>")[1].lower(), "a colour of the figures escaped the dark mode"
+
+
+def test_no_result_at_all_is_a_report_that_says_so(make_study):
+    store = make_study({"a": [[]], "b": [[]]}, states={("a", 0): "pending", ("b", 0): "failed"})
+    paths = write_report(store)
+    assert "No results yet" in paths.html.read_text()
+    report = strict(paths.json.read_text())
+    assert [arm["n"] for arm in report["arms"]] == [0, 0]
+    assert report["runs_missing"] == 2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [(3, 3, 3), (1, 2, 3), (3,), (1,), (1, 1), (3, 1), (2, 2, 2), (1e300, 1e-300)],
+    ids=lambda losses: "-".join(map(str, losses)),
+)
+@pytest.mark.parametrize("arms", [1, 2])
+def test_strange_curves_give_a_whole_report(make_study, losses, arms):
+    curves = {name: [line(*losses), line(*losses)] for name in "ab"[:arms]}
+    paths = write_report(make_study(curves, target={"value": 2.0}))
+    strict(paths.json.read_text())
+    assert paths.html.read_text().endswith("</html>\n")
+
+
+def test_a_damaged_run_is_named_in_the_report(ladder):
+    run = ladder.run(ladder.plan()["arms"][0]["runs"][0]["id"])
+    with run.metrics_path.open("ab") as file:
+        file.write(b'{"kind":"eval"}\n')
+    report = strict(write_report(ladder).json.read_text())
+    assert any(f"runs/{run.run_id}/metrics.jsonl:41" in warning for warning in report["warnings"])
+    assert not any(str(ladder.path) in warning for warning in report["warnings"])
+
+
+def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
+    html = write_report(ladder).html
+    before = html.read_bytes()
+    from ablate.base import files as store_files
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(store_files.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(ladder)
+    assert html.read_bytes() == before
+    assert not list(html.parent.rglob(".*"))

@@ -1,0 +1,100 @@
+"""Runs that differ in what the study does not compare are set apart, unless it says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from synthetic_study import ENVIRONMENT, line
+
+from ablate.reports import analyse, load_frames, write_report
+from ablate.reports.read.comparable import SETTINGS, find_set_apart
+from ablate.store import write_json_atomic
+
+CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
+
+
+def change(store, arm, number, **environment):
+    run = store.run(store.plan()["arms"][arm]["runs"][number]["id"])
+    write_json_atomic(run.environment_path, ENVIRONMENT | environment)
+    return run.run_id
+
+
+def test_alike_runs_are_pooled(make_study):
+    assert find_set_apart(load_frames(make_study(CURVES))) == ()
+
+
+def test_a_run_of_other_code_is_no_result(make_study):
+    store = make_study(CURVES)
+    odd = change(store, 1, 2, code="another")
+    for arm, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        change(store, arm, number, code="one")
+    analysis = analyse(load_frames(store))
+    assert [(run.run_id, run.setting, run.own, run.others) for run in analysis.set_apart] == [
+        (odd, "code", "another", "one")
+    ]
+    assert [arm.n for arm in analysis.arms] == [3, 2]
+    page = write_report(store)
+    assert "Not pooled: 1 run of fp4, of other code (another; the others: one)" in page.html.read_text()
+    document = json.loads(page.json.read_text())
+    assert document["not_pooled"][0]["setting"] == "code"
+
+
+def test_waived_in_the_study_or_in_the_call(make_study):
+    store = make_study(CURVES, waive=["code"])
+    change(store, 1, 2, code="another")
+    for arm, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        change(store, arm, number, code="one")
+    frames = load_frames(store)
+    assert [arm.n for arm in analyse(frames).arms] == [3, 3]
+    assert analyse(frames).waived == ("code",)
+    assert "differ in code are pooled" in write_report(store).html.read_text()
+    frames.plan["waive"] = []
+    assert [arm.n for arm in analyse(frames, waive=["code"]).arms] == [3, 3]
+    assert [arm.n for arm in analyse(frames).arms] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("data", {"data_digest": "other"}),
+        ("tokenizer", {"vocab_size": 999}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 7}}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}),
+    ],
+)
+def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
+    store = make_study(CURVES)
+    same = {"data_digest": "d", "vocab_size": 256, "training": {"tokens": 300, "eval_tokens": 5}}
+    for arm in store.plan()["arms"]:
+        for entry in arm["runs"]:
+            content = same | (change if arm["name"] == "fp4" else {})
+            write_json_atomic(store.run(entry["id"]).path / "config.json", content)
+    analysis = analyse(load_frames(store))
+    assert {run.setting for run in analysis.set_apart} == {setting}
+    assert analysis.arms[1].token_cost.kind == "none"
+    assert analyse(load_frames(store), waive=[setting]).arms[1].token_cost.kind != "none"
+
+
+def test_what_a_record_does_not_tell_is_no_difference(make_study):
+    store = make_study(CURVES)
+    change(store, 1, 0, ablate=None, git_commit=None)
+    assert find_set_apart(load_frames(store)) == ()
+    change(store, 1, 0, world_size=8)
+    assert find_set_apart(load_frames(store)) == ()  # the others do not say how many they had
+    change(store, 0, 0, world_size=1)
+    change(store, 0, 1, world_size=1)
+    assert [run.setting for run in find_set_apart(load_frames(store))] == ["world_size"]
+
+
+def test_runs_of_another_kind_of_device_are_not_mixed_in(make_study):
+    store = make_study(CURVES)
+    odd = change(store, 1, 0, gpu="NVIDIA B200")
+    (found,) = find_set_apart(load_frames(store))
+    assert (found.run_id, found.setting, found.own, found.others) == (odd, "device", "NVIDIA B200", "CPU")
+    change(store, 1, 0, gpu="NVIDIA B200", backend_mode="imported")
+    assert find_set_apart(load_frames(store)) == ()
+
+
+def test_every_setting_is_looked_at():
+    assert set(SETTINGS) == {"data", "tokenizer", "evaluation", "code", "device", "world_size"}

@@ -1,0 +1,111 @@
+"""Logs from elsewhere, damaged or hostile: runs and lines with their file, never a traceback."""
+
+import json
+import math
+import random
+
+import pytest
+
+from ablate.reports.read.imported import ImportedStudy, write_study
+from ablate.reports.read.load import load_frames
+from ablate.reports.read.mllog import read_mllog
+from ablate.reports.read.tables import Columns, read_csv, read_jsonl, read_wandb_chart, runs_of
+
+SPLINTERS = [
+    b"", b"\x00", b"\xff\xfe", b"\n", b"\r", b",", b'"', b"'", b"{", b"}", b"[" * 3000, b"null",
+    b"true", b"NaN", b"-Infinity", b"1e400", b"-1", b"0", b"9" * 400, b"9" * 5000, b"1e-320", b"-0.0",
+    b"0x10", b":::MLLOG ", b":::MLLOG {", b'"metadata": []', b'"value": {}', b'"key": 3',
+    b"samples_count", b"eval_accuracy", b"seed", b"\xe2\x80\xae", b"\x1b[2J", b"<script>", b"../../x",
+    b" - ", b"__MIN", b"tokens", b"val_loss", b"arm", b"\\", b"\\ud800", b"1_0", b" 12", b"inf",
+    b"3.5e2",
+]  # fmt: skip
+
+
+def record(key, value, **meta):
+    return f":::MLLOG {json.dumps({'key': key, 'value': value, 'time_ms': 1.7e12, 'metadata': meta})}\n"
+
+
+MLLOG = "".join([
+    "text before\n", record("seed", 7), record("global_batch_size", 16), record("max_sequence_length", 8192),
+    record("run_start", None),
+    *(record("eval_accuracy", 5.0 - n / 100, samples_count=n) for n in (100, 200, 300)),
+    record("tracked_stats", {"throughput": 11.5}, step=100),
+    record("eval_accuracy", 1.5, epoch_num=400), record("run_stop", None, status="success"),
+]).encode()  # fmt: skip
+CSV = b"tokens,val_loss,seed,arm,run\n" + b"".join(
+    b"%d,%.2f,%d,%s,r%d\n" % (n, 5 - n / 10, seed, arm, seed)
+    for arm in (b"fp8", b"fp4")
+    for seed in (0, 1)
+    for n in range(1, 4)
+)
+JSONL = b"".join(
+    json.dumps({"tokens": n, "val_loss": 5 - n / 10, "seed": seed, "arm": "fp4"}).encode() + b"\n"
+    for seed in (0, 1)
+    for n in range(1, 5)
+)
+WANDB = b"Step,a - val_loss,a - val_loss__MIN,b - val_loss\n" + b"".join(
+    b"%d,%.1f,%.1f,%.1f\n" % (n, 5 - n / 10, 4 - n / 10, 6 - n / 10) for n in range(1, 6)
+)
+
+
+def mllog(path):
+    run, faults = read_mllog(path)
+    return [] if run is None else [run], faults
+
+
+def table(read):
+    def read_runs(path):
+        rows, faults = read(path)
+        runs, more = runs_of(path, rows, Columns(names={}))
+        return [run for own in runs.values() for run in own], [*faults, *more]
+
+    return read_runs
+
+
+READERS = {
+    "mllog": (MLLOG, mllog),
+    "csv": (CSV, table(read_csv)),
+    "jsonl": (JSONL, table(read_jsonl)),
+    "wandb": (WANDB, table(read_wandb_chart)),
+}
+
+
+def damaged(content, draw):
+    out = bytearray(content)
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        kind, at = draw.random(), draw.randrange(len(out) + 1)
+        if kind < 0.2:
+            del out[at : at + draw.randint(1, 60)]
+        elif kind < 0.35 and at < len(out):
+            out[at] ^= 1 << draw.randrange(8)
+        elif kind < 0.5:
+            lines = bytes(out).split(b"\n")
+            line = lines.pop(draw.randrange(len(lines)))
+            lines.insert(draw.randrange(len(lines) + 1), line)
+            out = bytearray(b"\n".join(lines))
+        else:
+            out[at : at + draw.choice([0, 0, 1, 2, 4, 8])] = draw.choice(SPLINTERS)
+    return bytes(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_no_log_makes_a_traceback(tmp_path, kind):
+    content, read = READERS[kind]
+    draw, path = random.Random(kind), tmp_path / "log.txt"
+    read_some = written = 0
+    for number in range(20_000):
+        path.write_bytes(damaged(content, draw))
+        runs, faults = read(path)
+        assert all(fault.startswith(str(path)) for fault in faults)
+        for run in runs:
+            assert all(isinstance(at, int) and at >= 0 and math.isfinite(loss) for at, loss in run.evals)
+        read_some += bool(runs)
+        if runs and number % 400 == 0:  # and whatever was read can be kept
+            arms = {"a": runs[:1], "b": runs[-1:]}
+            study = ImportedStudy(name="s", baseline="a", target_kind="val_loss", target_value=3.3, arms=arms)
+            store, _ = write_study(study, tmp_path / f"{kind}-{number}")
+            load_frames(store)
+            written += 1
+    assert 1000 < read_some < 20_000
+    assert written > 10

@@ -1,0 +1,187 @@
+"""MLPerf logs: what is read, what is named, and the real ones against a separate computation."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import cadence
+import numpy as np
+import pytest
+from scipy import stats
+
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.read.imported import ImportedStudy, write_study
+from ablate.reports.read.load import load_frames
+from ablate.reports.read.mllog import read_mllog
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "mlperf_v5.1"
+
+
+def record(key, value=None, **meta):
+    content = {"namespace": "", "time_ms": 1.7e12, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+    return f":::MLLOG {json.dumps(content | {'metadata': meta})}"
+
+
+HEAD = [
+    "some text before",
+    record("seed", 7),
+    record("global_batch_size", 16),
+    record("max_sequence_length", 8192),
+    record("run_start"),
+]
+EVALS = [record("eval_accuracy", loss, samples_count=n) for n, loss in ((100, 5.0), (200, 4.0), (300, 3.2))]
+STOP = record("run_stop", status="success", samples_count=300)
+
+
+@pytest.fixture
+def log(tmp_path):
+    def write(*lines, name="result_0.txt"):
+        path = tmp_path / name
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+def test_a_plain_log(log):
+    run, faults = read_mllog(log(*HEAD, *EVALS, STOP))
+    assert faults == []
+    assert run.seed == 7
+    assert run.evals == ((819_200, 5.0), (1_638_400, 4.0), (2_457_600, 3.2))
+    assert (run.state, run.message) == ("finished", None)
+    assert run.settings == {"global_batch_size": 16, "max_sequence_length": 8192}
+    assert run.started_unix == run.ended_unix == 1.7e9
+
+
+def test_ranks_prefixes_and_text_between(log):
+    lines = [f"{rank}: {line}" for line in (*HEAD, *EVALS, STOP) for rank in range(8)]
+    lines.insert(9, '+ echo \':::SYSJSON {"not": "a record"}\'')
+    run, faults = read_mllog(log(*lines))
+    assert faults == []
+    assert len(run.evals) == 3
+
+
+def test_epoch_num_counts_samples_too(log):
+    lines = [line.replace("samples_count", "epoch_num") for line in EVALS]
+    run, _ = read_mllog(log(*HEAD, *lines, STOP))
+    assert [tokens // 8192 for tokens, _ in run.evals] == [100, 200, 300]
+
+
+def test_tokens_of_a_sample(log):
+    without = [line for line in HEAD if "max_sequence_length" not in line]
+    path = log(*without, *EVALS, STOP)
+    assert read_mllog(path)[0] is None
+    assert "give --tokens-per-sample" in read_mllog(path)[1][0]
+    assert read_mllog(path, tokens_per_sample=10)[0].evals[0] == (1000, 5.0)
+
+
+NAN = record("eval_accuracy", math.nan, samples_count=9)
+ABORTED = record("run_stop", status="aborted")
+WRONG = {
+    "no end": ([*HEAD, *EVALS], "interrupted", r"\.txt: the log ends without run_stop: no result"),
+    "given up": ([*HEAD, *EVALS, ABORTED], "finished", None),
+    "diverged": ([*HEAD, NAN, ABORTED], "diverged", None),
+    "cut": ([*HEAD, EVALS[0], EVALS[1][:-20], STOP], "finished", r"\.txt:7: not JSON: "),
+    "two losses": (
+        [*HEAD, *EVALS, EVALS[0].replace("5.0", "6.0"), STOP], "finished", r"\.txt:9: another loss \(6.0\)",
+    ),
+    "a word for a loss": (
+        [*HEAD, *EVALS, record("eval_accuracy", "good", samples_count=5), STOP], "finished",
+        r"\.txt:9: an evaluation needs a number",
+    ),
+    "no count": (
+        [*HEAD, *EVALS, record("eval_accuracy", 3.0), STOP], "finished", r"\.txt:9: an evaluation needs",
+    ),
+    "a list": ([*HEAD, *EVALS, ':::MLLOG ["run_stop"]', STOP], "finished", r"\.txt:9: not a JSON object"),
+    "no seed": ([HEAD[0], *HEAD[2:], *EVALS, STOP], "finished", "no seed in it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "state", "fault"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named_and_the_rest_goes_on(log, lines, state, fault):
+    run, faults = read_mllog(log(*lines))
+    assert run.state == state
+    if fault is None:
+        assert faults == []
+    else:
+        assert re.search(fault, faults[0]), faults
+
+
+def test_a_log_that_is_cut_in_a_record_is_named(tmp_path):
+    path = tmp_path / "result_0.txt"
+    path.write_text("\n".join([*HEAD, *EVALS]) + "\n" + STOP[:-10])
+    run, faults = read_mllog(path)
+    assert run.state == "interrupted"
+    assert faults[0] == f"{path}:9: cut off in the middle"
+
+
+def test_files_that_are_no_logs(tmp_path, log):
+    assert "cannot be read" in read_mllog(tmp_path / "absent.txt")[1][0]
+    assert read_mllog(log("nothing here"))[0] is None
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 100)
+    assert "no evaluation" in read_mllog(tmp_path / "binary")[1][0]
+
+
+def by_hand(folder):
+    """Samples to 3.3 of every log, in a few lines that share nothing with the importer."""
+    crossings = []
+    for path in sorted(folder.glob("result_*.txt")):
+        points = {}
+        for match in re.finditer(r':::MLLOG (\{.*"eval_accuracy".*\})', path.read_text(errors="replace")):
+            content = json.loads(match[1])
+            points[content["metadata"]["samples_count"]] = content["value"]
+        at = np.array(sorted(points), dtype=float)
+        loss = np.array([points[n] for n in sorted(points)])
+        i = int(np.argmax(loss <= 3.3))
+        share = (loss[i - 1] - 3.3) / (loss[i - 1] - loss[i])
+        crossings.append(at[i - 1] + share * (at[i] - at[i - 1]))
+    return np.log(crossings)
+
+
+@pytest.fixture
+def nvfp4_against_fp8(tmp_path):
+    folders = {
+        "NVFP4": REAL / "NVIDIA" / "theia_ngpu8_ngc25.09_nemo",
+        "FP8": REAL / "Dell" / "1xXE9780x8B300-SXM-270GB",
+    }
+    arms = {}
+    for name, folder in folders.items():
+        read = [read_mllog(path) for path in sorted(folder.glob("result_*.txt"))]
+        assert [faults for _, faults in read if faults] == []
+        arms[name] = [run for run, _ in read]
+    study = ImportedStudy(
+        name="s", arms=arms, baseline="FP8", target_kind="val_loss", target_value=3.3,
+        waived=("submission_platform",),
+    )  # fmt: skip
+    store, faults = write_study(study, tmp_path / "s")
+    assert faults == []
+    return store, folders
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
+def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8, monkeypatch, capsys):
+    store, _ = nvfp4_against_fp8
+    monkeypatch.setattr("sys.argv", ["cadence.py", str(store.path), "3.6"])
+    cadence.main()
+    page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert all(line in page for line in lines)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
+def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
+    store, folders = nvfp4_against_fp8
+    analysis = analyse(load_frames(store))
+    cost = next(arm for arm in analysis.others if arm.name == "NVFP4").token_cost
+    x, y = by_hand(folders["NVFP4"]), by_hand(folders["FP8"])
+    expected = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.95)
+    assert cost.estimate == pytest.approx(math.exp(x.mean() - y.mean()) - 1, rel=1e-9)
+    assert (cost.low, cost.high) == pytest.approx(
+        (math.exp(expected.low) - 1, math.exp(expected.high) - 1), rel=1e-6
+    )
+    # Published from 110 and 30 runs of the same systems: +9.0 % ± 0.6.
+    assert cost.low < 0.09 < cost.high
+    assert analysis.resolution.share == pytest.approx(12_288 / np.exp(y.mean()), rel=1e-6)
+    assert all(run.tokens_per_sec and run.tokens_per_sec > 1e5 for arm in analysis.arms for run in arm.runs)

@@ -1,0 +1,314 @@
+"""The stop rule: its levels against published tables and an independent integral, and what it decides."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic_study import line, resolved_recipe, smooth_curve
+
+from ablate.reports import write_report
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.findings.unneeded import Unneeded
+from ablate.reports.read.load import load_frames
+from ablate.reports.statistics.cost import token_cost
+from ablate.reports.statistics.stopping import (
+    Hopeless,
+    StopRule,
+    alpha_of,
+    decide,
+    nominal_alphas,
+    read_rule,
+    spent,
+)
+from ablate.reports.words import caveats, words
+from ablate.reports.words.verdict import write_verdict
+from ablate.run.outcome import Outcome
+
+FIFTHS = tuple(k / 5 for k in range(1, 6))
+
+# z at each of five equally spaced looks, two-sided 5 %: Lan and DeMets (1983) spending functions, as in
+# Reboussin, DeMets, Kim and Lan (2000).
+PUBLISHED = {
+    "obrien-fleming": [4.8769, 3.3569, 2.6803, 2.2898, 2.0310],
+    "pocock": [2.4380, 2.4268, 2.4101, 2.3966, 2.3859],
+}
+
+
+@pytest.mark.parametrize("spending", PUBLISHED)
+def test_nominal_levels_are_the_published_ones(spending):
+    z = [-stats.norm.ppf(alpha / 2) for alpha in nominal_alphas(FIFTHS, spending)]
+    assert z == pytest.approx(PUBLISHED[spending], abs=2e-4)
+
+
+@pytest.mark.parametrize("spending", PUBLISHED)
+@pytest.mark.parametrize("fractions", [(0.4, 0.6, 1.0), (0.2, 0.3, 0.9, 1.0), (0.5, 1.0)])
+def test_no_more_is_spent_than_the_function_allows(spending, fractions):
+    """The chance to stay within the boundary, as the integral of the normal density over a box."""
+    z = [-stats.norm.ppf(alpha / 2) for alpha in nominal_alphas(fractions, spending)]
+    times = np.array(fractions)
+    covariance = np.sqrt(np.minimum.outer(times, times) / np.maximum.outer(times, times))
+    for k in range(1, len(z) + 1):
+        within = stats.multivariate_normal(cov=covariance[:k, :k], seed=1).cdf(
+            np.array(z[:k]), lower_limit=-np.array(z[:k])
+        )
+        assert 1 - within == pytest.approx(spent(fractions[k - 1], spending), abs=2e-5)
+    assert spent(1.0, spending) == pytest.approx(0.05)
+
+
+def test_looks_too_early_for_any_figure_have_a_level_of_next_to_nothing():
+    alphas = nominal_alphas(tuple(k / 1000 for k in (2, 500, 1000)), "obrien-fleming")
+    assert 0 <= alphas[0] < 1e-200
+    assert alphas[2] == pytest.approx(0.049, abs=0.001)
+
+
+# ---- the decision ----------------------------------------------------------------------------------------
+
+
+def hits(*tokens):
+    return [Outcome(seed=i, end="hit", low=float(t), high=float(t)) for i, t in enumerate(tokens)]
+
+
+def missing(count, start=0):
+    return [Outcome(seed=start + i, end="missing") for i in range(count)]
+
+
+def diverged(seed, budget=200.0):
+    return Outcome(seed=seed, end="diverged", low=budget)
+
+
+BASE = hits(100, 101, 99, 100.5, 99.5)
+RULE = StopRule(diverged=2, hopeless=Hopeless(cost_above=0.1, spending="pocock", looks=(2, 3, 5)))
+
+
+def verdicts(arm, base=BASE, rule=RULE, **more):
+    return decide({"base": base, "arm": arm}, rule, baseline="base", **more).get("arm")
+
+
+def test_an_arm_is_stopped_at_the_first_look_where_its_interval_is_above_the_bound():
+    stop = verdicts([*hits(145, 155, 150), *missing(2, 3)])
+    assert (stop.kind, stop.look, stop.seeds) == ("hopeless", 2, 3)
+    assert stop.alpha == nominal_alphas((0.4, 0.6, 1.0), "pocock")[1]
+    assert stop.reason == "its token cost is shown to be above 10 % after 3 of 5 seeds"
+    assert verdicts([*hits(145, 155, 150), *missing(2, 3)], rule=StopRule(diverged=2, hopeless=None)) is None
+
+
+def test_nothing_is_stopped_below_the_bound_or_before_both_sides_have_their_results():
+    assert verdicts([*hits(108, 109, 107), *missing(2, 3)]) is None
+    assert verdicts([*hits(145, 155), *missing(3, 2)]) is None  # 2 seeds are too few at that level
+    assert verdicts([*hits(145, 155, 150), *missing(2, 3)], base=[*BASE[:2], *missing(3, 2)]) is None
+    gap = [*hits(150), *missing(1, 1), *hits(145, 155, 150)[1:], *missing(1, 4)]
+    assert verdicts(gap) is None  # which runs ended first plays no part
+    assert verdicts(hits(145, 155, 150, 150, 151)) is None  # nothing is left to be stopped
+
+
+def test_the_decision_is_taken_at_the_looks_own_level():
+    """A plain 95 % interval of these runs begins far above the bound; that of the first look does not."""
+    arm = [*hits(148, 152), *missing(3, 2)]
+    strict = Hopeless(cost_above=0.1, spending="obrien-fleming", looks=(2, 3, 5))
+    assert token_cost(arm[:2], BASE[:2]).low > 0.1
+    assert verdicts(arm, rule=StopRule(diverged=None, hopeless=strict)) is None
+    assert verdicts(arm).look == 1
+
+
+def test_later_results_change_nothing_at_a_look():
+    early = verdicts([*hits(145, 155, 150), *missing(2, 3)])
+    late = verdicts([*hits(145, 155, 150, 100), *missing(1, 4)])
+    assert early == late
+
+
+def test_the_baseline_and_its_second_arm_are_never_stopped():
+    arm = [*hits(145, 155, 150), *missing(2, 3)]
+    assert verdicts(arm, never=frozenset({"arm"})) is None
+    assert decide({"base": arm, "arm": BASE}, RULE, baseline="base") == {}
+
+
+def test_diverged_runs_stop_an_arm_whatever_came_of_the_others():
+    stop = verdicts([diverged(0), *missing(1, 1), diverged(2), *missing(2, 3)])
+    assert (stop.kind, stop.seeds) == ("diverged", None)
+    assert stop.reason == "2 of its runs have diverged"
+    assert verdicts([diverged(0), *missing(4, 1)]) is None
+    assert verdicts([diverged(0), diverged(1), *missing(3, 2)]).kind == "diverged"
+    # Seeds after the look do not change what was decided at it.
+    late = [*hits(145, 155, 150), diverged(3), *missing(1, 4)]
+    assert verdicts(late, rule=StopRule(diverged=1, hopeless=RULE.hopeless)).kind == "hopeless"
+
+
+def test_censored_and_diverged_runs_count_with_their_budget_at_a_look():
+    """With runs cut at the budget the cost is too low, and still above the bound."""
+    arm = [diverged(0, 300), Outcome(seed=1, end="censored", low=298.0), diverged(2, 301), *missing(2, 3)]
+    stop = verdicts(arm, rule=StopRule(diverged=None, hopeless=RULE.hopeless))
+    assert (stop.kind, stop.look) == ("hopeless", 1)
+
+
+def test_an_arm_that_goes_on_stands_at_the_look_it_has_passed():
+    alphas = RULE.hopeless.alphas
+    going = [*hits(100, 102, 101), *missing(2, 3)]
+    assert alpha_of(going, BASE, RULE, ended=False) == alphas[1]
+    assert alpha_of(going[:1] + missing(4, 1), BASE, RULE, ended=False) == alphas[0]
+    assert alpha_of(BASE, BASE, RULE, ended=True) == alphas[2]
+    assert alpha_of(going, BASE, StopRule(diverged=1, hopeless=None), ended=False) == 0.05
+
+
+# ---- a study ---------------------------------------------------------------------------------------------
+
+STOP = {"diverged": 2, "hopeless": {"cost_above": 0.1, "spending": "pocock", "looks": [2, 3, 4, 5]}}
+
+
+@pytest.fixture
+def stopped(make_study):
+    """bf16 and a fair arm with all their runs; a bad arm after three seeds; an arm that diverges."""
+    rng = np.random.default_rng(3)
+    curves = {
+        "bf16": [smooth_curve(rng) for _ in range(5)],
+        "fair": [smooth_curve(rng, cost=0.02) for _ in range(5)],
+        "bad": [smooth_curve(rng, cost=0.5) for _ in range(3)] + [smooth_curve(rng, cost=-0.5)[:4], []],
+        "wild": [smooth_curve(rng, cost=0.1, diverge_at=200_000) for _ in range(2)] + [[], [], []],
+    }
+    states = {("bad", 3): "stopped", ("bad", 4): "pending"}
+    states |= {("wild", seed): "diverged" for seed in (0, 1)}
+    states |= {("wild", seed): "pending" for seed in (2, 3, 4)}
+    return make_study(curves, states=states, target={"value": 2.14}, stop=STOP)
+
+
+def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
+    analysis = analyse(load_frames(stopped))
+    arms = {arm.name: arm for arm in analysis.arms}
+    bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
+    assert bad.stopped.kind == "hopeless"
+    assert bad.n == bad.token_cost.n == bad.token_cost.n_baseline == bad.stopped.seeds
+    assert bad.alpha == bad.stopped.alpha
+    assert bad.token_cost.low > 0.1
+    assert bad.missing == 0
+    assert [run.end for run in bad.runs[bad.stopped.seeds :]] == ["unused"] * bad.unused
+    assert bad.tokens_saved == (5 - bad.stopped.seeds) * 1_000_000 - sum(
+        run.tokens for run in bad.runs[bad.stopped.seeds :]
+    )
+    assert bad.bootstrap is None
+    assert bad.power is None
+    assert wild.stopped.kind == "diverged"
+    assert wild.token_cost.kind == "bound"
+    assert wild.token_cost.restricted is None
+    assert wild.tokens_saved == 3_000_000
+    alphas = nominal_alphas((0.4, 0.6, 0.8, 1.0), "pocock")
+    assert fair.alpha == alphas[-1]
+    assert fair.stopped is None
+    assert analysis.missing == 0
+    # The same runs at the last look's level, put together by hand.
+    logs = [np.log([run.tokens_to_target for run in arms[name].runs]) for name in ("fair", "bf16")]
+    found = stats.ttest_ind(*logs, equal_var=False).confidence_interval(1 - alphas[-1])
+    assert (fair.token_cost.low, fair.token_cost.high) == pytest.approx(
+        (math.expm1(found.low), math.expm1(found.high))
+    )
+
+
+def test_a_run_that_ended_after_the_look_by_chance_is_not_used(stopped):
+    before = {arm.name: arm for arm in analyse(load_frames(stopped)).arms}["bad"]
+    plan = stopped.plan()
+    late = stopped.run(plan["arms"][2]["runs"][3]["id"])
+    for tokens, loss in line(*[1.9] * 10, every=100_000):
+        late.append_metric(
+            {"kind": "eval", "tokens": tokens, "step": 1, "time_unix": 1.7e9, "val_loss": loss}
+        )
+    from dataclasses import replace
+
+    late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
+    after = {arm.name: arm for arm in analyse(load_frames(stopped)).arms}["bad"]
+    assert after.token_cost == before.token_cost
+    assert after.runs[3].end == "unused"
+    assert after.tokens_saved < before.tokens_saved
+
+
+def test_the_verdict_names_the_level_the_stops_and_what_they_saved(stopped):
+    text = " ".join(write_verdict(analyse(load_frames(stopped))).sentences).replace(words.NBSP, " ")
+    assert "Brackets are repeated 95 % intervals" in text
+    assert "looks after 2, 3, 4 and 5 seeds" in text
+    assert "Stopped early: its token cost is shown to be above 10 % after" in text
+    assert "wild did not reach the target: all 2 runs diverged. Stopped early: 2 of its runs" in text
+    assert "biased away from zero" in text
+    assert "Early stops saved" in text
+    assert "Partial" not in text
+    cautions = " ".join(caveats.warnings(analyse(load_frames(stopped)), ()))
+    assert "add seeds" not in cautions  # of an arm that was stopped on purpose
+
+
+def test_the_report_without_a_rule_is_as_it_was(stopped):
+    stopped.write_plan(stopped.plan() | {"stop": None})
+    analysis = analyse(load_frames(stopped))
+    arms = {arm.name: arm for arm in analysis.arms}
+    assert arms["bad"].n == 3
+    assert arms["bad"].missing == 2
+    assert {arm.alpha for arm in analysis.arms} == {0.05}
+    text = " ".join(write_verdict(analysis).sentences)
+    assert "repeated" not in text
+    assert "Stopped" not in text
+
+
+def test_the_files_of_the_report_show_it(stopped, tmp_path):
+    written = write_report(stopped, tmp_path / "out")
+    document = json.loads(written.json.read_text())
+    assert document["stop"]["hopeless"]["looks"] == [2, 3, 4, 5]
+    assert document["stop"]["tokens_saved"] == sum(
+        arm["stopped"]["tokens_saved"] for arm in document["arms"] if arm["stopped"]
+    )
+    assert document["runs_missing"] == 0
+    assert "Stopped early" in written.html.read_text()
+    assert "### Stopped early" in written.markdown.read_text()
+    assert (written.tables / "stopped.tex").exists()
+
+
+def test_no_effects_of_factors_from_a_selection(make_study):
+    rng = np.random.default_rng(5)
+    curves = {
+        f"{a} {b}": [smooth_curve(rng, cost=0.4 * a) for _ in range(3)] + ([[]] if a else [smooth_curve(rng)])
+        for a in (0, 1)
+        for b in (0, 1)
+    }
+    factors = {name: {"a": name[0], "b": name[2]} for name in curves}
+    states = {(name, 3): "stopped" for name in curves if name[0] == "1"}
+    rule = {"diverged": None, "hopeless": STOP["hopeless"] | {"looks": [2, 3, 4]}}
+    store = make_study(curves, factors=factors, states=states, target={"value": 2.14}, stop=rule)
+    effects = analyse(load_frames(store)).token_effects
+    assert effects.effects == ()
+    assert "stopped early (1 0, 1 1)" in effects.reason
+
+
+def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
+    rng = np.random.default_rng(3)
+    curves = {
+        "bf16": [smooth_curve(rng) for _ in range(5)],
+        "fprop": [smooth_curve(rng, cost=0.5) for _ in range(3)] + [[], []],
+        "fprop+dgrad": [smooth_curve(rng, cost=0.6) for _ in range(5)],
+    }
+    resolved = {
+        "bf16": resolved_recipe(),
+        "fprop": resolved_recipe("fprop"),
+        "fprop+dgrad": resolved_recipe("fprop", "dgrad"),
+    }
+    states = {("fprop", seed): "stopped" for seed in (3, 4)}
+    store = make_study(curves, resolved=resolved, states=states, target={"value": 2.14}, stop=STOP)
+    analysis = analyse(load_frames(store))
+    arms = {arm.name: arm for arm in analysis.arms}
+    first, second = analysis.steps
+    assert arms["fprop"].stopped is not None
+    assert first.cost == arms["fprop"].token_cost
+    assert (second.cost.n, second.cost.n_baseline) == (arms["fprop"].n, arms["fprop"].n)
+
+
+def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
+    unused = {
+        run.run_id for arm in analyse(load_frames(stopped)).arms for run in arm.runs if run.end == "unused"
+    }
+    found = Unneeded(stopped)()
+    assert set(found) == unused
+    assert "2 of its runs have diverged" in found.values()
+    stopped.write_plan(stopped.plan() | {"stop": None})
+    assert Unneeded(stopped)() == {}
+
+
+def test_a_rule_is_read_from_the_lock_file():
+    assert read_rule({"stop": None}) is None
+    assert read_rule({"stop": STOP}).hopeless.looks == (2, 3, 4, 5)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from synthetic_study import (
+    TRAINING,
+    line,
+    native_study,
+    resolved_recipe,
+    smooth_curve,
+    speed_of,
+    write_throughput,
+)
+
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.read.load import load_frames
+from ablate.reports.words import caveats, words
+from ablate.reports.words.verdict import write_verdict
+
+
+def verdict_of(store):
+    verdict = write_verdict(analyse(load_frames(store)))
+    return verdict, " ".join(verdict.sentences).replace(words.NBSP, " ")
+
+
+def curves(costs, seeds, noise=0.01):
+    rng = np.random.default_rng(7)
+    return {
+        name: [smooth_curve(rng, cost=cost, seed_noise=noise) for _ in range(seeds)]
+        for name, cost in costs.items()
+    }
+
+
+TARGET = {"value": 2.14}
+
+
+def test_a_cost_is_claimed_where_the_interval_excludes_zero(make_study):
+    verdict, text = verdict_of(make_study(curves({"bf16": 0, "fp4": 0.2, "fast": -0.2}, 5), target=TARGET))
+    assert [finding.tone for finding in verdict.findings] == ["more", "fewer"]
+    assert "fp4 costs 1" in text or "fp4 costs 2" in text
+    assert "more tokens than bf16 [+" in text
+    assert "fast needs" in text
+    assert "fewer tokens than bf16 [−" in text
+    assert "n = 5" in text
+    assert "not adjusted for there being 2" in text
+    assert "no claim on speed" in text
+
+
+def test_an_interval_that_holds_zero_is_inconclusive(make_study):
+    verdict, text = verdict_of(make_study(curves({"bf16": 0, "same": 0.0}, 3, noise=0.05), target=TARGET))
+    assert verdict.findings[0].tone == "open"
+    assert "same is inconclusive" in text
+    assert "1 is not settled" in verdict.lead
+
+
+def test_one_seed_is_no_finding(make_study):
+    verdict, text = verdict_of(make_study(curves({"bf16": 0, "fp4": 0.2}, 1), target=TARGET))
+    assert verdict.findings[0].tone == "open"
+    assert "n = 1: no interval" in text
+    assert "no finding" in text
+
+
+def test_which_gemm_adds_most_only_if_the_intervals_allow(make_study):
+    resolved = {
+        "bf16": resolved_recipe(),
+        "F": resolved_recipe("fprop"),
+        "FD": resolved_recipe("fprop", "dgrad"),
+        "FDW": resolved_recipe("fprop", "dgrad", "wgrad"),
+    }
+    costs = {"bf16": 0, "F": 0.03, "FD": 0.05, "FDW": 0.3}
+    _, text = verdict_of(make_study(curves(costs, 5, noise=0.005), resolved=resolved, target=TARGET))
+    assert "Wgrad adds most: from FD to FDW +2" in text
+    _, text = verdict_of(make_study(curves(costs, 2, noise=0.08), resolved=resolved, target=TARGET))
+    assert "Which GEMM adds most is not settled" in text
+
+
+def test_censored_and_diverged_arms_get_bounds_in_words(make_study):
+    hit, short = line(3, 2.5, 1.8, 1.7), line(3, 2.9, 2.8, 2.7)
+    near = line(3, 2.45, 1.8, 1.7)
+    store = make_study(
+        {"a": [hit, near], "b": [short, short], "c": [line(3, 9), line(3, 9)]},
+        states={("c", 0): "diverged", ("c", 1): "diverged"},
+        target={"value": 2.0},
+        training={"tokens": 400},
+    )
+    verdict, text = verdict_of(store)
+    assert [finding.tone for finding in verdict.findings] == ["more", "diverged"]
+    assert "b costs at least" in text
+    assert "of 2 runs 2 ended before the target" in text
+    assert "c did not reach the target: all 2 runs diverged" in text
+
+
+def test_a_baseline_that_misses_the_target_is_said_first_of_all_notes(make_study):
+    hit, short = line(3, 2.5, 1.8, 1.7), line(3, 2.9, 2.8, 2.7)
+    verdict, text = verdict_of(make_study({"a": [hit, short], "b": [hit, hit]}, target={"value": 2.0}))
+    assert "The baseline itself did not reach the target in 1 of 2 runs" in verdict.notes[0]
+    assert "b is inconclusive" in text
+    verdict, _ = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
+    assert verdict.findings[0].tone == "none"
+
+
+def test_no_results_and_one_arm(make_study):
+    _, text = verdict_of(make_study({"a": [[]], "b": [[]]}, states={("a", 0): "pending", ("b", 0): "failed"}))
+    assert text == "No results yet: none of the 2 runs has finished or diverged."
+    _, text = verdict_of(make_study({"a": [line(3, 1)]}, target={"value": 2.0}))
+    assert "one arm" in text
+    _, text = verdict_of(make_study({"a": [line(3, 2.5)]}, target={"value": 2.0}))
+    assert "0 reached" in text
+
+
+def test_notice_of_a_partial_study(make_study):
+    store = make_study(
+        {"a": [line(3, 1)] * 2, "b": [line(3, 2)] * 2},
+        states={("a", 1): "running", ("b", 0): "failed", ("b", 1): "failed"},
+    )
+    (notice,) = caveats.notices(analyse(load_frames(store)))
+    assert notice == "Partial: 3 of 4 runs are no results (2 failed, 1 running). Without any result: b."
+
+
+def test_no_notice_of_a_whole_study(ladder):
+    assert caveats.notices(analyse(load_frames(ladder))) == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"target": TARGET}, "Smaller than the evaluation interval"),
+        ({"target": {"value": 4.9}}, "The first evaluation is already at or under the target"),
+        ({"training": {"schedule": "cosine"}, "target": TARGET}, "cosine schedule"),
+    ],
+)
+def test_warnings_that_apply(make_study, more, expected):
+    found = caveats.warnings(analyse(load_frames(make_study(curves({"a": 0, "b": 0.01}, 3), **more))), ())
+    assert any(expected in warning for warning in found)
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({"schedule": "wsd", "decay_tokens": 190}, "begun to fall (b 1 of 2 crossings)"),
+        ({"schedule": "wsd", "decay_tokens": 260}, "begun to fall (a 1 of 1 crossing, b 2 of 2 crossings)"),
+        ({"schedule": "wsd", "decay_tokens": 90}, None),
+        ({"schedule": "constant"}, None),
+    ],
+)
+def test_crossings_in_the_decay_are_named(make_study, training, expected):
+    after_150, after_275, never = line(2.1, 2.0, 1.9, 1.8), line(3, 2.5, 1.9, 1.8), line(3, 2.5, 2.3, 2.2)
+    store = make_study(
+        {"a": [after_150, never], "b": [after_150, after_275]},
+        training=training | {"tokens": 400},
+        target={"value": 2.05},
+        model={"width": 64, "layers": 1},
+    )
+    found = [text for text in caveats.warnings(analyse(load_frames(store)), ()) if "learning rate" in text]
+    assert [expected is not None and expected in text for text in found] == [True] * (expected is not None)
+
+
+def test_a_cost_that_still_grows_is_named(make_study):
+    tokens = range(10_000, 1_000_001, 10_000)
+    falling = {seed: [(t, 1.0 + 40.0 * (t * (1 + seed / 100)) ** -0.3) for t in tokens] for seed in range(3)}
+    store = make_study(
+        {
+            "a": list(falling.values()),
+            "b": [[(t, loss + 0.05) for t, loss in points] for points in falling.values()],
+            "c": [[(round(1.2 * t), loss) for t, loss in points] for points in falling.values()],
+        },
+        target={"value": 2.0},
+    )
+    (found,) = [text for text in caveats.warnings(analyse(load_frames(store)), ()) if "still change" in text]
+    assert "(1 + token cost) has changed by b +" in found
+    assert "c " not in found.split("changed by")[1].split(". A token cost")[0]
+
+
+def test_warnings_that_do_not_apply_are_silent(make_study):
+    store = make_study(
+        {
+            name: [smooth_curve(np.random.default_rng(s + 1), cost=cost, every=5_000) for s in range(3)]
+            for name, cost in {"a": 0.0, "b": 0.2}.items()
+        },
+        training=TRAINING,
+        target=TARGET,
+    )
+    assert caveats.warnings(analyse(load_frames(store)), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"),
+    [(3.0, "so it is faster."), (1.05, "not settled."), (0.3, "so it is slower.")],
+)
+def test_native_timing_is_judged_with_the_token_cost(tmp_path, factor, outcome):
+    store = native_study(tmp_path)
+    base = speed_of(store, "fp8")
+    rates = tuple(factor * rate for rate in base.tokens_per_sec)
+    write_throughput(store, base, speed_of(store, "fp4", tokens_per_sec=rates))
+    verdict, text = verdict_of(store)
+    note = next(note for note in verdict.notes if note.startswith("End to end"))
+    assert "fp4 goes to the target at" in note
+    assert "the speed of fp8, timed alone" in note
+    assert note.endswith(outcome)
+    assert "no claim on speed" not in text

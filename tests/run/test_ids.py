@@ -1,0 +1,161 @@
+"""A run's id depends on everything that can change its result, and on nothing else."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from dataclasses import asdict, fields, is_dataclass, replace
+
+import pytest
+
+import ablate.run.ids
+from ablate.plan import RESULT_VERSION, run_id
+from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    config_from_json,
+    config_to_json,
+)
+from ablate.run.ids import RunIds
+
+CONFIG = RunConfig(
+    model=ModelConfig(),
+    data=DataConfig(source="text", paths=["/a/b"]),
+    data_digest="d1",
+    vocab_size=256,
+    training=TrainingConfig(),
+    recipe=resolve(RecipeSpec(gemms=["fprop"], stabiliser="sr+rht", rest="fp8")),
+    backend="auto",
+    trainer="package.module:run",
+    code_digest="c1",
+    seed=0,
+)
+LOCATIONS = {"data.paths", "data.validation_paths"}
+
+# For fields whose other value cannot be guessed from the one they have.
+OTHERS = {
+    "model.architecture": "gpt",
+    "model.hf": "name/on-the-hub",
+    "model.function": "package.module:function",
+    "data.source": "jsonl",
+    "data.tokenizer": "bpe",
+    "data.token_dtype": "uint32",
+    "training.schedule": "cosine",
+    "training.eval_windows": "first",
+    "backend": "reference",
+}
+
+
+def leaves(value, path=""):
+    """Yield the path of every field that is no section itself."""
+    for field in fields(value):
+        below = getattr(value, field.name)
+        name = f"{path}{field.name}"
+        if is_dataclass(below):
+            yield from leaves(below, f"{name}.")
+        else:
+            yield name
+
+
+def changed(value, path, whole_path):
+    """Return a copy with another value of the field at the path; whether it makes sense does not matter."""
+    head, _, rest = path.partition(".")
+    old = getattr(value, head)
+    other = copy.copy(value)
+    if rest:
+        new = changed(old, rest, whole_path)
+    elif whole_path in OTHERS:
+        new = OTHERS[whole_path]
+    elif isinstance(old, bool):
+        new = not old
+    elif isinstance(old, int):
+        new = old + 1
+    elif isinstance(old, float):
+        new = old / 2 if old else 0.5
+    elif isinstance(old, list | tuple):
+        new = [*old, "more"]
+    elif isinstance(old, dict):
+        new = {"key": 1}
+    elif isinstance(old, str):
+        new = f"{old}x"
+    else:
+        new = "x" if "path" in head else 7
+    object.__setattr__(other, head, new)
+    return other
+
+
+ALL_LEAVES = list(leaves(CONFIG))
+
+
+def test_the_leaves_cover_the_configuration():
+    assert len(ALL_LEAVES) > 60
+    assert {"seed", "backend", "data_digest", "vocab_size", "recipe.wgrad.right.signs", "model.width"} <= set(
+        ALL_LEAVES
+    )
+
+
+@pytest.mark.parametrize("path", ALL_LEAVES)
+def test_every_field_but_locations_changes_the_id(path):
+    other = changed(CONFIG, path, path)
+    assert other != CONFIG
+    assert (run_id(other) == run_id(CONFIG)) is (path in LOCATIONS)
+
+
+def test_a_local_tokenizer_is_known_by_the_digest_and_one_on_the_hub_by_its_name():
+    def with_tokenizer(path):
+        return replace(CONFIG, data=replace(CONFIG.data, tokenizer="hf", tokenizer_path=path))
+
+    assert run_id(with_tokenizer("/here/tok.json")) == run_id(with_tokenizer("/there/tok.json"))
+    assert run_id(with_tokenizer("gpt2")) != run_id(with_tokenizer("other/gpt2"))
+
+
+def test_code_in_a_file_is_known_by_the_digest_and_a_module_by_its_name():
+    def with_code(place, trainer):
+        return replace(CONFIG, model=ModelConfig(function=f"{place}:build"), trainer=trainer)
+
+    here, there = with_code("/here/m.py", "/here/t.py:run"), with_code("/there/n.py", "/there/t.py:run")
+    assert run_id(here) == run_id(there)
+    assert run_id(here) != run_id(replace(here, code_digest="c2"))
+    assert run_id(here) != run_id(replace(here, trainer="/here/t.py:other"))
+    assert run_id(with_code("a.b", None)) != run_id(with_code("a.c", None))
+    local, moved = (replace(CONFIG, model=ModelConfig(hf=folder)) for folder in ("/here/m", "/there/n"))
+    assert run_id(local) == run_id(moved)
+
+
+def test_the_id_is_what_the_documentation_says():
+    config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
+    content = asdict(config)
+    seed = content.pop("seed")
+    del content["trainer"]  # None stands for nothing
+    content["model"] = {"width": 256}  # layers: 4 is the default
+    content["data"] = {"source": "text"}  # the paths are left out
+    content["training"] = {}
+    text = json.dumps(
+        [content | {"result_version": RESULT_VERSION}, seed],
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    assert run_id(config) == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_results_of_another_version_are_other_runs(monkeypatch):
+    before = run_id(CONFIG)
+    monkeypatch.setattr(ablate.run.ids, "RESULT_VERSION", RESULT_VERSION + 1)
+    assert run_id(CONFIG) != before
+
+
+def test_ids_of_many_seeds_are_those_of_each():
+    arm = {field.name: getattr(CONFIG, field.name) for field in fields(CONFIG) if field.name != "seed"}
+    seeds = [0, 1, 10**15]
+    assert RunIds().of_arm(arm, seeds) == [run_id(replace(CONFIG, seed=seed)) for seed in seeds]
+
+
+def test_a_configuration_survives_json():
+    content = json.loads(json.dumps(config_to_json(CONFIG)))
+    assert config_from_json(content) == CONFIG
+    assert run_id(config_from_json(content)) == run_id(CONFIG)

@@ -1,0 +1,41 @@
+"""docs/spec.md names every key, and its examples are studies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ablate.study import json_schema
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spec.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\narms:\n  a:\n    "
+
+
+def test_every_key_is_explained():
+    schema = json_schema()
+    keys = set(schema["properties"])
+    for section in schema["$defs"].values():
+        keys |= set(section["properties"])
+    missing = {key for key in keys if not re.search(rf"`(\w+\.)*{key}`", PAGE)}
+    assert missing <= {"val_loss", "model", "data", "training", "recipe"}  # these head their own sections
+    assert all(f"`base.{section}`" in PAGE for section in missing - {"val_loss"})
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
+def test_examples_can_be_loaded(block, study):
+    if block.startswith("name:"):
+        assert study(block).arms
+        return
+    for line in block.splitlines():
+        recipe = line if "fp4" in line or "gemms" in line else ""
+        assert study(HEAD + recipe + "\n").arms
+
+
+def test_the_grids_name_in_the_text_is_one_of_its_names(study):
+    grid = next(block for block in BLOCKS if "grid:" in block)
+    names = {arm.name for arm in study(grid).arms}
+    assert "F+D dht 16 width=128 learning_rate=4e-3" in names
+    assert len(study(grid).folded) == 6

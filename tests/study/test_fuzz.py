@@ -1,0 +1,200 @@
+"""Whatever the file says, it is a study or a list of problems with places, never a traceback."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ablate.base.errors import UserError
+from ablate.study import Study, load_study, shipped_studies
+
+VALID = """\
+name: fuzz
+description: a bit of everything
+baseline: a
+target: {val_loss: 3.3}
+seeds: [0, 1]
+base: &base
+  model: {width: 64, heads: 2, ffn: 96}
+  data: {source: text, paths: [x]}
+  training: {tokens: 100_000, learning_rate: 1e-3}
+  recipe: {rest: fp8}
+  resources: {cpus: 1}
+arms:
+  a: {recipe: bf16}
+  b: {from: a, recipe: {gemms: [fprop, wgrad], wgrad: {stabiliser: dht}}}
+grid:
+  from: b
+  factors:
+    recipe.stabiliser: {plain: none, SR: sr}
+    model.layers: [1, 2]
+    training.learning_rate: [1e-3, 2e-3]
+  zip: [[model.layers, training.learning_rate]]
+  exclude: [{recipe.stabiliser: SR, model.layers: 1}]
+  senseless: drop
+"""
+LINES = VALID.splitlines(keepends=True)
+WORDS = sorted(set(VALID.replace("[", " ").replace("]", " ").replace("{", " ").replace("}", " ").split()))
+SPLINTERS = [
+    *WORDS,
+    *(
+        "~",
+        "null",
+        "true",
+        "-1",
+        "0",
+        "1e400",
+        ".nan",
+        "-.inf",
+        "0x",
+        "!!int x",
+        "!x",
+        "'",
+        '"',
+        "&a",
+        "*a",
+        "*base",
+    ),
+    *(
+        "<<: *base",
+        "? ",
+        ": ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "#",
+        "|",
+        ">",
+        "%",
+        "@",
+        "\t",
+        "---\n",
+        "...\n",
+        "\x00",
+    ),
+    *(
+        '"\\ud800"',
+        "\u2028",
+        "\ufeff",
+        "1" * 5000,
+        "9999-99-99",
+        "=",
+        "[]",
+        "{}",
+        "'\n'",
+        '"\\n"',
+        "\r",
+        "1_",
+        "_",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def check(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "s.yaml"
+
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            study = load_study(path)
+        except UserError as caught:
+            error = caught
+        else:
+            assert isinstance(study, Study)
+            return
+        assert error.problems
+        line_ends = (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80\xa8", b"\xe2\x80\xa9")
+        num_lines = sum(map(content.count, line_ends)) + 2
+        for problem in error.problems:
+            assert problem.line is not None
+            assert problem.column is not None
+            assert 1 <= problem.line <= num_lines
+            assert problem.column >= 1
+            line = str(problem)
+            assert line.encode()
+            assert "\n" not in line
+
+    return check
+
+
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200))
+@example(content=b"")
+def test_random_bytes(check, content):
+    check(content)
+
+
+@FUZZ
+@given(text=st.text(max_size=200))
+def test_random_text(check, text):
+    check(text.encode("utf-8", "surrogatepass"))
+
+
+@FUZZ
+@given(parts=st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30))
+def test_random_splinters_of_yaml(check, parts):
+    check(" ".join(parts).encode("utf-8", "surrogatepass"))
+
+
+@settings(FUZZ, max_examples=600)
+@given(data=st.data())
+def test_mutations_of_a_valid_file(check, data):
+    text = VALID
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        length = data.draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
+        text = text[:start] + data.draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
+    check(text.encode("utf-8", "surrogatepass"))
+
+
+@settings(FUZZ, max_examples=300)
+@given(data=st.data())
+def test_values_of_a_valid_file_replaced(check, data):
+    """Replace a word by another: mostly valid YAML, so that the later stages are reached."""
+    text = VALID
+    for _ in range(data.draw(st.integers(1, 3))):
+        word, other = data.draw(st.sampled_from(WORDS)), data.draw(st.sampled_from(SPLINTERS))
+        text = text.replace(word, other, 1)
+    check(text.encode("utf-8", "surrogatepass"))
+
+
+@settings(FUZZ, max_examples=200)
+@given(order=st.permutations(range(len(LINES))), keep=st.sets(st.integers(0, len(LINES) - 1)))
+def test_lines_of_a_valid_file_reordered(check, order, keep):
+    check("".join(LINES[i] for i in order if i in keep).encode())
+
+
+@pytest.mark.slow
+def test_many_mutations_of_a_valid_file(check):
+    draw = random.Random(0)
+    for _ in range(12_000):
+        text = VALID
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            if draw.random() < 0.5:
+                text = text.replace(draw.choice(WORDS), draw.choice(SPLINTERS), 1)
+            else:
+                at = draw.randrange(len(text))
+                text = text[:at] + draw.choice(SPLINTERS) + text[at + draw.choice([0, 1, 3, 10]) :]
+        check(text.encode("utf-8", "surrogatepass"))
+
+
+def test_the_valid_file_is_valid(tmp_path):
+    path = Path(tmp_path / "s.yaml")
+    path.write_text(VALID)
+    assert len(load_study(path).arms) == 5
+
+
+def test_shipped_studies_are_valid():
+    assert set(shipped_studies()) >= {"quickstart", "amd-ladder"}
+    for name in shipped_studies():
+        assert load_study(name).name == name

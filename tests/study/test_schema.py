@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
+
+from ablate.recipes import GEMMS, RecipeSpec
+from ablate.recipes.short import GemmSpec, OperandSpec
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+from ablate.study import json_schema, shipped_studies
+
+GRID = """\
+name: s
+description: every shape of a value
+baseline: b
+target: {perplexity: 27.1, crossing: first_eval}
+seeds: [0, 3]
+paired_seeds: true
+arms:
+  a:
+  b: {from: a, description: d, recipe: {wgrad: fp8, dgrad: {format: mxfp4, stabiliser: sr}}}
+  d: {backend: reference, recipe: {preset: tseng, layers: [{last: 1, recipe: bf16}], phases: []}}
+  c: {model: {kv_heads: null}, training: {grad_clip: null}}
+grid:
+  from: b
+  factors:
+    recipe: [fp8, {gemms: [fprop]}]
+    recipe.gemms: {none: [], all: [fprop, dgrad, wgrad]}
+    recipe.wgrad: [fp8, {format: mxfp4}, null]
+    model: {small: {width: 64}}
+    training.learning_rate: [1, 1e-3]
+    data.paths: [[a], [b, c]]
+  zip: [[model, training.learning_rate]]
+  exclude: [{recipe.gemms: none, recipe: fp8}]
+  senseless: drop
+"""
+
+# what is changed in the file above -> how
+BROKEN = {
+    "unknown key": ("paired_seeds", "paired"),
+    "unknown key in an arm": ("from: a", "form: a"),
+    "unknown key of the model": ("kv_heads", "kv_head"),
+    "unknown recipe": ("[fp8, {gemms", "[fp9, {gemms"),
+    "unknown recipe of a layer": ("{last: 1, recipe: bf16}", "{last: 1, recipe: bf61}"),
+    "layers within layers": ("{last: 1, recipe: bf16}", "{last: 1, recipe: {layers: []}}"),
+    "unknown preset": ("preset: tseng", "preset: tsengg"),
+    "unknown gemm": ("[fprop, dgrad", "[fporp, dgrad"),
+    "unknown format of a gemm": ("wgrad: fp8", "wgrad: fp4"),
+    "unknown factor": ("training.learning_rate: [", "training.learning_rat: ["),
+    "a value of the wrong type": ("[1, 1e-3]", "[1, fast]"),
+    "a factor without values": ("[1, 1e-3]", "[]"),
+    "a factor of one value": ("[1, 1e-3]", "1e-3"),
+    "no baseline": ("baseline: b\n", ""),
+    "no unit": ("{perplexity: 27.1, crossing: first_eval}", "27.1"),
+    "two units": ("{perplexity: 27.1, ", "{perplexity: 27.1, val_loss: 3.3, "),
+    "no unit but a crossing": ("perplexity: 27.1, ", ""),
+    "no seeds": ("[0, 3]", "0"),
+    "a quoted boolean": ("paired_seeds: true", "paired_seeds: 'true'"),
+    "an unknown choice": ("senseless: drop", "senseless: fold"),
+    "arms as a list": ("arms:\n", "arms: []\nx:\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def validator():
+    Draft202012Validator.check_schema(json_schema())
+    return Draft202012Validator(json_schema())
+
+
+def load(text):
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def test_shipped_studies_satisfy_the_schema(validator):
+    for path in shipped_studies().values():
+        validator.validate(load(path.read_text()))
+
+
+def test_every_shape_of_a_value_satisfies_the_schema(validator):
+    validator.validate(load(GRID))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_do_not_satisfy_it(validator, case):
+    old, new = BROKEN[case]
+    assert old in GRID
+    assert not validator.is_valid(load(GRID.replace(old, new, 1)))
+
+
+def test_a_study_needs_arms_or_a_grid(validator):
+    head = load("name: s\nbaseline: a\ntarget: {val_loss: 3}\n")
+    assert not validator.is_valid(head)
+    assert validator.is_valid(head | {"arms": {"a": None}})
+    assert validator.is_valid(head | {"grid": {"factors": {"backend": ["auto", "reference"]}}})
+
+
+def test_every_field_of_base_has_a_description_or_a_telling_name():
+    schema = json_schema()
+    undescribed = {
+        f"{name}.{key}"
+        for name, section in schema["$defs"].items()
+        for key, field in section["properties"].items()
+        if "description" not in field and "$ref" not in field
+    }
+    assert undescribed <= {
+        *("TrainingConfig.beta1", "TrainingConfig.beta2", "TrainingConfig.adam_eps"),
+        *(f"{spec}.{gemm}" for spec in ("RecipeSpec", "LayerRecipeSpec") for gemm in GEMMS),
+        *(f"GemmSpec.{key.name}" for key in fields(GemmSpec)),
+        *(f"OperandSpec.{key.name}" for key in fields(OperandSpec)),
+        *("LayerSpec.recipe", "PhaseSpec.recipe"),
+        "ArmSection.description",
+    }
+
+
+def test_every_field_can_be_a_factor():
+    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"]["properties"]
+    sections = {
+        "model": ModelConfig,
+        "data": DataConfig,
+        "training": TrainingConfig,
+        "recipe": RecipeSpec,
+        "resources": ResourcesConfig,
+    }
+    for section, kind in sections.items():
+        for field in kind.__dataclass_fields__:
+            assert f"{section}.{field}" in factors
+    assert {"backend", "recipe.wgrad.stabiliser", *sections} <= set(factors)
