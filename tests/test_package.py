@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -56,3 +57,11 @@ def test_ci_runs_what_the_readme_says():
         assert f"$(readme {mark})" in ci
         block = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", readme, re.DOTALL)
         assert command in block.group(1)
+
+
+def test_ci_runs_the_exhaustive_tests_that_the_readmes_command_leaves_out():
+    options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "-m 'not exhaustive'" in options["addopts"]
+    stages = (REPOSITORY / ".ci" / "run").read_text().split("\nstage ")
+    [_] = [stage for stage in stages if "$(readme tests)" in stage]
+    [_] = [stage for stage in stages if re.search(r"-m pytest .*-m exhaustive$", stage, re.MULTILINE)]

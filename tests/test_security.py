@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 STUDY = """\
 name: small
@@ -40,7 +39,6 @@ def listening(tree):
     return found
 
 
-@pytest.mark.slow
 def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     with socket.socket() as probe:

@@ -74,7 +74,6 @@ def ended(folder, storage):
     return sum(json.loads(path.read_text())["state"] == "finished" for path in files)
 
 
-@pytest.mark.slow
 def test_tuned_killed_and_resumed(folder):
     code, output = ablate(folder, "whole", "run", "small.yaml")
     assert code == 0, output

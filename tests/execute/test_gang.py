@@ -35,7 +35,6 @@ def ledger(run):
     return [leases.read(number) for number in range(1, leases.latest() + 1)]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(study):
     store, (request,) = of_two(study)
@@ -54,7 +53,6 @@ def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_
     assert not list(run.path.glob(".*")), "nothing of Ray Train's is left"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["first", "second"])
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(study, which):

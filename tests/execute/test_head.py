@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import pytest
 from heads import environment_with_token, free_port, ray_head
 
 from ablate.execute import head as watching
@@ -55,7 +54,6 @@ def rows(folder):
     return found
 
 
-@pytest.mark.slow
 def test_a_killed_head(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     environment = environment_with_token(tmp_path) | {"ABLATE_STORAGE": "runs"}

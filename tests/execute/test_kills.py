@@ -46,7 +46,6 @@ def undisturbed(storage):
     return found
 
 
-@pytest.mark.slow
 def test_killed_before_every_single_operation_on_a_file(storage, undisturbed):
     died = 0
     for operation in range(1, 400):
@@ -65,7 +64,6 @@ def test_killed_before_every_single_operation_on_a_file(storage, undisturbed):
     assert code == 0
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_at_random_moments(storage, undisturbed):
     draw = random.Random(0)
     run = fresh(storage, "random", 2, 60)

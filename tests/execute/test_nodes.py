@@ -8,8 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from ablate.store.leases import Leases
 
 HERE = Path(__file__).parent
@@ -57,7 +55,6 @@ SCRIPT = """
 """
 
 
-@pytest.mark.slow
 def test_a_node_is_killed_in_the_middle_and_another_joins(study):
     store, requests = study
     script = textwrap.dedent(SCRIPT.format(here=str(HERE), storage=str(store.path)))

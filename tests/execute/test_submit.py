@@ -50,7 +50,6 @@ def submit(cluster, folder, *more):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_study_runs_as_a_job_and_a_second_submission_does_no_harm(cluster, tmp_path):
     (tmp_path / "sent.yaml").write_text(STUDY)
     give_up = time.monotonic() + 90

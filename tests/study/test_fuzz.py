@@ -174,7 +174,6 @@ def test_lines_of_a_valid_file_reordered(check, order, keep):
     check("".join(LINES[i] for i in order if i in keep).encode())
 
 
-@pytest.mark.slow
 def test_many_mutations_of_a_valid_file(check):
     draw = random.Random(0)
     for _ in range(12_000):

@@ -160,7 +160,6 @@ def postgres(tmp_path_factory, free_port):
         call(programs / "pg_ctl", "-D", data, "-m", "immediate", "stop")
 
 
-@pytest.mark.slow
 def test_postgresql(study, postgres, held, assert_same, tmp_path, storage):
     """Directly and through a server with local artifacts, the one after the other: the same runs."""
     write_third(study, 0)

@@ -14,7 +14,7 @@ from ablate.backends.triton.tiles import TILES, Tile
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.timeout(1200),
 ]
 OLDEST = ".".join(map(str, (*OLDEST_TRITON, 0)))

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_kernels_in_the_interpreter():
     folder = Path(__file__).parent / "interpreted"

@@ -88,7 +88,6 @@ def damaged(content, draw):
     return bytes(out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
 def test_no_log_makes_a_traceback(tmp_path, kind):
     content, read = READERS[kind]
