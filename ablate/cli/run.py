@@ -105,7 +105,7 @@ def _choose(plan: Plan, only: tuple[str, ...], seeds: str | None) -> set[str]:
     """Return the ids of the runs that the options ask for."""
     import difflib
 
-    from ablate.study.tuning import tuned_name
+    from ablate.study.space import tuned_name
 
     names = {arm.name for arm in plan.arms}
     if plan.tuning is not None:  # an arm that found what the study gives it is its own tuned arm

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import Outcome, RunRequest
     from ablate.plan import Plan
-    from ablate.plan.tuning import GroupTuning
+    from ablate.plan.found import GroupTuning
     from ablate.search.rates import Searched
     from ablate.store import StudyStore
 

@@ -18,7 +18,7 @@ from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
 from ablate.plan.diagnosed import check_layers
 from ablate.plan.foreign import Foreigners
-from ablate.plan.tuning import Tuning, plan_tuning
+from ablate.plan.found import Tuning, begin_tuning
 from ablate.recipes import Recipe, describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import (
@@ -67,7 +67,8 @@ class PlannedArm:
     """One arm: its configuration, its runs, and what they amount to.
 
     ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
-    that are this same arm. ``again``: the baseline once more, with other seeds.
+    that are this same arm. ``again``: the baseline once more, with other seeds. ``tuned_from``: the arm that
+    this one is, at the values that tuning found for it.
     """
 
     name: str
@@ -92,6 +93,7 @@ class PlannedArm:
     size: ModelSize
     layers: tuple[LinearLayer, ...]
     uncovered: tuple[str, ...]
+    tuned_from: str | None = None
 
     def config(self, seed: int) -> RunConfig:
         """Return the configuration of the run with this seed."""
@@ -250,7 +252,7 @@ def build_plan(
         diagnostics=study.diagnostics,
         missing=missing,
     )
-    return plan if study.tune is None else replace(plan, tuning=plan_tuning(plan, study.tune))
+    return plan if study.tune is None else replace(plan, tuning=begin_tuning(study.name, study.tune))
 
 
 def _run_ids(ids: RunIds, fields: dict[str, Any], seeds: Sequence[int]) -> list[str]:

@@ -13,84 +13,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from ablate.models.arithmetic import batches
+from ablate.plan.found import TrialRecord
 from ablate.run.ids import ARM_FIELDS, RunIds
-from ablate.study.space import Choices, Range
-from ablate.study.tuning import tuned_name
+from ablate.study.space import Range, tuned_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ablate.plan.found import GroupTuning, Tuning
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.study.tuning import Tune, TuneGroup
+    from ablate.study.space import Choices, Tune
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRecord:
-    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
-
-    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
-    """
-
-    number: int
-    values: dict[str, Any]
-    state: Literal["complete", "pruned"]
-    loss: float | None
-    diverged: int
-    tokens: int
-    runs: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupTuning:
-    """Arms that were searched together. ``chosen``: None before the search is done."""
-
-    name: str
-    fingerprint: str
-    arms: tuple[str, ...]
-    shared: dict[str, Any]
-    trials: tuple[TrialRecord, ...] = ()
-    chosen: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tuning:
-    """The search of a study. ``study``: the study of the trials, beside it in the storage."""
-
-    study: str
-    tune: Tune
-    groups: tuple[GroupTuning, ...]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every group has its values."""
-        return all(group.chosen is not None for group in self.groups)
-
-    def group_of(self, arm: str) -> GroupTuning:
-        """Return the group of an arm."""
-        return next(group for group in self.groups if arm in group.arms)
-
-
-def tune_name(study: str) -> str:
-    """Return the name of the study of the trials."""
-    return f"{study} tune"
-
-
-def plan_tuning(plan: Plan, tune: Tune) -> Tuning:
-    """Return the search of a planned study before anything of it has run."""
-    groups = tuple(
-        GroupTuning(
-            name=group.name, fingerprint=_fingerprint(plan, tune, group), arms=group.arms, shared=group.shared
-        )
-        for group in tune.groups
-    )
-    return Tuning(study=tune_name(plan.study), tune=tune, groups=groups)
-
-
-def _fingerprint(plan: Plan, tune: Tune, group: TuneGroup) -> str:
+def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
+    """Return the hash of what a group searches: the runs of its first trial, and what it may try."""
     ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, group.shared)]
     fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
     content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
@@ -160,7 +100,7 @@ def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
             if value != base[field]:
                 differs[f"training.{field}"] = (base[field], value)
         tuned = _at_values(
-            replace(arm, differs=differs, folded=()),
+            replace(arm, differs=differs, folded=(), tuned_from=arm.name),
             name=tuned_name(arm.name),
             description=f"{arm.name} at the values found for it: {values_text(chosen)}",
             seeds=[run.seed for run in arm.runs],
@@ -216,9 +156,7 @@ def _text(value: Any) -> str:
 def tuning_to_lock(plan: Plan, tuning: Tuning) -> dict[str, Any]:
     """Return the search as the lock file holds it; ``tuned`` maps an arm to the one at the values found."""
     tune = tuning.tune
-    names = {arm.name for arm in plan.arms}
-    tuned = {arm.name: tuned_name(arm.name) for arm in plan.arms if tuned_name(arm.name) in names}
-    second = set(tuned.values())
+    tuned = {arm.tuned_from: arm.name for arm in plan.arms}
     return {
         "study": tuning.study,
         "done": tuning.is_done,
@@ -230,17 +168,20 @@ def tuning_to_lock(plan: Plan, tuning: Tuning) -> dict[str, Any]:
         "tokens": batches(replace(plan.training, tokens=tune.tokens)).tokens,
         "seeds": list(tune.seeds),
         "groups": [
-            {**asdict(group), "arms": list(group.arms), "trials": [_record(one) for one in group.trials]}
+            {
+                "name": group.name,
+                "fingerprint": fingerprint(plan, tune, group),
+                "arms": list(group.arms),
+                "shared": group.shared,
+                "trials": [{**asdict(one), "runs": list(one.runs)} for one in group.trials],
+                "chosen": group.chosen,
+            }
             for group in tuning.groups
         ],
-        "tuned": {arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.name not in second}
+        "tuned": {arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}
         if tuning.is_done
         else {},
     }
-
-
-def _record(trial: TrialRecord) -> dict[str, Any]:
-    return {**asdict(trial), "runs": list(trial.runs)}
 
 
 def found_before(plan: Plan, lock: Mapping[str, Any]) -> Plan:
@@ -253,7 +194,7 @@ def found_before(plan: Plan, lock: Mapping[str, Any]) -> Plan:
         groups = []
         for group in tuning.groups:
             found = by_name[group.name]
-            if not written["done"] or found["fingerprint"] != group.fingerprint:
+            if not written["done"] or found["fingerprint"] != fingerprint(plan, tuning.tune, group):
                 return plan
             if written["trials"] != tuning.tune.trials:
                 return plan

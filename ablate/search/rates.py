@@ -16,8 +16,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ablate.execute.driver import Outcome, missing_runs
+from ablate.plan.found import TrialRecord
 from ablate.plan.lock import to_lock
-from ablate.plan.tuning import TrialRecord, trial_ids, trial_plan
+from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.pick import Settings, best_trial
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import RunRequest
     from ablate.plan import Plan
-    from ablate.plan.tuning import GroupTuning, Tuning
+    from ablate.plan.found import GroupTuning, Tuning
     from ablate.store import State, StudyStore
-    from ablate.study.tuning import Tune
+    from ablate.study.space import Tune
 
     Unneeded = Callable[[], Mapping[str, str]]
     Execute = Callable[[list[RunRequest], Unneeded], Outcome]
@@ -106,7 +107,7 @@ def _search_group(storage: Any, plan: Plan, tuning: Tuning, group: GroupTuning) 
     def runs_of(values: Mapping[str, Any]) -> list[str]:
         return [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tuning.tune, values)]
 
-    name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
+    name = f"{tuning.study}: {group.name} [{fingerprint(plan, tuning.tune, group)}]"
     return SearchGroup(name=group.name, ledger=Ledger(storage, name), shared=group.shared, runs_of=runs_of)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,6 +88,32 @@ Space = dict[str, Range | Choices]
 """What is tried, by the name of a field."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneGroup:
+    """Arms that share one search. ``shared``: the values that the study itself gives them."""
+
+    name: str
+    arms: tuple[str, ...]
+    shared: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tune:
+    """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
+
+    ``at_once``: how many trials of a group are asked before any of them has been told.
+    """
+
+    fields: Space
+    tokens: int
+    sampler: Literal["tpe", "grid"]
+    trials: int
+    at_once: int
+    prune: bool
+    seeds: tuple[int, ...]
+    groups: tuple[TuneGroup, ...]
+
+
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
     """Return every combination of a space of lists, the last field varying fastest."""
     lists = [field.values if isinstance(field, Choices) else () for field in space.values()]
@@ -108,3 +134,8 @@ def _radical_inverse(index: int, base: int) -> float:
         scale /= base
         inverse += digit * scale
     return inverse
+
+
+def tuned_name(arm: str) -> str:
+    """Return the name of the arm that runs at the values found for this one."""
+    return f"{arm} tuned"

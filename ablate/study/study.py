@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from ablate.run.diagnostics import Diagnostics
     from ablate.study.searching import Search
-    from ablate.study.tuning import Tune
+    from ablate.study.space import Tune
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

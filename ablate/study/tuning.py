@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +22,7 @@ from ablate.study.faults import did_you_mean, got_text
 from ablate.study.grid import check_value
 from ablate.study.sections import TUNABLE, RangeSection, TuneSection
 from ablate.study.shapes import Shapes
-from ablate.study.space import Choices, Range, combinations
+from ablate.study.space import Choices, Range, Tune, TuneGroup, combinations, tuned_name
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain
 
 if TYPE_CHECKING:
@@ -37,32 +37,6 @@ if TYPE_CHECKING:
 MAX_TRIALS = 1000
 FIRST_TRIAL_SEED = 1_000_000
 """Far from the seeds that people choose: a study that gets more seeds keeps what was found for it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuneGroup:
-    """Arms that share one search. ``shared``: the values that the study itself gives them."""
-
-    name: str
-    arms: tuple[str, ...]
-    shared: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tune:
-    """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
-
-    ``at_once``: how many trials of a group are asked before any of them has been told.
-    """
-
-    fields: Space
-    tokens: int
-    sampler: Literal["tpe", "grid"]
-    trials: int
-    at_once: int
-    prune: bool
-    seeds: tuple[int, ...]
-    groups: tuple[TuneGroup, ...]
 
 
 def check_tune(
@@ -105,11 +79,6 @@ def check_tune(
             for name, arms in groups.items()
         ),
     )
-
-
-def tuned_name(arm: str) -> str:
-    """Return the name of the arm that runs at the values found for this one."""
-    return f"{arm} tuned"
 
 
 def _fields(node: Node, faults: Faults) -> Space:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ablate.plan import known_plan, to_lock
-from ablate.plan.tuning import TrialRecord, found_before, trial_plan, tuned_plan
+from ablate.plan.found import TrialRecord
+from ablate.plan.tuning import fingerprint, found_before, trial_plan, tuned_plan
 from ablate.store import StudyStore
 
 STUDY = """\
@@ -135,9 +136,13 @@ def test_what_was_found_for_another_search_is_not_taken(plan, stored, before, af
 
 
 def test_only_the_group_that_changed_has_another_ledger(plan):
-    first = {group.name: group.fingerprint for group in plan(STUDY).tuning.groups}
+    def prints(text):
+        tuning = (planned := plan(text)).tuning
+        return {group.name: fingerprint(planned, tuning.tune, group) for group in tuning.groups}
+
+    first = prints(STUDY)
     changed = STUDY.replace("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}")
-    second = {group.name: group.fingerprint for group in plan(changed).tuning.groups}
+    second = prints(changed)
     assert {name for name in first if first[name] != second[name]} == {"b"}
 
 

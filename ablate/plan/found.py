@@ -1,0 +1,62 @@
+"""What tuning found for a study, as plain data: its trials, and the values chosen for each group of arms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ablate.study.space import Tune
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
+
+    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
+    """
+
+    number: int
+    values: dict[str, Any]
+    state: Literal["complete", "pruned"]
+    loss: float | None
+    diverged: int
+    tokens: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTuning:
+    """Arms that were searched together. ``chosen``: None before the search is done."""
+
+    name: str
+    arms: tuple[str, ...]
+    shared: dict[str, Any]
+    trials: tuple[TrialRecord, ...] = ()
+    chosen: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """The search of a study. ``study``: the study of the trials, beside it in the storage."""
+
+    study: str
+    tune: Tune
+    groups: tuple[GroupTuning, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every group has its values."""
+        return all(group.chosen is not None for group in self.groups)
+
+    def group_of(self, arm: str) -> GroupTuning:
+        """Return the group of an arm."""
+        return next(group for group in self.groups if arm in group.arms)
+
+
+def begin_tuning(study: str, tune: Tune) -> Tuning:
+    """Return the search of a study before anything of it has run; ``study``: the name of the study."""
+    groups = tuple(
+        GroupTuning(name=group.name, arms=group.arms, shared=group.shared) for group in tune.groups
+    )
+    return Tuning(study=f"{study} tune", tune=tune, groups=groups)
