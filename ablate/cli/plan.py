@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.cli.common import parse_prices, storage_option
-from ablate.cli.ready import taken_text
 from ablate.cli.table import format_table
 
 if TYPE_CHECKING:
@@ -257,6 +256,7 @@ def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
 
 
 def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping[str, str]) -> list[str]:
+    from ablate.execute.reuse import taken_text
     from ablate.models.arithmetic import schedule_text
 
     runs = [run for _, run in plan.runs()]

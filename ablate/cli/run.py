@@ -12,15 +12,9 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.cli.common import storage_option
-from ablate.cli.ready import (
-    check_devices,
-    check_tokens,
-    prepare_kernel,
-    prepare_tokens,
-    requests_of,
-    say_mirror,
-    taken_text,
-)
+from ablate.cli.display import ConsoleListener
+from ablate.workflow.mirror import say_mirror
+from ablate.workflow.prepare import check_devices, prepare_kernel, prepare_tokens, requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,14 +139,14 @@ def _tune(
     from ablate.cli.tune import tune
     from ablate.plan.tuning import tuned_plan
     from ablate.store import StudyStore
-    from ablate.track import redact, start_mirror
+    from ablate.track import start_mirror
 
     assert plan.tuning is not None
     if address is None:
         check_devices(plan)
-    prepare_kernel(console, plan)
-    corpora = prepare_tokens(console, store, list(plan.arms))
-    check_tokens(console, corpora, list(plan.arms))
+    listener = ConsoleListener(console)
+    prepare_kernel(plan, listener)
+    corpora = prepare_tokens(store.path.parent, plan.arms, listener)
     trials = StudyStore(store.path.parent / plan.tuning.study)
     trials.path.mkdir(parents=True, exist_ok=True)
     mirror = start_mirror(trials.path, uri)
@@ -169,7 +163,7 @@ def _tune(
         left = mirror.stop()
     if found.tuning.is_done:
         return tuned_plan(plan, found.tuning)
-    say_mirror(console, left, redact(uri), shlex.quote(plan.tuning.study))
+    say_mirror(left, uri, shlex.quote(plan.tuning.study), listener)
     return _conclude(console, trials, found.plan, set(found.open_runs), found.outcome, study=study) or 1
 
 
@@ -186,8 +180,8 @@ def _run(
     alone: bool,
 ) -> int:
     from ablate.execute.driver import Outcome, missing_runs
-    from ablate.execute.reuse import take_results
-    from ablate.track import redact, start_mirror
+    from ablate.execute.reuse import take_results, taken_text
+    from ablate.track import start_mirror
 
     if address is None:
         check_devices(plan)
@@ -210,7 +204,7 @@ def _run(
         soft_wrap=True,
     )
     if todo:
-        prepare_kernel(console, plan)
+        prepare_kernel(plan, ConsoleListener(console))
     mirror = start_mirror(store.path, uri)
     outcome = Outcome(states={}, interrupted=False)
     try:
@@ -220,7 +214,7 @@ def _run(
             _report(console, store)
     finally:
         left = mirror.stop()
-    say_mirror(console, left, redact(uri), study)
+    say_mirror(left, uri, study, ConsoleListener(console))
     return _conclude(console, store, plan, chosen - unneeded().keys(), outcome, study=study)
 
 
@@ -236,8 +230,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
 def _requests(console: Console, store: StudyStore, plan: Plan, chosen: set[str]) -> list[RunRequest]:
     """Prepare the tokens of every corpus once, and return the runs."""
     arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-    corpora = prepare_tokens(console, store, arms)
-    check_tokens(console, corpora, arms)
+    corpora = prepare_tokens(store.path.parent, arms, ConsoleListener(console))
     return requests_of(plan, chosen, corpora)
 
 
@@ -248,13 +241,11 @@ def _execute(
     address: str | None,
     unneeded: Callable[[], Mapping[str, str]],
 ) -> Outcome:
-    from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import execute_study
-    from ablate.execute.progress import ProgressReader
 
     console.print(f"Starting Ray {f'at {address}' if address else 'on this machine'} …", markup=False)
-    with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
-        return execute_study(store, todo, address=address, on_poll=display.update, unneeded=unneeded)
+    with ConsoleListener(console).executing(store, [run.run_id for run in todo]) as on_poll:
+        return execute_study(store, todo, address=address, on_poll=on_poll, unneeded=unneeded)
 
 
 def _report(console: Console, store: StudyStore) -> None:

@@ -17,14 +17,9 @@ import click
 
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import storage_option
-from ablate.cli.ready import (
-    check_devices,
-    check_tokens,
-    prepare_kernel,
-    prepare_tokens,
-    requests_of,
-    say_mirror,
-)
+from ablate.cli.display import ConsoleListener
+from ablate.workflow.mirror import say_mirror
+from ablate.workflow.prepare import check_devices, prepare_kernel, prepare_tokens, requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +108,7 @@ def _search(
     from ablate.search.recipes import check_same
     from ablate.search.search import read
     from ablate.store import StudyStore
-    from ablate.track import redact, resolve_tracking_uri, start_mirror
+    from ablate.track import resolve_tracking_uri, start_mirror
 
     uri = resolve_tracking_uri(storage, tracking_uri)
     console = Console(highlight=False, stderr=as_json)
@@ -137,7 +132,7 @@ def _search(
             finally:
                 left = mirror.stop()
             _conclude(console, store, found, as_json=as_json)
-            say_mirror(console, left, redact(uri), planned.name)
+            say_mirror(left, uri, planned.name, ConsoleListener(console))
             return code
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
@@ -190,9 +185,9 @@ def _go_on(
         soft_wrap=True,
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora = prepare_tokens(console, store, arms)
-    check_tokens(console, corpora, arms)
-    prepare_kernel(console, planned.plans[0])
+    listener = ConsoleListener(console)
+    corpora = prepare_tokens(store.path.parent, arms, listener)
+    prepare_kernel(planned.plans[0], listener)
     runner = _Runner(console, store, planned, corpora, tried_in(planned, before), address)
     runner.write_plan()
     is_done = _is_done(engine, before)
@@ -241,9 +236,7 @@ class _Runner:
         Raises:
             _StoppedError: interrupted, a run that came to no end, or a baseline that failed.
         """
-        from ablate.execute.display import LiveDisplay
         from ablate.execute.driver import Outcome, execute_study, missing_runs
-        from ablate.execute.progress import ProgressReader
         from ablate.search.recipes import result_of, tried_plan
         from ablate.search.search import short_tokens
         from ablate.store import END_STATES
@@ -263,9 +256,9 @@ class _Runner:
         todo = missing_runs(self._store, requests, retry_failed=True)
         outcome = Outcome(states={}, interrupted=False)
         if todo:
-            reader = ProgressReader(self._store)
-            with LiveDisplay(reader, [request.run_id for request in todo], self._console) as display:
-                outcome = execute_study(self._store, todo, address=self._address, on_poll=display.update)
+            live = ConsoleListener(self._console).executing(self._store, [run.run_id for run in todo])
+            with live as on_poll:
+                outcome = execute_study(self._store, todo, address=self._address, on_poll=on_poll)
         if outcome.interrupted:
             raise _StoppedError("Stopped. Trials that have ended are kept", 130)
         states = {name: self._store.run(arm.runs[0].id).state() for name, arm in arms.items()}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the showing alone.")
 def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
-    from ablate.execute.display import progress_table, summary
+    from ablate.cli.display import progress_table, summary
     from ablate.execute.lock import is_running
     from ablate.execute.progress import ProgressReader, count_states
 
@@ -72,7 +72,7 @@ def _watch(store: StudyStore) -> None:
     """Show the table anew, several times a second, while somebody runs the study."""
     from rich.console import Console
 
-    from ablate.execute.display import LiveDisplay
+    from ablate.cli.display import LiveDisplay
     from ablate.execute.lock import is_running
     from ablate.execute.progress import ProgressReader
 

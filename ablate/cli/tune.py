@@ -36,11 +36,10 @@ def tune(
     Raises:
         UserError: another process runs them now.
     """
+    from ablate.cli.display import ConsoleListener
     from ablate.execute.cancel import Cancellation
-    from ablate.execute.display import LiveDisplay
     from ablate.execute.driver import connection, execute_study
     from ablate.execute.lock import running
-    from ablate.execute.progress import ProgressReader
     from ablate.plan import to_lock
     from ablate.search.rates import first_trials, tune_arms
 
@@ -51,8 +50,8 @@ def tune(
 
     def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> Outcome:
         cancellation.raise_if_requested()  # between two rounds
-        with LiveDisplay(ProgressReader(store), [run.run_id for run in todo], console) as display:
-            return execute_study(store, todo, address=address, on_poll=display.update, unneeded=unneeded)
+        with ConsoleListener(console).executing(store, [run.run_id for run in todo]) as on_poll:
+            return execute_study(store, todo, address=address, on_poll=on_poll, unneeded=unneeded)
 
     trials = f"{tuning.tune.trials} trials of {tuning.tune.tokens:,} tokens"
     console.print(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.", markup=False)

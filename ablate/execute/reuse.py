@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.store import END_STATES, RunDir, StudyStore
@@ -63,6 +64,11 @@ def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
             _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id])
             taken[run_id] = neighbour.path.name
     return taken
+
+
+def taken_text(taken: Mapping[str, str]) -> str:
+    """Say how many results come from which other studies of the storage. ``taken``: run id → study."""
+    return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
 
 
 def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:

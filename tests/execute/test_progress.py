@@ -1,7 +1,7 @@
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.execute.display import format_count, format_seconds, summary
+from ablate.cli.display import format_count, format_seconds, summary
 from ablate.execute.lock import is_running, running
 from ablate.execute.progress import ProgressReader
 from ablate.store import Status, StudyStore

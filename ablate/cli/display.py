@@ -6,18 +6,21 @@ Both are drawn from ``ProgressReader`` alone, so that what is shown is what is s
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Self
 
 from ablate.base.errors import safe_text
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
+from ablate.workflow.listener import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
     from rich.table import Table
+
+    from ablate.store import StudyStore
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
@@ -93,7 +96,7 @@ def summary(runs: list[RunProgress]) -> str:
 class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     """Shows the given runs until the block ends; ``update`` may be called as often as one likes."""
 
-    def __init__(self, reader: ProgressReader, run_ids: list[str], console: Console) -> None:
+    def __init__(self, reader: ProgressReader, run_ids: Sequence[str], console: Console) -> None:
         self._reader = reader
         self._run_ids = run_ids
         self._console = console
@@ -151,3 +154,36 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class ConsoleListener(Listener):
+    """Prints what is said, and shows how far the tokens and the runs are."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence as it is; the terminal breaks a long line."""
+        self.console.print(sentence, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def preparing(self) -> Iterator[Callable[[str, float, str], None]]:
+        """Show a bar for each corpus that is not ready yet."""
+        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        tasks: dict[str, TaskID] = {}
+        with Progress(*columns, console=self.console, transient=True) as bar:
+
+            def show(digest: str, fraction: float, what: str) -> None:
+                if digest not in tasks:
+                    tasks[digest] = bar.add_task("tokens", total=1.0)
+                bar.update(tasks[digest], completed=fraction, description=what)
+
+            yield show
+
+    @contextmanager
+    def executing(self, store: StudyStore, run_ids: Sequence[str]) -> Iterator[Callable[[], None]]:
+        """Show the live table of these runs."""
+        with LiveDisplay(ProgressReader(store), run_ids, self.console) as display:
+            yield display.update
