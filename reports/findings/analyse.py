@@ -30,14 +30,12 @@ from ablate.reports.findings.speed import (
 from ablate.reports.findings.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
 from ablate.reports.findings.tuning import Tuned, pending, split_frames, tuned
 from ablate.reports.read.comparable import SetApart, find_set_apart
-from ablate.reports.statistics.bootstrap import bootstrap_cost
 from ablate.reports.statistics.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.statistics.effects import Effects, factor_effects
 from ablate.reports.statistics.growth import cost_growth
 from ablate.reports.statistics.intervals import ALPHA, Interval
 from ablate.reports.statistics.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.statistics.power import Power, power_of
-from ablate.reports.statistics.same import SameArm, compare_with_itself
 from ablate.reports.statistics.steps import Step, find_steps
 from ablate.reports.statistics.stopping import Stopped, StopRule, alpha_of, read_rule
 from ablate.reports.statistics.survival import Reached, common_horizon, reached, restricted_mean
@@ -110,7 +108,6 @@ class ArmResult:
     tokens_saved: int
     tokens_to_target: Interval
     token_cost: Cost
-    bootstrap: Interval | None
     break_even: Interval
     final_loss: Interval
     difference: LossDifference
@@ -161,7 +158,6 @@ class Analysis:
     set_apart: tuple[SetApart, ...]
     waived: tuple[str, ...]
     horizon_tokens: float | None
-    same_arm: SameArm | None
     token_effects: Effects
     loss_effects: Effects
     dropped: tuple[dict[str, Any], ...]
@@ -362,7 +358,6 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 if curve.end != "missing"
             ],
         ),
-        same_arm=compare_with_itself(outcomes.get(base, [])),
         failed_self_tests=sum(
             any(test.get("passed") is False for test in environment.get("self_tests") or ())
             for environment in frames.environments.values()
@@ -486,9 +481,6 @@ def _arm_result(
         tokens_saved=sum(max(0, run.budget - run.tokens) for run in runs if run.end == "unused"),
         tokens_to_target=mean,
         token_cost=cost,
-        bootstrap=None
-        if is_baseline or stopped is not None
-        else bootstrap_cost(outcomes, base_outcomes, paired=paired, alpha=alpha),
         break_even=Interval(
             estimate=plus_one(cost.estimate), low=plus_one(cost.low), high=plus_one(cost.high)
         ),

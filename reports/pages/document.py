@@ -113,13 +113,6 @@ def build_document(
         ],
         "tuning": _tuning(analysis.tuning),
         "failed_self_tests": analysis.failed_self_tests,
-        "same_arm": None
-        if analysis.same_arm is None
-        else {
-            "splits_of_the_baseline": analysis.same_arm.splits,
-            "found_to_differ": analysis.same_arm.positives,
-            "largest_cost": analysis.same_arm.largest_cost,
-        },
     }
 
 
@@ -278,7 +271,6 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
                 "n_baseline": arm.difference.n_baseline,
             }
         },
-        "bootstrap_of_token_cost": None if arm.bootstrap is None else _interval(arm.bootstrap),
         "restricted_mean": _interval(arm.restricted_mean),
         "measured": None
         if arm.measured is None

@@ -168,19 +168,6 @@ def _early_stops(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     return (("Early stops", f"{'; '.join(parts)}."),)
 
 
-def _same_arm(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return what comparing the baseline with itself shows; nothing with too few runs."""
-    same = analysis.same_arm
-    if same is None:
-        return ()
-    text = (
-        f"of {same.splits:,} ways to split the {analysis.baseline} runs in two, {same.positives:,} come "
-        f"out as a difference at the 5{words.NBSP}% level ({words.share(same.rate)}); the largest cost that "
-        f"chance alone made of them is {words.share(same.largest_cost)}."
-    )
-    return (("The baseline against itself", text),)
-
-
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """Return the words of the report with what they mean in this study."""
     if analysis.paired:
@@ -216,7 +203,6 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         ("Timing", _timing(analysis)),
         *_early_stops(analysis),
         *_pooled(analysis),
-        *_same_arm(analysis),
     )
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.statistics.bootstrap import DRAWS, FEWEST_RUNS
 from ablate.reports.statistics.power import MOST_SEEDS
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
@@ -150,9 +149,7 @@ def power_table(analysis: Analysis) -> Table | None:
             + ". Smallest cost: what these seeds would have shown with a chance of 80\u00a0% (5\u00a0% "
             f"level, two-sided, {'paired where there are pairs' if paired else 'unpaired'}). More seeds: of "
             "each arm, to settle what is open if the cost is what it seems. For planning: with few seeds the "
-            "spread is itself uncertain. "
-            f"Bootstrap: the token cost's interval once more, by {DRAWS:,} draws of the runs, from "
-            f"{FEWEST_RUNS} runs a side on; it is a check, and too narrow with few runs."
+            "spread is itself uncertain."
         ),
         columns=(
             "Arm",
@@ -162,7 +159,6 @@ def power_table(analysis: Analysis) -> Table | None:
             *(("Spread of the pairs",) if paired else ()),
             "Smallest cost",
             "More seeds",
-            "Bootstrap",
         ),
         rows=tuple(
             (
@@ -173,13 +169,10 @@ def power_table(analysis: Analysis) -> Table | None:
                 *of_pairs(power),
                 words.share(power.smallest_cost),
                 more(power),
-                words.DASH
-                if arm.bootstrap is None
-                else words.percent_range(arm.bootstrap.low, arm.bootstrap.high) + f"{words.NBSP}%",
             )
             for arm, power in known
         ),
-        numeric=frozenset(range(1, 8 if paired else 7)),
+        numeric=frozenset(range(1, 7 if paired else 6)),
     )
 
 

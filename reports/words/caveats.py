@@ -80,7 +80,6 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
             "study let them train all the same: see their environment.json, and `ablate doctor`."
         )
     found.extend(_set_apart(analysis))
-    found.extend(_bootstrap(analysis))
     found.extend(_settings(analysis))
     found.extend(_throughput(analysis))
     found.extend(f"Left out: {fault}" for fault in faults)
@@ -131,28 +130,6 @@ def _set_apart(analysis: Analysis) -> list[str]:
         f"`ablate report --waive {setting}`."
         for (setting, arm, own, others), count in groups.items()
     ]
-
-
-def _bootstrap(analysis: Analysis) -> list[str]:
-    """Name the arms whose two intervals disagree on whether there is a cost."""
-
-    def zero(low: float | None, high: float | None) -> bool:
-        return low is not None and high is not None and low <= 0 <= high
-
-    differing = [
-        arm.name
-        for arm in analysis.others
-        if arm.bootstrap is not None
-        and arm.token_cost.kind == "interval"
-        and zero(arm.bootstrap.low, arm.bootstrap.high) != zero(arm.token_cost.low, arm.token_cost.high)
-    ]
-    if not differing:
-        return []
-    text = (
-        "The bootstrap disagrees with Student's interval on whether zero is excluded: "
-        f"{', '.join(differing)}. The case is close: add seeds before you rest on it."
-    )
-    return [text]
 
 
 def _settings(analysis: Analysis) -> list[str]:

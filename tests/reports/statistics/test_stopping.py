@@ -187,7 +187,6 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     assert bad.tokens_saved == (5 - bad.stopped.seeds) * 1_000_000 - sum(
         run.tokens for run in bad.runs[bad.stopped.seeds :]
     )
-    assert bad.bootstrap is None
     assert bad.power is None
     assert wild.stopped.kind == "diverged"
     assert wild.token_cost.kind == "bound"
