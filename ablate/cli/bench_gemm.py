@@ -93,7 +93,7 @@ def _layers(arm: PlannedArm) -> Iterator[tuple[str, int, int, int, LayerRecipe]]
         place = where[layer.name]
         blockless = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
         part = blockless.removeprefix("blocks.")
-        recipe = next(stage.recipe for stage in stages(arm.recipe, place) if not stage.start(1))
+        recipe = next(stage.recipe for stage in stages(arm.config.recipe, place) if not stage.start(1))
         key = (part, layer.inputs, layer.outputs, recipe)
         counted[key] = counted.get(key, 0) + 1
     for (part, inputs, outputs, recipe), count in counted.items():
@@ -111,10 +111,10 @@ def _rows(
     for arm in plan.arms:
         if names and arm.name not in names:
             continue
-        training = arm.training
+        training = arm.config.training
         share = training.batch_size // arm.resources.devices_per_run
         rows = tokens or (training.micro_batch_size or share) * training.seq_len
-        chosen = backend or arm.backend
+        chosen = backend or arm.config.backend
         for part, count, inputs, outputs, recipe in _layers(arm):
             shape = Shape(tokens=rows, inputs=inputs, outputs=outputs)
             for gemm in GEMMS:

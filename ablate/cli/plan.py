@@ -138,13 +138,13 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
         for run in entry["runs"]:
             run["state"] = progress.state(run["id"])
             run["id"] = run["id"] or None
-        config = asdict(arm.config(arm.runs[0].seed))
+        config = asdict(arm.config.with_seed(arm.runs[0].seed))
         del config["seed"]
         entry |= {
             "config": config,
             "resources": asdict(arm.resources),
             "batches": asdict(arm.batches),
-            "schedule": schedule_text(arm.training),
+            "schedule": schedule_text(arm.config.training),
             "parameters": arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
             "out_of_reach": list(arm.uncovered),
@@ -210,14 +210,16 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     found = []
     for arm in plan.arms:
         try:
-            found.append(asdict(dry_run(arm.config(arm.runs[0].seed), arm.resources.devices_per_run)))
+            found.append(
+                asdict(dry_run(arm.config.with_seed(arm.runs[0].seed), arm.resources.devices_per_run))
+            )
         except ValueError as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
     return found
 
 
 def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
-    return _groups(arm.layers, arm.recipe, arm.batches.tokens)
+    return _groups(arm.layers, arm.config.recipe, arm.batches.tokens)
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
@@ -264,7 +266,7 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping
     figures = [("tuning", text) for text in _tuning_lines(plan, costs.cores)]
     figures += [("batch", text) for text in _each(plan, _batch_text)]
     figures += [("budget", text) for text in _each(plan, _budget_text)]
-    figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.training))]
+    figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.config.training))]
     figures += [("model", text) for text in _each(plan, _model_text)]
     figures += [("layers", text) for text in _each(plan, _carried_text)]
     figures += [("stop", text) for text in _stop_text(plan)]
@@ -326,7 +328,7 @@ def _stop_text(plan: Plan) -> list[str]:
 
 
 def _batch_text(arm: PlannedArm) -> str:
-    training, batches = arm.training, arm.batches
+    training, batches = arm.config.training, arm.batches
     text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
     if batches.micro_batches > 1:
         of = training.batch_size // batches.micro_batches
@@ -344,7 +346,7 @@ def _budget_text(arm: PlannedArm) -> str:
 def _model_text(arm: PlannedArm) -> str:
     from ablate.models.arithmetic import parameters_text
 
-    model = arm.model
+    model = arm.config.model
     parameters = f"{parameters_text(arm.size.parameters)} parameters"
     if not model.is_built_in:
         start = "a checkpoint's weights" if model.pretrained else "random weights"

@@ -129,10 +129,11 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
 
     measured = f"{peak_bytes / 1e9:.2f} GB"
     hardware = next((name for name in PEAKS if name in device_name), None)
-    if hardware is None or not arm.model.is_built_in or arm.trainer is not None:
+    config = arm.config
+    if hardware is None or not config.model.is_built_in or config.trainer is not None:
         return measured
     modelled = step_memory(
-        arm.model, arm.vocab_size, arm.training, arm.recipe, ResourcesConfig(), hardware=hardware
+        config.model, config.vocab_size, config.training, config.recipe, ResourcesConfig(), hardware=hardware
     )
     return f"{measured} (modelled {modelled.peak.total / 1e9:.2f})"
 

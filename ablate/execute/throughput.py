@@ -106,7 +106,7 @@ def measure(
 def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
     try:
         return time_steps(
-            arm.config(arm.runs[0].seed),
+            arm.config.with_seed(arm.runs[0].seed),
             device=device,
             checkpoint_activations=arm.resources.activation_checkpointing,
             **settings,
@@ -142,7 +142,7 @@ def record(
 
 def _mode(arm: PlannedArm, device: str) -> str:
     try:
-        return overall_mode(fit_choices(arm.config(arm.runs[0].seed), arm.resources, device))
+        return overall_mode(fit_choices(arm.config.with_seed(arm.runs[0].seed), arm.resources, device))
     except UnfitDeviceError as error:
         raise UserError(f"arm '{arm.name}': {error}") from None
 

@@ -71,7 +71,7 @@ def estimate(plan: Plan, progress: Progress, *, cores: int) -> Estimate:
 
 def _work_tokens(arm: PlannedArm) -> float:
     """Training tokens, and those of evaluation at the third of their cost that a forward pass has."""
-    return arm.batches.tokens + arm.batches.evals * arm.training.eval_tokens / 3
+    return arm.batches.tokens + arm.batches.evals * arm.config.training.eval_tokens / 3
 
 
 def _modelled_seconds(arm: PlannedArm) -> float:

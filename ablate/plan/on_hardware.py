@@ -47,21 +47,24 @@ class HardwareModel:
 
     def of(self, arm: PlannedArm, hardware: str) -> OnHardware | None:
         """Return what an arm takes on ``hardware``, of ``PEAKS`` or ``CPU``; None for code of others."""
-        if not arm.model.is_built_in or arm.trainer is not None:
+        config = arm.config
+        if not config.model.is_built_in or config.trainer is not None:
             return None
-        parts = (arm.model, arm.training, arm.recipe, arm.resources)
-        key = (*map(id, parts), arm.vocab_size, hardware)  # the plan keeps them, so that ids stay their own
+        parts = (config.model, config.training, config.recipe, arm.resources)
+        # The plan keeps them, so that ids stay their own.
+        key = (*map(id, parts), config.vocab_size, hardware)
         if key not in self._found:
             self._found[key] = _on_hardware(arm, hardware)
         return self._found[key]
 
 
 def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
+    config = arm.config
     memory = step_memory(
-        arm.model,
-        arm.vocab_size,
-        arm.training,
-        arm.recipe,
+        config.model,
+        config.vocab_size,
+        config.training,
+        config.recipe,
         arm.resources,
         hardware=None if hardware == CPU else hardware,
     )
@@ -78,16 +81,16 @@ def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
 
 def _gpu_hours(arm: PlannedArm, hardware: str) -> float | None:
     work = Workload(
-        model=arm.model,
-        vocab_size=arm.vocab_size,
-        seq_len=arm.training.seq_len,
+        model=arm.config.model,
+        vocab_size=arm.config.vocab_size,
+        seq_len=arm.config.training.seq_len,
         tokens_per_step=arm.batches.tokens_per_step,
         devices=arm.resources.devices_per_run,
     )
-    time = token_time(work, arm.recipe, hardware)
+    time = token_time(work, arm.config.recipe, hardware)
     if time is None:
         return None
     forward = time.fprop + time.quantise_forward + time.rest_forward
     twice = forward if arm.resources.activation_checkpointing else 0.0
-    evaluation = arm.batches.evals * arm.training.eval_tokens
+    evaluation = arm.batches.evals * arm.config.training.eval_tokens
     return (arm.batches.tokens * (time.total + twice) + evaluation * forward) / 3600

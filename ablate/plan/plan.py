@@ -19,19 +19,17 @@ from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, ou
 from ablate.plan.diagnosed import check_layers
 from ablate.plan.foreign import Foreigners
 from ablate.plan.found import Tuning, begin_tuning
-from ablate.recipes import Recipe, describe
+from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import (
-    BackendName,
+    ArmConfig,
     DataConfig,
-    ModelConfig,
     ResourcesConfig,
-    RunConfig,
     Setting,
     TrainingConfig,
     canonical_json,
 )
-from ablate.run.ids import ARM_FIELDS, RunIds
+from ablate.run.ids import RunIds
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
@@ -79,36 +77,13 @@ class PlannedArm:
     differs: dict[str, tuple[Any, Any]]
     folded: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
-    model: ModelConfig
-    data: DataConfig
-    data_digest: str
-    vocab_size: int
-    training: TrainingConfig
-    recipe: Recipe
-    backend: BackendName
-    trainer: str | None
-    code_digest: str | None
+    config: ArmConfig
     resources: ResourcesConfig
     batches: Batches
     size: ModelSize
     layers: tuple[LinearLayer, ...]
     uncovered: tuple[str, ...]
     tuned_from: str | None = None
-
-    def config(self, seed: int) -> RunConfig:
-        """Return the configuration of the run with this seed."""
-        return RunConfig(
-            model=self.model,
-            data=self.data,
-            data_digest=self.data_digest,
-            vocab_size=self.vocab_size,
-            training=self.training,
-            recipe=self.recipe,
-            backend=self.backend,
-            trainer=self.trainer,
-            code_digest=self.code_digest,
-            seed=seed,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,18 +178,17 @@ def build_plan(
             sized[size_key] = size, linear_layers(arm.model, identity.vocab_size), ()
         elif size_key not in sized and outline is not None:
             sized[size_key] = outlined_size(outline), outline.layers, outline.other_matrices
-        fields: dict[str, Any] = {
-            "model": arm.model,
-            "data": arm.data,
-            "data_digest": identity.digest,
-            "vocab_size": identity.vocab_size,
-            "training": arm.training,
-            "recipe": arm.recipe,
-            "backend": arm.backend,
-            "trainer": arm.trainer,
-            "code_digest": digest,
-        }
-        runs = zip(_run_ids(ids, fields, study.seeds), study.seeds, strict=True)
+        config = ArmConfig(
+            model=arm.model,
+            data=arm.data,
+            data_digest=identity.digest,
+            vocab_size=identity.vocab_size,
+            training=arm.training,
+            recipe=arm.recipe,
+            backend=arm.backend,
+            trainer=arm.trainer,
+            code_digest=digest,
+        )
         arms.append(
             PlannedArm(
                 name=arm.name,
@@ -224,8 +198,8 @@ def build_plan(
                 factors=arm.factors,
                 differs=differences.of(arm),
                 folded=tuple(folded.get(arm.name, ())),
-                runs=tuple(PlannedRun(id=run_id, arm=arm.name, seed=seed) for run_id, seed in runs),
-                **fields,
+                runs=planned_runs(arm.name, config, study.seeds, ids),
+                config=config,
                 resources=arm.resources,
                 batches=counted[counted_key],
                 size=sized[size_key][0],
@@ -255,8 +229,10 @@ def build_plan(
     return plan if study.tune is None else replace(plan, tuning=begin_tuning(study.name, study.tune))
 
 
-def _run_ids(ids: RunIds, fields: dict[str, Any], seeds: Sequence[int]) -> list[str]:
-    return ids.of_arm(fields, seeds) if fields["data_digest"] else [""] * len(seeds)
+def planned_runs(arm: str, config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[PlannedRun, ...]:
+    """Return the runs of an arm; their ids are empty where the data are not there."""
+    texts = ids.of_arm(config, seeds) if config.data_digest else [""] * len(seeds)
+    return tuple(PlannedRun(id=text, arm=arm, seed=seed) for text, seed in zip(texts, seeds, strict=True))
 
 
 def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
@@ -264,8 +240,6 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
     name = again_name(baseline.name)
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
-    fields = {name: getattr(baseline, name) for name in ARM_FIELDS}
-    runs = zip(_run_ids(ids, fields, seeds), seeds, strict=True)
     return replace(
         baseline,
         name=name,
@@ -273,7 +247,7 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
         again=True,
         factors={},
         folded=(),
-        runs=tuple(PlannedRun(id=run_id, arm=name, seed=seed) for run_id, seed in runs),
+        runs=planned_runs(name, baseline.config, seeds, ids),
     )
 
 
@@ -317,7 +291,7 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
     problems = []
     for arm in arms:
         same = first.setdefault(arm.runs[0].id, arm.name)
-        if same != arm.name and arm.data_digest:
+        if same != arm.name and arm.config.data_digest:
             what = f"arm '{arm.name}' is the same as arm '{same}'"
             problems.append(Problem(file=str(study.path), what=what, hint="their data have the same content"))
     if problems:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.models.arithmetic import batches
 from ablate.plan.found import TrialRecord
-from ablate.run.ids import ARM_FIELDS, RunIds
+from ablate.plan.plan import planned_runs
+from ablate.run.ids import RunIds
 from ablate.study.space import Range, tuned_name
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any
     differs = dict(arm.differs)
     for field, value in values.items():
         differs.pop(f"training.{field}", None)
-        if (own := getattr(arm.training, field)) != value:
+        if (own := getattr(arm.config.training, field)) != value:
             differs[f"training.{field}"] = (own, value)
     return _at_values(
         replace(arm, differs=differs, factors={}, folded=()),
@@ -119,19 +120,15 @@ def _at_values(
     arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
 ) -> PlannedArm:
     """Return an arm with other values of training, and so with other runs."""
-    section = replace(arm.training, **training)
-    fields = {field: getattr(arm, field) for field in ARM_FIELDS} | {"training": section}
-    ids = RunIds().of_arm(fields, seeds) if arm.data_digest else [""] * len(seeds)
+    section = replace(arm.config.training, **training)
+    config = replace(arm.config, training=section)
     return replace(
         arm,
         name=name,
         description=description,
-        training=section,
+        config=config,
         batches=batches(section, arm.resources.devices_per_run),
-        runs=tuple(
-            replace(arm.runs[0], id=run_id, arm=name, seed=seed)
-            for run_id, seed in zip(ids, seeds, strict=True)
-        ),
+        runs=planned_runs(name, config, seeds, RunIds()),
     )
 
 

@@ -8,7 +8,7 @@ or its docstring; token counts are counts of predicted tokens.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
@@ -240,8 +240,8 @@ BackendName = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class RunConfig:
-    """Everything that can change a run's result, and nothing else: its hash is the run's id."""
+class ArmConfig:
+    """What the runs of one arm share: everything that can change their results but the seed."""
 
     model: ModelConfig
     data: DataConfig
@@ -254,6 +254,16 @@ class RunConfig:
     code_digest: Annotated[
         str | None, Field(description="hash of the model's and trainer's own code, of hf's configuration")
     ] = None
+
+    def with_seed(self, seed: int) -> RunConfig:
+        """Return the configuration of the run with this seed."""
+        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(self)}, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class RunConfig(ArmConfig):
+    """Everything that can change a run's result, and nothing else: its hash is the run's id."""
+
     seed: NonNegativeInt
 
 

@@ -22,16 +22,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, canonical_json
+from ablate.run.config import ArmConfig, DataConfig, ModelConfig, TrainingConfig, canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from ablate.run.config import RunConfig
 
 RESULT_VERSION = 1
 """Raised when the trainer changes its results by design: then no old run passes for a new one."""
-
-ARM_FIELDS = tuple(field.name for field in fields(RunConfig) if field.name != "seed")
-"""What the runs of one arm share."""
 
 _DEFAULTS: dict[type, dict[str, Any]] = {
     section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
@@ -40,8 +39,7 @@ _DEFAULTS: dict[type, dict[str, Any]] = {
 
 def run_id(config: RunConfig) -> str:
     """Return the id of one run: 16 hexadecimal digits."""
-    arm = {name: getattr(config, name) for name in ARM_FIELDS}
-    return RunIds().of_arm(arm, [config.seed])[0]
+    return RunIds().of_arm(config, [config.seed])[0]
 
 
 class RunIds:
@@ -50,13 +48,14 @@ class RunIds:
     def __init__(self) -> None:
         self._texts: dict[int, tuple[Any, str]] = {}
 
-    def of_arm(self, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
-        """Return the ids of an arm's runs. ``arm`` holds the fields of ``RunConfig`` but the seed.
+    def of_arm(self, arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
+        """Return the ids of an arm's runs.
 
-        What is hashed is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``.
+        What is hashed is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
+        fields of ``ArmConfig`` that are not None.
         """
-        assert sorted(arm) == sorted(ARM_FIELDS)
-        texts = {name: self._text(_placeless(value)) for name, value in arm.items() if value is not None}
+        values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
+        texts = {name: self._text(_placeless(value)) for name, value in values.items() if value is not None}
         texts["result_version"] = str(RESULT_VERSION)
         pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
         prefix = hashlib.sha256(f"[{{{pairs}}},".encode())

@@ -38,10 +38,10 @@ def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source:
         for name in ("model", "data", "training", "resources")
         if (content := _written(getattr(baseline, name)))
     }
-    if baseline.backend != "auto":
-        base["backend"] = baseline.backend
-    if baseline.trainer is not None:
-        base["trainer"] = baseline.trainer
+    if baseline.config.backend != "auto":
+        base["backend"] = baseline.config.backend
+    if baseline.config.trainer is not None:
+        base["trainer"] = baseline.config.trainer
     target = found.plans[0].target
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",

@@ -88,20 +88,20 @@ def _at(study: Study, budget: int, identify: Callable[[DataConfig], DataIdentity
 
 def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], tuple[DroppedCell, ...]]:
     baseline = plan.arm(plan.baseline)
-    if search.shapes == "study" and not baseline.model.is_built_in:
+    if search.shapes == "study" and not baseline.config.model.is_built_in:
         what = "search.shapes: the step time is modelled at a study's own shapes for built-in models alone"
         raise UserError(_problem(study, search, "shapes", what, "set shapes: llama-8b"))
     work = LLAMA_8B
     if search.shapes == "study":
-        work = workload_of(baseline.model, baseline.vocab_size, baseline.training)
-    against = mean_token_time(work, baseline.recipe, search.hardware, search.budgets[-1])
+        work = workload_of(baseline.config.model, baseline.config.vocab_size, baseline.config.training)
+    against = mean_token_time(work, baseline.config.recipe, search.hardware, search.budgets[-1])
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
         hint = f"'{baseline.name}' is {baseline.recipe_text}"
         raise UserError(_problem(study, search, "hardware", what, hint))
     times, dropped = {}, []
     for arm in plan.arms:
-        found = mean_token_time(work, arm.recipe, search.hardware, search.budgets[-1])
+        found = mean_token_time(work, arm.config.recipe, search.hardware, search.budgets[-1])
         if found is None:
             reason = f"{search.hardware} has no unit for one of its formats"
             dropped.append(DroppedCell(name=arm.name, reason=reason))

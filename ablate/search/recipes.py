@@ -144,7 +144,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> R
 
 def divergence_bound(arm: PlannedArm) -> float:
     """Return the loss above which a run counts as diverged, in nats per token."""
-    return arm.training.divergence_loss or 1.5 * math.log(arm.vocab_size)
+    return arm.config.training.divergence_loss or 1.5 * math.log(arm.config.vocab_size)
 
 
 def _final_loss(run: RunDir) -> float:

@@ -26,7 +26,7 @@ def check_devices(plan: Plan) -> None:
     problems = []
     for arm in plan.arms:
         try:
-            fit_choices(arm.config(0), arm.resources, "cuda" if arm.resources.gpus else "cpu")
+            fit_choices(arm.config.with_seed(0), arm.resources, "cuda" if arm.resources.gpus else "cpu")
         except UnfitDeviceError as error:
             problems.append(f"arm '{arm.name}': {error}")
     if problems:
@@ -44,17 +44,17 @@ def prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener
     corpora: dict[str, TokenFiles] = {}
     with listener.preparing() as show:
         for arm in arms:
-            digest = arm.data_digest
+            digest = arm.config.data_digest
             if digest in corpora:
                 continue
 
             def progress(fraction: float, what: str, digest: str = digest) -> None:
                 show(digest, fraction, what)
 
-            files = corpora[digest] = prepare(arm.data, storage / "tokens", progress=progress)
+            files = corpora[digest] = prepare(arm.config.data, storage / "tokens", progress=progress)
             listener.say(
-                f"Corpus {arm.data.source}: {files.train_tokens:,} training and {files.validation_tokens:,} "
-                f"validation tokens ({files.tokenizer})."
+                f"Corpus {arm.config.data.source}: {files.train_tokens:,} training and "
+                f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."
             )
     _check_tokens(corpora, arms, listener)
     return corpora
@@ -66,7 +66,7 @@ def _check_tokens(corpora: Mapping[str, TokenFiles], arms: Sequence[PlannedArm],
 
     repeated: dict[str, None] = {}
     for arm in arms:
-        files, training = corpora[arm.data_digest], arm.training
+        files, training = corpora[arm.config.data_digest], arm.config.training
         num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
         epoch = num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
         times = f"{training.tokens / epoch:,.1f}"
@@ -100,8 +100,8 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             run_id=run.id,
             arm=arm.name,
             seed=run.seed,
-            config=asdict(arm.config(run.seed)),
-            tokens_dir=str(corpora[arm.data_digest].folder.resolve()),
+            config=asdict(arm.config.with_seed(run.seed)),
+            tokens_dir=str(corpora[arm.config.data_digest].folder.resolve()),
             resources=arm.resources,
             diagnostics=plan.diagnostics,
         )

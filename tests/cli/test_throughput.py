@@ -108,7 +108,12 @@ def test_the_measured_memory_stands_beside_the_modelled_one(study):
     arm = build_plan(load_study(study)).arms[0]
     resources = ResourcesConfig()
     peak = step_memory(
-        arm.model, arm.vocab_size, arm.training, arm.recipe, resources, hardware="B200"
+        arm.config.model,
+        arm.config.vocab_size,
+        arm.config.training,
+        arm.config.recipe,
+        resources,
+        hardware="B200",
     ).peak.total
     assert _memory(arm, 3_000_000_000, "NVIDIA B200") == f"3.00 GB (modelled {peak / 1e9:.2f})"
     assert _memory(arm, 3_000_000_000, "NVIDIA GeForce RTX 5090") == "3.00 GB"
@@ -136,7 +141,7 @@ def two_arms(monkeypatch):
     arms = [
         SimpleNamespace(
             name=name,
-            config=lambda _, name=name: name,
+            config=SimpleNamespace(with_seed=lambda _, name=name: name),
             runs=[SimpleNamespace(seed=0, id="0123")],
             resources=ResourcesConfig(cpus=1),
         )

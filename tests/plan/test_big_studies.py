@@ -66,7 +66,8 @@ def test_without_the_data_all_but_the_ids_is_the_same(plans, name):
     assert {run.id for _, run in planned.runs()} == {""}
     for arm, full in zip(planned.arms, plans[name].arms, strict=True):
         assert (arm.size, arm.batches, arm.layers) == (full.size, full.batches, full.layers)
-        assert (arm.recipe, arm.training, arm.differs) == (full.recipe, full.training, full.differs)
+        assert (arm.config.recipe, arm.config.training) == (full.config.recipe, full.config.training)
+        assert arm.differs == full.differs
 
 
 def test_a_tokenizer_of_another_size_is_refused(folder, tmp_path):
@@ -81,7 +82,7 @@ def test_mlperf_is_set_up_as_published(plans):
     planned = plans["llama31-8b-mlperf"]
     assert (planned.target.kind, planned.target.value, planned.baseline) == ("val_loss", 3.3, "fp8")
     for arm in planned.arms:
-        batches, training = arm.batches, arm.training
+        batches, training = arm.batches, arm.config.training
         assert (batches.tokens_per_step, batches.warmup_steps, batches.steps) == (32 * 8192, 64, 9216)
         assert batches.evals == 294_912 / 12_288
         assert training.eval_tokens == 1024 * 8192
@@ -97,7 +98,7 @@ def test_mlperf_has_every_row_of_the_table_on_all_layers_of_all_blocks(plans):
     arms = plans["llama31-8b-mlperf"].arms
     assert [arm.name for arm in arms] == list(rows)
     for arm in arms:
-        assert arm.recipe == rows[arm.name].recipe
+        assert arm.config.recipe == rows[arm.name].config.recipe
         assert arm.description == rows[arm.name].description
         found = groups(arm)
         assert [(count, text) for count, text, _ in found[1:]] == [(1, "bf16")]
@@ -106,7 +107,7 @@ def test_mlperf_has_every_row_of_the_table_on_all_layers_of_all_blocks(plans):
 
 
 def groups(arm):
-    found = layer_groups(arm.recipe, layer_places(arm.layers).values(), arm.batches.tokens)
+    found = layer_groups(arm.config.recipe, layer_places(arm.layers).values(), arm.batches.tokens)
     return [(group.count, group.recipe, group.names) for group in found]
 
 
@@ -120,7 +121,7 @@ def test_tseng_quantises_the_backward_pass_of_the_published_model(plans):
     }
     assert [count for name, (count, *_) in texts.items() if name != "bf16"] == [24 * 4] * 3
     arm = planned.arms[0]
-    assert (arm.batches.tokens_per_step, arm.training.learning_rate) == (64 * 1024, 1.5e-4)
+    assert (arm.batches.tokens_per_step, arm.config.training.learning_rate) == (64 * 1024, 1.5e-4)
     assert arm.batches.tokens == pytest.approx(33e9, rel=1e-5)
     assert 3.4e8 < arm.size.parameters < 3.6e8
 
@@ -131,10 +132,10 @@ def test_nvfp4_goes_without_one_part_at_a_time(plans):
         assert max(groups(arms[name]))[0] == blocks * 4
     kept = next(names for _, text, names in groups(arms["NVFP4"]) if text == "bf16")
     assert all("0,28-31" in name for name in kept if name != "head")
-    whole = arms["NVFP4"].recipe
+    whole = arms["NVFP4"].config.recipe
 
     def policies(name):
-        return [policy for _, _, policy in arms[name].recipe.operands()]
+        return [policy for _, _, policy in arms[name].config.recipe.operands()]
 
     parts = {
         "no SR": lambda policy: policy.rounding == "stochastic",
@@ -147,7 +148,7 @@ def test_nvfp4_goes_without_one_part_at_a_time(plans):
         others = [other for key, other in parts.items() if key != name]
         for other in others:
             assert [bool(other(p)) for p in policies(name)] == [bool(other(p)) for p in policies("NVFP4")]
-        assert arms[name].recipe.rules == whole.rules
+        assert arms[name].config.recipe.rules == whole.rules
     assert not [p for p in policies("plain") for has in parts.values() if has(p)]
     assert {p.format for p in policies("plain")} == {"nvfp4"}
 

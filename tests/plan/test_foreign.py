@@ -48,7 +48,7 @@ def test_the_plan_knows_a_users_model(plan_of, tmp_path):
     arm = plan_of().arm("b")
     assert [layer.name for layer in arm.layers] == ["blocks.0", "blocks.1", "blocks.2", "head"]
     assert arm.size.parameters == 256 * 64 + 3 * (64 * 64 + 64) + 64 * 256 + 256
-    assert arm.model.function == f"{tmp_path}/my_model.py:build"
+    assert arm.config.model.function == f"{tmp_path}/my_model.py:build"
     before = arm.runs[0].id
     (tmp_path / "my_model.py").write_text(MODEL + "\n# changed\n")
     assert plan_of().arm("b").runs[0].id != before
@@ -59,7 +59,7 @@ def test_a_trainer_changes_the_id_by_its_code(plan_of, tmp_path):
     text = STUDY.replace("  b: {recipe: mxfp4}", "  b: {recipe: bf16, trainer: t.py:run}")
     plan = plan_of(text)
     assert plan.arm("b").differs == {"trainer": (None, f"{tmp_path}/t.py:run")}
-    assert plan.arm("b").config(0).trainer == f"{tmp_path}/t.py:run"
+    assert plan.arm("b").config.with_seed(0).trainer == f"{tmp_path}/t.py:run"
     assert plan.arm("a").runs[0].id != plan.arm("b").runs[0].id
 
 
@@ -115,4 +115,8 @@ def test_each_fault_is_a_line_of_the_study(plan_of, tmp_path, before, after, sai
 def test_an_arm_may_take_another_model(plan_of):
     text = STUDY.replace("b: {recipe: mxfp4}", "b: {model: {preset: gpt-tiny, layers: 1}}")
     arm = plan_of(text).arm("b")
-    assert (arm.model.function, arm.model.architecture, arm.model.layers) == (None, "gpt", 1)
+    assert (arm.config.model.function, arm.config.model.architecture, arm.config.model.layers) == (
+        None,
+        "gpt",
+        1,
+    )

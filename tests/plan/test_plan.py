@@ -46,7 +46,7 @@ def test_every_arm_runs_with_every_seed(plan):
     assert len({run.id for _, run in runs}) == 10
     assert [(run.arm, run.seed) for _, run in runs][:3] == [("bf16", 0), ("bf16", 5), ("fprop", 0)]
     for arm, run in runs:
-        config = arm.config(run.seed)
+        config = arm.config.with_seed(run.seed)
         assert run_id(config) == run.id
         assert config.seed == run.seed
         assert config.vocab_size == 256
@@ -138,7 +138,7 @@ def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
     text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [corpus], validation_paths: [v]}\n")
     here = plan(text, "here/study.yaml")
     assert ids_of(here) == ids_of(plan(text, "there/deeper/study.yaml"))
-    assert here.arms[0].data.paths[0].endswith("/here/corpus")
+    assert here.arms[0].config.data.paths[0].endswith("/here/corpus")
     assert ids_of(here) != ids_of(plan(text.replace("[corpus]", "[other]")))
 
 
@@ -268,7 +268,7 @@ def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
     assert not base.again
     assert again.differs == {}
     assert [run.seed for run in again.runs] == [6, 7]
-    assert again.config(6) == base.config(6)
+    assert again.config.with_seed(6) == base.config.with_seed(6)
     assert {run.id for run in again.runs}.isdisjoint(run.id for run in base.runs)
-    assert [run.id for run in again.runs] == [run_id(again.config(seed)) for seed in (6, 7)]
+    assert [run.id for run in again.runs] == [run_id(again.config.with_seed(seed)) for seed in (6, 7)]
     assert to_lock(planned)["arms"][-1]["again"] is True

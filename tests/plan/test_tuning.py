@@ -63,7 +63,7 @@ def test_arms_whose_values_changed_run_again_at_them(plan):
     planned = found(plan(STUDY))
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again", "b tuned", "c tuned"]
     tuned = planned.arm("b tuned")
-    assert tuned.training == replace(planned.arm("b").training, learning_rate=4e-3)
+    assert tuned.config.training == replace(planned.arm("b").config.training, learning_rate=4e-3)
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
     assert [run.seed for run in tuned.runs] == [0, 1]
     assert {run.id for run in tuned.runs}.isdisjoint(run.id for run in planned.arm("b").runs)

@@ -7,6 +7,7 @@ import optuna
 import pytest
 
 from ablate.search.ledger import open_storage
+from ablate.study import load_study
 
 # pytest imports test modules one by one (importlib mode): their helpers have to be found.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,3 +30,15 @@ def opens(request, tmp_path):
         server.start()
         yield lambda: open_storage(f"grpc://127.0.0.1:{port}", tmp_path)
         server.stop(grace=None)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Write a study file's text and load it."""
+
+    def load(text, name="study.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return load_study(path)
+
+    return load

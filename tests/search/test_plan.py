@@ -44,12 +44,13 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     found = planned()
     names = [[arm.name for arm in plan.arms] for plan in found.plans]
     assert names[0] == names[1] == ["bf16", "tseng", "nvfp4", "F none", "F sr"]
-    assert [arm.training.tokens for plan in found.plans for arm in plan.arms] == [60_000] * 5 + [90_000] * 5
+    tokens = [arm.config.training.tokens for plan in found.plans for arm in plan.arms]
+    assert tokens == [60_000] * 5 + [90_000] * 5
     ids = [arm.runs[0].id for plan in found.plans for arm in plan.arms]
     assert len(set(ids)) == 10
     assert {run.seed for plan in found.plans for _, run in plan.runs()} == {1000}
     assert found.first == ("bf16", "tseng", "nvfp4")
-    assert found.arm(90_000, "tseng").training.tokens == 90_000
+    assert found.arm(90_000, "tseng").config.training.tokens == 90_000
 
 
 def test_the_time_of_a_recipe_with_phases_is_that_of_its_whole_run(study):

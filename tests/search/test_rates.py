@@ -77,7 +77,8 @@ class Executor:
 def requests(plan):
     return [
         RunRequest(
-            run_id=run.id, arm=arm.name, seed=run.seed, config=asdict(arm.config(run.seed)), tokens_dir="",
+            run_id=run.id, arm=arm.name, seed=run.seed, config=asdict(arm.config.with_seed(run.seed)),
+            tokens_dir="",
             resources=arm.resources,
         )
         for arm, run in plan.runs()
