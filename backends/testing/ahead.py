@@ -1,7 +1,7 @@
 """Compile the kernels ahead of time for a GPU that is not here, and read what came out.
 
     python -m ablate.backends.testing.ahead           # a table over every architecture and tile
-    python -m ablate.backends.testing.ahead --json
+    python -m ablate.backends.testing.ahead sm_100 --json   # of one architecture, for programs
     python -m ablate.backends.testing.ahead --markdown   # the table of docs/native.md
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
@@ -161,7 +161,10 @@ def _compile(
 def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
     cuda = TARGETS[target].backend == "cuda"
     text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
-    machine, spilled = _disassembled(kernel.asm["cubin"]) if cuda else (text, _amd_spills(text))
+    spilled = _stack_bytes(kernel.asm["cubin"]) if cuda else _amd_spills(text)
+    machine = ""
+    if name == "gemm":
+        machine = _disassembled(kernel.asm["cubin"]) if cuda else text
     instructions = Counter(re.findall(native, text)) if native else Counter()
     shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
@@ -181,29 +184,31 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         problems.append(f"{spilled} {'bytes of stack' if cuda else 'registers'} spilled")
     return Compiled(
         kernel=name, target=target, variant=variant, instructions=dict(instructions),
-        machine_instructions=dict(Counter(re.findall(_MACHINE, machine))) if name == "gemm" else {},
+        machine_instructions=dict(Counter(re.findall(_MACHINE, machine))),
         shared_bytes=shared, tensor_memory_columns=columns, spilled=spilled, problems=tuple(problems),
     )  # fmt: skip
 
 
-def _disassembled(cubin: bytes) -> tuple[str, int]:
-    """Return the SASS of a cubin and the bytes of stack that a thread takes, by the tools of the wheel.
+def _disassembled(cubin: bytes) -> str:
+    """Disassemble a cubin to SASS by the tool of Triton's wheel.
 
     The disassembler of Triton 3.6 is older than its assembler and cannot read Blackwell: no SASS then.
     """
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    return _read_by("nvdisasm", "-c", cubin=cubin)
+
+
+def _stack_bytes(cubin: bytes) -> int:
+    """Read the bytes of stack that a thread takes."""
+    usage = _read_by("cuobjdump", "--dump-resource-usage", cubin=cubin)
+    return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
+
+
+def _read_by(tool: str, *options: str, cubin: bytes) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        sass = _output(str(tools / "nvdisasm"), "-c", file.name)
-        usage = _output(str(tools / "cuobjdump"), "--dump-resource-usage", file.name)
-    stack = [int(size) for size in re.findall(r"STACK:(\d+)", usage)]
-    local = [int(size) for size in re.findall(r"LOCAL:(\d+)", usage)]
-    return sass, sum(stack) + sum(local)
-
-
-def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([program, *options, file.name], capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
@@ -211,19 +216,20 @@ def _amd_spills(text: str) -> int:
     return sum(int(n) for n in re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)", text))
 
 
-def every_gemm() -> Iterator[Compiled]:
-    """Compile every tile of the table, with and without masks."""
+def every_gemm(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
+    """Compile every tile of the table for the targets, with and without masks."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     for (target, fmt), tiles in TILES.items():
-        if (target, fmt) == ("sm_90", "nvfp4") and version < OLDEST_TO_WIDEN_NVFP4:
+        widens = (target, fmt) != ("sm_90", "nvfp4") or version >= OLDEST_TO_WIDEN_NVFP4
+        if target not in targets or not widens:
             continue
         for tile in tiles:
             for even in (True, False):
                 yield compile_gemm(target, fmt, tile, even=even)
 
 
-def every_quantiser() -> Iterator[Compiled]:
-    """Compile the quantiser's main variants for every target."""
+def every_quantiser(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
+    """Compile the quantiser's main variants for the targets."""
     plain = OperandPolicy(format="mxfp4")
     full = replace(plain, hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
     pairs = [
@@ -233,7 +239,7 @@ def every_quantiser() -> Iterator[Compiled]:
         (OperandPolicy(format="nvfp4"), OperandPolicy(format="nvfp4", hadamard=16, signs="fixed")),
         (OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e4m3")),
     ]  # fmt: skip
-    for target in TARGETS:
+    for target in targets:
         for rows, columns in pairs:
             yield compile_quantiser(target, rows, columns)
 
@@ -267,7 +273,8 @@ def _widened(one: Compiled) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Print what every kernel came to; 1 if one that should be native has a problem."""
-    found = [*every_gemm(), *every_quantiser()]
+    targets = [word for word in arguments if word in TARGETS] or tuple(TARGETS)
+    found = [*every_gemm(targets), *every_quantiser(targets)]
     failed = int(bool(faults(found)))
     if "--json" in arguments:
         print(

@@ -1,4 +1,8 @@
-"""The kernels compiled for GPUs that are not here, by the newest and the oldest Triton, and read back."""
+"""The kernels compiled for GPUs that are not here, by the newest and the oldest Triton, and read back.
+
+A kernel costs seconds of compiling. So the usual tests compile one tile for each target and format; the
+exhaustive ones compile each tile and each variant of the quantiser, with both versions of Triton.
+"""
 
 import importlib.util
 import json
@@ -8,15 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ablate.backends.availability import OLDEST_TRITON
-from ablate.backends.triton.tiles import TILES, Tile
+from ablate.backends.triton.tiles import TILES
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    pytest.mark.exhaustive,
-    pytest.mark.timeout(1200),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+TARGETS = sorted({target for target, _ in TILES})
 OLDEST = ".".join(map(str, (*OLDEST_TRITON, 0)))
 NATIVE = {
     ("sm_100", "mxfp4"): "UTCOMMA",
@@ -33,94 +35,139 @@ NATIVE = {
 }
 
 
-def start(cache, *arguments, path=None):
-    # In new processes: of this one's environment and Triton they must know nothing, and both cores are used.
+# One tile of each format and target, and the quantiser with everything for one target of each maker.
+ONE_OF_EACH = """
+import json, sys
+from dataclasses import asdict
+from ablate.backends.testing.ahead import compile_gemm, compile_quantiser
+from ablate.backends.triton.tiles import TILES
+from ablate.recipes import OperandPolicy
+
+wanted = sys.argv[1:]
+tiles = {each: tiles[-1] for each, tiles in TILES.items() if each[0] in wanted}
+found = [compile_gemm(*each, tile, even=True) for each, tile in tiles.items()]
+full = OperandPolicy(format="mxfp4", hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
+found.append(compile_quantiser(wanted[-1], None, full))
+print(json.dumps([asdict(one) for one in found]))
+"""
+
+
+def run(cache, *command, path=None):
+    """Compile in a new process: of this one's environment and Triton it must know nothing."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONWARNINGS": "ignore"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
     if path:
-        environment["PYTHONPATH"] = str(path)
-    command = [sys.executable, "-m", "ablate.backends.testing.ahead", *arguments]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "ignore", *command]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("triton")
-    newest = start(folder / "newest-cache", "--json")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "oldest")]
-    got = subprocess.run([*install, f"triton=={OLDEST}"], capture_output=True, text=True, check=False)
-    oldest = start(folder / "oldest-cache", "--json", path=folder / "oldest") if got.returncode == 0 else None
-    done = {}
-    for name, process in (("newest", newest), ("oldest", oldest)):
-        if process is None:
-            continue
-        out, errors = process.communicate()
-        assert out.startswith("{"), errors[-3000:]
-        done[name] = json.loads(out) | {"returncode": process.returncode}
-    return done
-
-
-@pytest.mark.parametrize("version", ["newest", "oldest"])
-def test_every_tile_is_native_and_within_limits(compiled, version):
-    if version not in compiled:
-        pytest.skip(f"Triton {OLDEST} could not be installed: no package index")
-    found = compiled[version]
-    assert version == "newest" or found["triton"] == OLDEST
-    assert found["returncode"] == 0
-    gemms = [one for one in found["compiled"] if one["kernel"] == "gemm"]
-    seen = {(one["target"], one["variant"].split()[0]) for one in gemms}
-    assert seen >= NATIVE.keys()
-    assert set(TILES) - seen <= {("sm_90", "nvfp4")}  # Triton 3.6 does not compile it
-    for one in gemms:
-        if one["target"] == "sm_90":
+def check_kernels(found, target):
+    """Each GEMM has native instructions and keeps the limits of the hardware; return the formats."""
+    for one in found:
+        assert one["target"] == target
+        if one["kernel"] == "gemm" and target == "sm_90":
             assert any("widened" in problem for problem in one["problems"])
         else:
             assert not one["problems"], one
-            assert sum(one["instructions"].values()) > 0
-    assert not [one for one in found["compiled"] if one["kernel"] == "quantise" and one["problems"]]
+            assert one["kernel"] == "quantise" or sum(one["instructions"].values()) > 0
+    return {one["variant"].split()[0] for one in found if one["kernel"] == "gemm"}
 
 
-def test_the_machine_code_has_the_instructions_of_the_hardware(compiled):
-    for one in compiled["newest"]["compiled"]:
-        which = (one["target"], one["variant"].split()[0])
+def check_target(found, target, tiles_each):
+    """The newest Triton: also the machine code, which has no other instruction, and the rows of the docs."""
+    from ablate.backends.testing.ahead import Compiled, markdown
+
+    formats = {fmt for where, fmt in TILES if where == target}
+    assert check_kernels(found, target) == formats >= {fmt for where, fmt in NATIVE if where == target}
+    for one in found:
+        which = (target, one["variant"].split()[0])
         if one["kernel"] == "gemm" and which in NATIVE:
             assert list(one["machine_instructions"]) == [NATIVE[which]], one
+    compiled = [Compiled(**{**one, "problems": tuple(one["problems"])}) for one in found]
+    head, line, *rows = markdown(compiled).splitlines()
+    page = (Path(__file__).parents[3] / "docs" / "native.md").read_text().splitlines()
+    assert page[page.index(head) + 1] == line
+    assert [row for row in rows if row not in page] == []
+    assert len(rows) == sum(len(TILES[target, fmt][:tiles_each]) for fmt in formats)
 
 
+@pytest.mark.parametrize("maker", ["sm", "gfx"])
+def test_one_tile_of_each_format_is_native_and_within_limits(maker, tmp_path):
+    targets = [target for target in TARGETS if target.startswith(maker)]
+    done = run(tmp_path, "-c", ONE_OF_EACH, *targets)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    for target in targets:
+        check_target([one for one in found if one["target"] == target], target, tiles_each=1)
+
+
+@pytest.fixture(scope="session")
+def oldest(tmp_path_factory):
+    """The folder that holds the oldest Triton, installed once for all test processes."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = shared / "oldest-triton"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        str(folder),
+    ]
+    with FileLock(shared / "oldest-triton.lock"):
+        if not folder.exists() and subprocess.run([*command, f"triton=={OLDEST}"], check=False).returncode:
+            pytest.skip(f"Triton {OLDEST} could not be installed: no package index")
+    return folder
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
+    done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)["compiled"]
+    check_target(found, target, tiles_each=None)
+    tiles = [tile for (where, _), tiles in TILES.items() if where == target for tile in tiles]
+    assert len(found) == 2 * len(tiles) + 9  # with and without masks; the quantiser's variants
+    page = (Path(__file__).parents[3] / "docs" / "native.md").read_text().splitlines()
+    assert len([row for row in page if row.startswith(f"| {target} | ")]) == len(tiles)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_tile_and_variant_with_the_oldest_triton(target, oldest, tmp_path):
+    done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json", path=oldest)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    assert answer["triton"] == OLDEST
+    formats = {fmt for where, fmt in TILES if where == target}
+    # Triton 3.6 does not widen NVFP4 on Hopper.
+    assert formats - check_kernels(answer["compiled"], target) <= ({"nvfp4"} if target == "sm_90" else set())
+
+
+# Too few rows for a tcgen05 tile, too short a K for one scaled instruction, more tensor memory than there is,
+# more registers and more shared memory than there are.
 WRONG = {
-    # Too few rows for a tcgen05 tile, too short a K for one scaled instruction, more tensor memory than there
-    # is, more registers and more shared memory than there are.
-    "a short tile": ("sm_100", "mxfp4", Tile(bm=64, bn=128, bk=128, warps=4), "no native instruction"),
-    "a short K": ("sm_120", "mxfp4", Tile(bm=128, bn=128, bk=32, warps=8), "does not compile"),
-    "tensor memory": ("sm_100", "mxfp4", Tile(bm=256, bn=256, bk=128, warps=8), "traps|tensor memory"),
-    "spills": ("gfx950", "mxfp4", Tile(bm=256, bn=256, bk=256, warps=8, stages=2), "spilled|shared memory"),
+    "a short tile": ("sm_100", "bm=64, bn=128, bk=128, warps=4", "no native instruction"),
+    "a short K": ("sm_120", "bm=128, bn=128, bk=32, warps=8", "does not compile"),
+    "tensor memory": ("sm_100", "bm=256, bn=256, bk=128, warps=8", "traps|tensor memory"),
+    "spills": ("gfx950", "bm=256, bn=256, bk=256, warps=8, stages=2", "spilled|shared memory"),
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_tile_is_found(name, tmp_path):
-    target, fmt, tile, expected = WRONG[name]
+    target, tile, expected = WRONG[name]
     code = (
         "from ablate.backends.testing.ahead import compile_gemm\n"
         "from ablate.backends.triton.tiles import Tile\n"
-        f"print('; '.join(compile_gemm({target!r}, {fmt!r}, {tile!r}).problems))"
+        f"print('; '.join(compile_gemm({target!r}, 'mxfp4', Tile({tile})).problems))"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run(tmp_path, "-c", code)
     assert any(word in done.stdout for word in expected.split("|")), done.stdout + done.stderr[-1500:]
-
-
-def test_the_table_in_the_docs_is_what_the_compiler_gives(compiled):
-    from ablate.backends.testing.ahead import Compiled, markdown
-
-    found = [
-        Compiled(**{**one, "problems": tuple(one["problems"])}) for one in compiled["newest"]["compiled"]
-    ]
-    page = (Path(__file__).parents[3] / "docs" / "native.md").read_text()
-    assert markdown(found) in page
