@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from ablate.backends.device import device_of
 from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
+from ablate.run.backends import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,26 +22,8 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Backend, Support
     from ablate.recipes import Gemm, GemmPolicy, Recipe
 
-BUILT_IN = {
-    "emulated": "ablate.backends.gemms.emulated:EmulatedBackend",
-    "reference": "ablate.backends.gemms.reference:ReferenceBackend",
-    "torch": "ablate.backends.gemms.torch_scaled:TorchBackend",
-    "triton": "ablate.backends.gemms.triton_scaled:TritonBackend",
-    "qutlass": "ablate.backends.gemms.libraries:QutlassBackend",
-    "primus_turbo": "ablate.backends.gemms.libraries:PrimusTurboBackend",
-    "aiter": "ablate.backends.gemms.libraries:AiterBackend",
-}
 FASTEST_FIRST = ("torch", "triton")
 """What ``auto`` asks for a native GEMM, in this order: the vendor's library, then our kernel."""
-
-
-def backend_names() -> tuple[str, ...]:
-    """Return every name that a study may give: auto, the built-in ones, those of entry points."""
-    return ("auto", *BUILT_IN, *_registered())
-
-
-def _registered() -> dict[str, str]:
-    return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}
 
 
 @lru_cache(maxsize=32)
@@ -51,7 +33,7 @@ def load_backend(name: str) -> Backend:
     Raises:
         ValueError: no back end of that name, or one that does not import.
     """
-    where = BUILT_IN.get(name) or _registered().get(name)
+    where = BUILT_IN.get(name) or registered().get(name)
     if where is None:
         raise ValueError(f"no back end '{name}' (expected {_listed(backend_names())})")
     module, _, attribute = where.partition(":")
@@ -112,7 +94,7 @@ class Selection:
         """
         emulated = load_backend("emulated")
         if self.name == "auto":
-            for name in (*FASTEST_FIRST, *_registered()):
+            for name in (*FASTEST_FIRST, *registered()):
                 backend = load_backend(name)
                 support = backend.support(gemm, device)
                 if support.mode == "native":

@@ -13,8 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from ablate.base.files import write_json_atomic
 from ablate.reports import analyse, load_frames, write_report
-from ablate.store import Status, StudyStore, write_json_atomic
+from ablate.store import Status, StudyStore
 
 # name -> (arms, seeds, evaluations a run, training rows for each evaluation)
 SIZES = {

@@ -40,7 +40,7 @@ STUDIES = sorted(path.stem for path in (FOLDER / "data").glob("*.csv"))
 def storage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("storage")
     for name in STUDIES:
-        study = load_study(ROOT / "studies" / f"{name}.yaml")
+        study = load_study(ROOT / "studies" / "findings" / f"{name}.yaml")
         arguments = ["--study", name, "--baseline", study.baseline, "--storage", str(folder)]
         arguments += ["--target", f"{study.target.kind}={study.target.value!r}"]
         arguments += ["--paired"] if study.paired_seeds else []

@@ -29,6 +29,7 @@ def test_the_wheel_holds_all_under_one_name(wheel):
     for needed in (
         "backends/kernel/kernel.cpp",
         "studies/quickstart.yaml",
+        "studies/findings/findings-ladder.yaml",
         "reports/pages/templates/report.html.j2",
         "py.typed",
     ):

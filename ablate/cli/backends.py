@@ -62,7 +62,8 @@ def _gemms(fmt: str) -> dict[str, Any]:
 
 def _rows(device: Any) -> list[dict[str, str]]:
     """Return one row a back end and format; one for each GEMM only where they differ."""
-    from ablate.backends.select import backend_names, load_backend
+    from ablate.backends.select import load_backend
+    from ablate.run.backends import backend_names
 
     rows = []
     for name in backend_names():

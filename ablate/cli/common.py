@@ -120,7 +120,7 @@ def writing_to(out: Path) -> Iterator[None]:
 
 def known_backend(name: str) -> None:
     """Raise ``UserError`` where no back end has that name."""
-    from ablate.backends.select import backend_names
+    from ablate.run.backends import backend_names
 
     if name not in backend_names():
         raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")

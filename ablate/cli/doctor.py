@@ -37,9 +37,10 @@ def command(
     an accumulator that is narrower than fp32 and tells its width. Then come the gain of stochastic rounding,
     the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
     """
-    from ablate.backends.select import BUILT_IN, backend_names, load_backend
+    from ablate.backends.select import load_backend
     from ablate.backends.testing.selftest import self_test, trains_like_emulation
     from ablate.backends.testing.suite import POLICIES, both
+    from ablate.run.backends import BUILT_IN, backend_names
 
     for name in names:
         known_backend(name)

@@ -144,7 +144,7 @@ def _keep(store: StudyStore, content: dict[str, Any], baseline: str) -> str:
     Arms of an earlier record are not carried over: two arms are compared only within one measurement, whose
     turns cancel what drifts.
     """
-    from ablate.store import read_json, write_json_atomic
+    from ablate.base.files import read_json, write_json_atomic
 
     timed = [one["arm"] for one in content["arms"]]
     if baseline not in timed:

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from ablate.data.tokenise import Progress
     from ablate.run.config import DataConfig
-
-    Progress = Callable[[float, str], None]
 
 _DIGEST_CHARACTERS = 16
 _POLL_SEC = 0.1

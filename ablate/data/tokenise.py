@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ablate.data.identity import Corpus
-    from ablate.data.prepare import Progress
     from ablate.data.sources import SourceFile
     from ablate.data.token_files import TokenType
     from ablate.run.config import DataConfig
 
     Listed = tuple[Part, PartTable]
+    Progress = Callable[[float, str], None]
 
 # Where stages end on the progress bar: a stream waits for the network, and tokenising takes most of the rest.
 _FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5

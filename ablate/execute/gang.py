@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import read_json
+from ablate.base.files import read_json, write_json_atomic
 from ablate.execute.worker import LOST_PEER, RunTask, TaskEnd, end_of, execute_run, follow_run, lost_run
-from ablate.store import RunDir, write_json_atomic
+from ablate.store import RunDir
 
 if TYPE_CHECKING:
     from ablate.train.group import Group

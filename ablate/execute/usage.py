@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
-from ablate.store import append_line
+from ablate.base.files import append_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

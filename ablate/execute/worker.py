@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.base.files import write_json_atomic
 from ablate.base.permissions import keep_others_out
-from ablate.store import END_STATES, RunDir, State, Status, write_json_atomic
+from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, bytes_before_step

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.run.backends import BUILT_IN, backend_names
 
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -219,8 +220,6 @@ class ResourcesConfig:
 
 
 def _known_backend(name: str) -> str:
-    from ablate.backends.select import BUILT_IN, backend_names
-
     # Entry points are looked up on disk: not for a name that needs none.
     if name not in ("auto", *BUILT_IN) and name not in backend_names():
         raise PydanticCustomError("backend", "no such back end")
@@ -228,8 +227,6 @@ def _known_backend(name: str) -> str:
 
 
 def _list_backends(schema: dict[str, Any]) -> None:
-    from ablate.backends.select import backend_names
-
     schema["enum"] = list(backend_names())
 
 

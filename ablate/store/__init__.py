@@ -14,7 +14,6 @@
                                 attempts/<n>.log   what it printed
 """
 
-from ablate.base.files import append_line, read_json, write_json_atomic
 from ablate.store.runs import DAMAGED, END_STATES, STATES, RunDir, State, Status, StudyStore
 
 __all__ = [
@@ -25,7 +24,4 @@ __all__ = [
     "State",
     "Status",
     "StudyStore",
-    "append_line",
-    "read_json",
-    "write_json_atomic",
 ]

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ablate.base.errors import Problem
+from ablate.run.backends import backend_names
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, find, show_path
 
@@ -118,8 +119,6 @@ class Faults:
                 return
             self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
         elif kind == "backend":
-            from ablate.backends.select import backend_names
-
             words = list(backend_names())
             self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
         else:

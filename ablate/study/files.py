@@ -9,11 +9,12 @@ from ablate.study.faults import did_you_mean
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Return the studies that come with the package, by name."""
+    """Return the studies that come with the package, by name: those to start from, then the findings'."""
     from importlib.resources import files
 
     folder = Path(str(files("ablate.studies")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("findings/*.yaml"))]
+    return {path.stem: path for path in paths}
 
 
 def find_file(path_or_name: str | Path) -> Path:
@@ -31,6 +32,7 @@ def find_file(path_or_name: str | Path) -> Path:
         return shipped[path.name]
     if is_folder:
         raise UserError(Problem(file=str(path), what="a folder, not a study file"))
-    close = did_you_mean(path.stem, shipped) or f"shipped studies: {', '.join(shipped)}"
+    starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
+    close = did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
     raise UserError(Problem(file=str(path), what=what, hint=close))

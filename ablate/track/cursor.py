@@ -18,14 +18,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import write_bytes_atomic
-from ablate.store import RunDir, Status, StudyStore, read_json, write_json_atomic
+from ablate.base.files import read_json, write_bytes_atomic, write_json_atomic
 from ablate.track.rows import read_points, tail_digest
 from ablate.track.uri import uri_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ablate.store import RunDir, Status, StudyStore
 
 _FORMAT = 1
 _LOCK_PATIENCE_SEC = 30.0

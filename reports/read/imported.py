@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.base.files import write_bytes_atomic
+from ablate.base.files import write_bytes_atomic, write_json_atomic
 from ablate.plan.lock import LOCK_FORMAT
-from ablate.store import Status, StudyStore, write_json_atomic
+from ablate.store import Status, StudyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

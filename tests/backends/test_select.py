@@ -10,9 +10,11 @@ from ablate.backends.device import KNOWN, Device, device_of, device_of_arch
 from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Support
 from ablate.backends.quantisers.packing import packing_fault
-from ablate.backends.select import Selection, backend_names, gemms_of, load_backend, overall_mode
+from ablate.backends.select import Selection, gemms_of, load_backend, overall_mode
 from ablate.backends.testing.suite import both, checks
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
+from ablate.run import backends
+from ablate.run.backends import backend_names
 
 BF16 = OperandPolicy()
 MXFP4 = OperandPolicy(format="mxfp4")
@@ -123,7 +125,7 @@ class OwnBackend(EmulatedBackend):
 def registered(monkeypatch):
     entry = EntryPoint(name="own", value=f"{__name__}:OwnBackend", group="ablate.backends")
     monkeypatch.setattr(
-        select, "entry_points", lambda group: EntryPoints([entry] if group == entry.group else [])
+        backends, "entry_points", lambda group: EntryPoints([entry] if group == entry.group else [])
     )
     original = select.importlib.import_module
     here = type("here", (), {"OwnBackend": OwnBackend})
@@ -146,7 +148,7 @@ def test_a_users_own_back_end_by_entry_point(registered):
 
 def test_a_back_end_that_does_not_import_is_named(monkeypatch):
     entry = EntryPoint(name="gone", value="no_such_module:Backend", group="ablate.backends")
-    monkeypatch.setattr(select, "entry_points", lambda *, group: EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr(backends, "entry_points", lambda *, group: EntryPoints([entry]).select(group=group))
     with pytest.raises(ValueError, match=r"back end 'gone' \(no_such_module:Backend\) does not import"):
         load_backend("gone")
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.backends.device import Device
+from ablate.base.files import write_json_atomic
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import Speed, record
 from ablate.recipes import PRESETS, Recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
-from ablate.store import RunDir, Status, StudyStore, write_json_atomic
+from ablate.store import RunDir, Status, StudyStore
 
 if TYPE_CHECKING:
     from pathlib import Path

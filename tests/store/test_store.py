@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from ablate.store import RunDir, Status, StudyStore, read_json, write_json_atomic
+from ablate.base.files import read_json, write_json_atomic
+from ablate.store import RunDir, Status, StudyStore
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):

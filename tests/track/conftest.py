@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from ablate.store import Status, StudyStore, append_line
+from ablate.base.files import append_line
+from ablate.store import Status, StudyStore
 from ablate.track.rows import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink

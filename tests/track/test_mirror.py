@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from ablate.store import Status, append_line
+from ablate.base.files import append_line
+from ablate.store import Status
 from ablate.track import Mirror, default_tracking_uri, pending
 from ablate.track.cursor import cursor_path
 from ablate.track.sink import Sink

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ablate.store import append_line
+from ablate.base.files import append_line
 from ablate.track.rows import Point, points, read_points, tail_digest
 
 TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9 + 0.1234, "loss": 5.5, "lr": 0.004}

@@ -12,13 +12,13 @@ import pytest
 from scipy import stats
 from synthetic_study import native_study, whole_config
 
+from ablate.base.files import write_json_atomic
 from ablate.modelled.speed import LLAMA_8B, published_checks, token_time
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import TimedRun, measured_speed, modelled_speed
 from ablate.reports.statistics.cost import Cost
 from ablate.run.outcome import Outcome
-from ablate.store import write_json_atomic
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]

@@ -23,6 +23,7 @@ from synthetic_study import (
 )
 
 from ablate.backends.device import Device
+from ablate.base.files import write_json_atomic
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import alone_speed
@@ -34,7 +35,6 @@ from ablate.reports.statistics.cost import token_cost
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
-from ablate.store import write_json_atomic
 from ablate.store.leases import Attempt
 
 

@@ -15,6 +15,7 @@ from scipy import stats
 from synthetic_study import build_study, line, smooth_curve
 
 from ablate.base.errors import UserError
+from ablate.base.files import write_json_atomic
 from ablate.cli import cli
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
@@ -22,7 +23,6 @@ from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.findings.trend import _line, differences_text, sentences, trend, trend_table
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
-from ablate.store import write_json_atomic
 
 WIDTHS = (32, 64, 128)
 

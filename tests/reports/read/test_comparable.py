@@ -7,9 +7,9 @@ import json
 import pytest
 from synthetic_study import ENVIRONMENT, line
 
+from ablate.base.files import write_json_atomic
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.read.comparable import SETTINGS, find_set_apart
-from ablate.store import write_json_atomic
 
 CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 
