@@ -58,6 +58,9 @@ def test_ci_runs_what_the_readme_says():
         assert f"$(readme {mark})" in ci
         block = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", readme, re.DOTALL)
         assert command in block.group(1)
+    tests = block.group(1).splitlines()[-1]
+    assert tests in (REPOSITORY / "CONTRIBUTING.md").read_text()
+    assert f"{tests} -m exhaustive" in ci
 
 
 def test_ci_runs_the_exhaustive_tests_that_the_readmes_command_leaves_out():
