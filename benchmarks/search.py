@@ -15,10 +15,10 @@ import random
 
 import optuna
 
-from ablate.search.candidates import Candidate, Space
+from ablate.search.engine import Asked, Result
 from ablate.search.front import dominates
-from ablate.search.propose import seed_of
-from ablate.search.search import Batch, Plan, Result, candidate_of, search
+from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
+from ablate.search.halving import Halving, search_grid
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {
@@ -37,14 +37,14 @@ SLOWER = {"no layer": 1.0, "last block": 0.94}
 """Shares of the gain in time that are left."""
 
 
-def space() -> Space:
+def recipes() -> tuple[Candidate, ...]:
     """Return the recipes: without a GEMM in FP4 all else means nothing."""
     cells = [dict(zip(FACTORS, labels, strict=True)) for labels in itertools.product(*FACTORS.values())]
     high = Candidate(name="bf16", cells=tuple(cell for cell in cells if cell["GEMMs"] == "none"))
     low = (
         Candidate(name=" ".join(cell.values()), cells=(cell,)) for cell in cells if cell["GEMMs"] != "none"
     )
-    return Space(factors=FACTORS, candidates=(high, *low))
+    return (high, *low)
 
 
 def truth(candidate: Candidate) -> tuple[float, float]:
@@ -74,23 +74,21 @@ def hypervolume(points: list[tuple[float, float]], reference: tuple[float, float
 
 def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, float]:
     """Return how many of the true front one search tried, and its share of the true front's hypervolume."""
-    whole = space()
-    values = {candidate.name: truth(candidate) for candidate in whole.candidates}
+    values = {candidate.name: truth(candidate) for candidate in recipes()}
 
-    def run(batch: Batch) -> dict[str, Result]:
-        found = {}
-        for name in batch.candidates:
+    def run(asked: list[Asked]) -> list[Result]:
+        found = []
+        for name in (candidate_of(one.trial) for one in asked):
             loss, seconds = values[name]
             deviation = random.Random(seed_of("noise", number, name)).gauss(0.0, noise)
-            found[name] = Result(values=(loss + deviation, seconds))
+            found.append(Result(values=(loss + deviation, seconds)))
         return found
 
-    plan = Plan(
-        name="benchmark", space=whole, first=("bf16",), trials=trials, budgets=(1,), keep=1.0, at_once=4,
-        sampler=sampler, seed=number,
-    )  # fmt: skip
-    (tried,) = search(plan, optuna.storages.InMemoryStorage(), run)
-    names = {candidate_of(trial) for trial in tried}
+    grid = Grid(factors=FACTORS, candidates=recipes(), first=("bf16",), sampler=sampler, seed=number)
+    plan = Halving(name="benchmark", grid=grid, trials=trials, budgets=(1,), keep=1.0, at_once=4)
+    storage = optuna.storages.InMemoryStorage()
+    search_grid(plan, storage, run)
+    names = {candidate_of(trial) for trial in plan.read(storage)[0]}
     front = true_front(values)
     reference = (max(loss for loss, _ in values.values()) + 0.01, 1.01)
     ratio = hypervolume([values[name] for name in names], reference) / hypervolume(
@@ -113,7 +111,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.002, help="standard deviation in nats per token")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    values = {candidate.name: truth(candidate) for candidate in space().candidates}
+    values = {candidate.name: truth(candidate) for candidate in recipes()}
     size = len(true_front(values))
     print(f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token")
     print("| trials | sampler | whole front found | share of the front | hypervolume |")

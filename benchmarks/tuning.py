@@ -19,9 +19,9 @@ import optuna
 
 from ablate.reports.statistics.cost import Cost, token_cost
 from ablate.run.outcome import Outcome, outcome
+from ablate.search.engine import Asked, Group, Result, search
 from ablate.search.ledger import Ledger
-from ablate.search.pick import Settings, best_trial
-from ablate.search.tune import Asked, Came, SearchGroup, search
+from ablate.search.rates import Rates, best_trial
 from ablate.study.space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000
@@ -67,32 +67,34 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
     """Return the rate found for each arm."""
     storage = optuna.storages.InMemoryStorage()
     by_name = {arm.name: arm for arm in arms}
+    space = Rates(
+        fields=SPACE, shared={"learning_rate": SHARED}, sampler="tpe", prune=True, tokens=TRIAL, seed=repeat
+    )
     groups = [
-        SearchGroup(
+        Group(
             name=arm.name,
             ledger=Ledger(storage, arm.name),
-            shared={"learning_rate": SHARED},
-            runs_of=lambda _: [],
+            space=space,
+            num_trials=trials,
+            describe=lambda _: {},
         )
         for arm in arms
     ]
-    settings = Settings(
-        space=SPACE, sampler="tpe", trials=trials, at_once=2, prune=True, tokens=TRIAL, seed=repeat
-    )
 
-    def run(asked: list[Asked], is_hopeless) -> dict[tuple[str, int], Came]:  # noqa: ANN001
-        came = {}
+    def run(asked: list[Asked]) -> list[Result]:
+        results = []
         for one in asked:
             curve: dict[int, float] = {}
-            rate = one.values["learning_rate"]
-            for tokens, loss in train(by_name[one.group], rate, f"trial {repeat}", TRIAL).items():
+            rate = one.trial.params["learning_rate"]
+            for tokens, loss in train(by_name[one.group.name], rate, f"trial {repeat}", TRIAL).items():
                 curve[tokens] = loss
-                if is_hopeless(one, curve):
+                if one.hopeless_at(curve) is not None:
                     break
-            came[one.key] = Came(curve=curve, loss=curve.get(TRIAL))
-        return came
+            values = (curve[TRIAL],) if TRIAL in curve else None
+            results.append(Result(values=values, violation=0.0, curve=curve))
+        return results
 
-    assert search(groups, settings, run)
+    assert search(groups, 2, run)
     found = {}
     for group in groups:
         best = best_trial(group.ledger.trials())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ablate.execute.driver import Outcome, RunRequest
     from ablate.plan import Plan
     from ablate.plan.found import GroupTuning
-    from ablate.search.rates import Searched
+    from ablate.search.tune import Searched
     from ablate.store import StudyStore
 
 
@@ -41,7 +41,8 @@ def tune(
     from ablate.execute.driver import connection, execute_study
     from ablate.execute.lock import running
     from ablate.plan import to_lock
-    from ablate.search.rates import first_trials, tune_arms
+    from ablate.search.runs import TrialRuns
+    from ablate.search.tune import first_trials, tune_arms
 
     tuning = plan.tuning
     assert tuning is not None
@@ -60,9 +61,8 @@ def tune(
         if shared:
             raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
         with connection(address):
-            found = tune_arms(
-                store, plan, tuning, requests=requests, execute=execute, retry_failed=retry_failed
-            )
+            runs = TrialRuns(store=store, requests=requests, execute=execute, retry_failed=retry_failed)
+            found = tune_arms(plan, tuning, runs)
     if found.tuning.is_done:
         for group in found.tuning.groups:
             console.print(f"  {_found_text(group)}", markup=False, soft_wrap=True)

@@ -17,31 +17,33 @@ if TYPE_CHECKING:
 
     from ablate.recipes import RecipeSpec
     from ablate.search.plan import SearchPlan
-    from ablate.study import Study
 
 SEEDS = 5
 _LONGEST_NAME = 70
 
 
-def confirm_study(study: Study, found: SearchPlan, names: Sequence[str], source: str) -> str:
+def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
     """Return a study file that runs the baseline and these arms at the last budget.
 
     ``source``: the file of the search, which it names.
     """
     from ruamel.yaml import YAML
 
-    arms = {arm.name: arm for arm in study.arms}
+    arms = {arm.name: arm for arm in found.study.arms}
     baseline = found.plans[-1].arm(found.baseline)
     first = found.search.seed + 1
-    base = {
-        name: content
-        for name in ("model", "data", "training", "resources")
-        if (content := _written(getattr(baseline, name)))
+    config = baseline.config
+    sections = {
+        "model": config.model,
+        "data": config.data,
+        "training": config.training,
+        "resources": baseline.resources,
     }
-    if baseline.config.backend != "auto":
-        base["backend"] = baseline.config.backend
-    if baseline.config.trainer is not None:
-        base["trainer"] = baseline.config.trainer
+    base = {name: content for name, section in sections.items() if (content := _written(section))}
+    if config.backend != "auto":
+        base["backend"] = config.backend
+    if config.trainer is not None:
+        base["trainer"] = config.trainer
     target = found.plans[0].target
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",

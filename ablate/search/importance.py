@@ -12,22 +12,22 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from ablate.search.candidates import IRRELEVANT
 from ablate.search.front import is_feasible
+from ablate.search.grid import IRRELEVANT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optuna.distributions import BaseDistribution
 
-    from ablate.search.candidates import Space
+    from ablate.search.grid import Grid
     from ablate.search.ledger import Trial
 
 FEWEST_TRIALS = 8
 _SEED = 0
 
 
-def importances(space: Space, trials: Sequence[Trial], objective: int) -> dict[str, float] | None:
+def importances(grid: Grid, trials: Sequence[Trial], objective: int) -> dict[str, float] | None:
     """Return each factor's share of the variance of an objective, over trials with a level and a result."""
     import optuna
     from optuna.distributions import CategoricalDistribution
@@ -35,19 +35,19 @@ def importances(space: Space, trials: Sequence[Trial], objective: int) -> dict[s
     from optuna.trial import create_trial
 
     known = [(trial.params, trial.values[objective]) for trial in with_levels(trials) if trial.values]
-    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(space.factors) < 2:
+    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(grid.factors) < 2:
         return None
     distributions: dict[str, BaseDistribution] = {
-        factor: CategoricalDistribution([*labels, IRRELEVANT]) for factor, labels in space.factors.items()
+        factor: CategoricalDistribution([*labels, IRRELEVANT]) for factor, labels in grid.factors.items()
     }
     study = optuna.create_study()
     for params, value in known:
-        filled = {factor: params.get(factor, IRRELEVANT) for factor in space.factors}
+        filled = {factor: params.get(factor, IRRELEVANT) for factor in grid.factors}
         study.add_trial(create_trial(params=filled, distributions=distributions, value=value))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a factor of which one level alone was tried
         found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=_SEED))
-    return {factor: float(found.get(factor, 0.0)) for factor in space.factors}
+    return {factor: float(found.get(factor, 0.0)) for factor in grid.factors}
 
 
 def with_levels(trials: Sequence[Trial]) -> list[Trial]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 JOURNAL = "optuna.log"
 GRPC = "grpc://"
 LOSS = "validation loss (nats per token)"
-_VIOLATION = "violation"
+VIOLATION = "violation"
 _PROXY_SEC = 10
 
 TrialState = Literal["open", "complete", "pruned", "failed"]
@@ -148,7 +148,7 @@ class Ledger:
         if not all(map(math.isfinite, (*values, violation or 0.0))):
             raise ValueError(f"trial {number}: a value that is not finite: {values}")
         if violation is not None and self.trials()[number].violation is None:
-            self._open(number).set_constraint(_VIOLATION, violation)
+            self._open(number).set_constraint(VIOLATION, violation)
         self._study.tell(number, list(values))
 
     def prune(self, number: int) -> None:
@@ -172,27 +172,6 @@ class Ledger:
         return OptunaTrial(self._study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
 
 
-def to_frozen(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    """Return a trial as Optuna's own, for an in-memory study in which values are picked."""
-    from optuna.trial import TrialState as State
-    from optuna.trial import create_trial
-
-    states = {"open": State.RUNNING, "complete": State.COMPLETE, "pruned": State.PRUNED, "failed": State.FAIL}
-    violation = None if trial.violation is None else {_VIOLATION: trial.violation}
-    pruned_at = trial.intermediate[max(trial.intermediate)] if trial.intermediate else None
-    values = list(trial.values) if trial.values is not None else None
-    if trial.state == "pruned" and pruned_at is not None:
-        values = [pruned_at]
-    return create_trial(
-        state=states[trial.state],
-        values=values,
-        params=trial.params,
-        distributions={name: distributions[name] for name in trial.params},
-        intermediate_values=trial.intermediate,
-        constraints=violation,
-    )
-
-
 def _trial(frozen: FrozenTrial) -> Trial:
     from optuna.trial import TrialState as State
 
@@ -204,7 +183,7 @@ def _trial(frozen: FrozenTrial) -> Trial:
         attrs=dict(frozen.user_attrs),
         state=cast("TrialState", states.get(frozen.state, "open")),
         values=tuple(frozen.values) if complete else None,
-        violation=frozen.constraints.get(_VIOLATION),
+        violation=frozen.constraints.get(VIOLATION),
         intermediate=dict(frozen.intermediate_values),
     )
 

@@ -11,11 +11,15 @@ fewer than the recipes to start from.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
 from ablate.plan.plan import Plan, build_plan
+from ablate.search.grid import Candidate, Grid
+from ablate.search.halving import COST, STEP_TIME, Halving
+from ablate.search.ledger import LOSS
 from ablate.study.study import DroppedCell
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from ablate.study.searching import Search
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchPlan:
     """What a search may run. ``plans``: one for each budget, with the same arms.
 
@@ -35,10 +39,16 @@ class SearchPlan:
     baseline's, by arm.
     """
 
-    search: Search
+    study: Study
     plans: tuple[Plan, ...]
     first: tuple[str, ...]
     times: Mapping[str, float]
+
+    @property
+    def search(self) -> Search:
+        """What the study file says of the search."""
+        assert self.study.search is not None
+        return self.study.search
 
     @property
     def name(self) -> str:
@@ -49,6 +59,30 @@ class SearchPlan:
     def baseline(self) -> str:
         """The arm that all are held against."""
         return self.plans[0].baseline
+
+    @cached_property
+    def halving(self) -> Halving:
+        """What is searched, as the engine takes it."""
+        cells: dict[str, list[dict[str, str]]] = {name: [] for name in self.times}
+        for cell in self.search.cells:
+            if cell.arm in cells:
+                cells[cell.arm].append(cell.levels)
+        grid = Grid(
+            factors=self.search.factors,
+            candidates=tuple(Candidate(name=name, cells=tuple(own)) for name, own in cells.items()),
+            first=self.first,
+            sampler=self.search.sampler,
+            seed=self.search.seed,
+        )
+        return Halving(
+            name=self.name,
+            grid=grid,
+            trials=self.search.trials,
+            budgets=self.search.budgets,
+            keep=self.search.keep,
+            at_once=self.search.at_once,
+            objectives=(LOSS if self.search.objective == "loss" else COST, STEP_TIME),
+        )
 
     def arm(self, budget: int, name: str) -> PlannedArm:
         """Return an arm as it is run at a budget."""
@@ -77,7 +111,7 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     if search.trials < len(first):
         what = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
         raise UserError(_problem(study, search, "trials", what, "these are tried first"))
-    return SearchPlan(search=search, plans=kept, first=first, times=times)
+    return SearchPlan(study=study, plans=kept, first=first, times=times)
 
 
 def _at(study: Study, budget: int, identify: Callable[[DataConfig], DataIdentity] | None) -> Plan:

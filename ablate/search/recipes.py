@@ -1,60 +1,96 @@
-"""The search over a study's recipes: its candidates, its runs, and what a run's result means to it.
+"""The search over a study's recipes: its runs, what a run's result means to it, and which search may go on.
 
 A run that diverged, or that misses the target where the token cost is searched for, is a result too: its
 values are a bound, with a violation beside them, because Optuna would take an infinity for a success.
 
 How it fails: ``UserError`` where the baseline itself diverges or misses the target, for nothing can then be
-held against it; a search that was begun with other recipes or budgets is refused by ``check_same``.
+held against it; ``StoppedError`` where a round comes to no end; a search that was begun with other recipes or
+budgets is refused by ``check_same``.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_json, write_json_atomic
-from ablate.search.candidates import Candidate, Space
-from ablate.search.ledger import LOSS
-from ablate.search.search import COST, DIVERGED, STEP_TIME, Plan, Result, candidate_of, short_tokens
+from ablate.run.outcome import find_crossing, target_loss
+from ablate.run.schedule import divergence_bound
+from ablate.search.engine import Result
+from ablate.search.grid import candidate_of
+from ablate.search.halving import DIVERGED, search_grid, short_tokens
+from ablate.search.runs import losses_of
+from ablate.store import END_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ablate.plan import Plan as StudyPlan
-    from ablate.plan import PlannedArm
+    from optuna.storages import BaseStorage
+
+    from ablate.plan import Plan
+    from ablate.search.engine import Asked, Curve
     from ablate.search.ledger import Trial
     from ablate.search.plan import SearchPlan
-    from ablate.store import RunDir, StudyStore
+    from ablate.search.runs import TrialRuns
+    from ablate.store import StudyStore
 
 LOCK = "search.lock.json"
 _FORMAT = 1
 
 
-def candidates_of(found: SearchPlan) -> Plan:
-    """Return what is searched, as the engine takes it."""
-    search = found.search
-    cells: dict[str, list[dict[str, str]]] = {name: [] for name in found.times}
-    for cell in search.cells:
-        if cell.arm in cells:
-            cells[cell.arm].append(cell.levels)
-    space = Space(
-        factors=search.factors,
-        candidates=tuple(Candidate(name=name, cells=tuple(own)) for name, own in cells.items()),
-    )
-    return Plan(
-        name=found.name,
-        space=space,
-        first=found.first,
-        trials=search.trials,
-        budgets=search.budgets,
-        keep=search.keep,
-        at_once=search.at_once,
-        sampler=search.sampler,
-        seed=search.seed,
-        objectives=(LOSS if search.objective == "loss" else COST, STEP_TIME),
-    )
+class StoppedError(Exception):
+    """A round came to no end; its trials are open. ``interrupted``: by the user."""
+
+    def __init__(self, message: str, *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
+
+
+def search_recipes(
+    found: SearchPlan, storage: BaseStorage, runs: TrialRuns, say: Callable[[str], None]
+) -> None:
+    """Search to the end, or go on with a search; ``say`` is told of each round and of runs that failed.
+
+    Raises:
+        StoppedError: interrupted, a run that came to no end, or a baseline that failed.
+    """
+
+    def describe(budget: int, name: str) -> dict[str, Any]:
+        arm = found.arm(budget, name)
+        return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe_text}
+
+    def run(asked: Sequence[Asked]) -> list[Result | None]:
+        runs.write(tried_plan(found, found.halving.read(storage)))
+        budget, first = asked[0].trial.attrs["tokens"], asked[0].trial
+        numbers = dict.fromkeys((first.number + 1, asked[-1].trial.number + 1))
+        say(
+            f"Round {first.attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
+            f"{'–'.join(map(str, numbers))} of {asked[0].group.num_trials}"
+        )
+        names = [candidate_of(one.trial) for one in asked]
+        runs.train(asked, plan_of(found, [(budget, name) for name in names]))
+        _check_ended(found, runs, asked, say)
+        return [result_of(found, runs.store, budget, name) for name in names]
+
+    search_grid(found.halving, storage, run, describe)
+
+
+def _check_ended(
+    found: SearchPlan, runs: TrialRuns, asked: Sequence[Asked], say: Callable[[str], None]
+) -> None:
+    """Say which runs failed; raise ``StoppedError`` where the round cannot be told."""
+    if runs.outcome.interrupted:
+        raise StoppedError("Stopped. Trials that have ended are kept", interrupted=True)
+    states = {candidate_of(one.trial): runs.states(one)[0] for one in asked}
+    if runs.outcome.problem or any(state not in {*END_STATES, "failed"} for state in states.values()):
+        raise StoppedError(runs.outcome.problem or "A run has no result")
+    failed = [one for one in asked if states[candidate_of(one.trial)] == "failed"]
+    for one in failed:
+        message = runs.store.run(one.trial.attrs["runs"][0]).status().message
+        say(f"Failed: {candidate_of(one.trial)}: {message}")
+    if states.get(found.baseline) == "failed":
+        raise StoppedError("Without the baseline there is nothing to hold recipes against")
 
 
 def arm_name(found: SearchPlan, budget: int, name: str) -> str:
@@ -62,8 +98,19 @@ def arm_name(found: SearchPlan, budget: int, name: str) -> str:
     return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
 
 
-def tried_plan(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> StudyPlan:
-    """Return the plan of what was tried, (budget, arm) by (budget, arm): it grows as the search goes on."""
+def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Plan:
+    """Return the plan of these trials of each budget; it holds the baseline at least."""
+    first = found.search.budgets[0]
+    tried = {(first, found.baseline): None} | {
+        (budget, candidate_of(trial)): None
+        for budget, trials in zip(found.search.budgets, budgets, strict=False)
+        for trial in trials
+    }
+    return plan_of(found, list(tried))
+
+
+def plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
+    """Return the plan of recipes at budgets, in this order."""
     arms = []
     for budget, name in tried:
         shown = arm_name(found, budget, name)
@@ -71,16 +118,6 @@ def tried_plan(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> StudyPlan
         arms.append(replace(arm, name=shown, runs=tuple(replace(run, arm=shown) for run in arm.runs)))
     baseline = arm_name(found, found.search.budgets[0], found.baseline)
     return replace(found.plans[0], baseline=baseline, arms=tuple(arms), folded=())
-
-
-def tried_in(found: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> list[tuple[int, str]]:
-    """Return what the ledger says was tried; the baseline at least."""
-    pairs = [
-        (budget, candidate_of(trial))
-        for budget, trials in zip(found.search.budgets, budgets, strict=True)
-        for trial in trials
-    ]
-    return list(dict.fromkeys([(found.search.budgets[0], found.baseline), *pairs]))
 
 
 def check_same(found: SearchPlan, store: StudyStore) -> None:
@@ -134,59 +171,36 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> R
         return Result(failed=status.message or "failed")
     if status.state == "diverged" and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
-    time = found.times[name]
+    time, is_diverged = found.times[name], status.state == "diverged"
+    curve = losses_of(run)
     if found.search.objective == "loss":
-        if status.state == "diverged":
-            return Result(values=(divergence_bound(arm), time), violation=DIVERGED)
-        return Result(values=(_final_loss(run), time))
-    return _token_cost(found, store, budget, arm, time)
-
-
-def divergence_bound(arm: PlannedArm) -> float:
-    """Return the loss above which a run counts as diverged, in nats per token."""
-    return arm.config.training.divergence_loss or 1.5 * math.log(arm.config.vocab_size)
-
-
-def _final_loss(run: RunDir) -> float:
-    return float(_evaluations(run)[-1]["val_loss"])
-
-
-def _evaluations(run: RunDir) -> list[dict[str, Any]]:
-    return [row for row in run.metrics() if row["kind"] == "eval"]
-
-
-def _token_cost(found: SearchPlan, store: StudyStore, budget: int, arm: PlannedArm, time: float) -> Result:
-    """Return tokens to target over the baseline's, minus one; of a run that misses it, that of its budget."""
-    baseline = store.run(found.arm(budget, found.baseline).runs[0].id)
-    against = _tokens_to_target(found, baseline)
+        if is_diverged:
+            bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
+            return Result(values=(bound, time), violation=DIVERGED)
+        return Result(values=(_last(curve), time))
+    against = _tokens_to_target(found, losses_of(store.run(found.arm(budget, found.baseline).runs[0].id)))
     if against is None:
         raise UserError(
             f"the baseline '{found.baseline}' does not reach the target within {budget:,} tokens, so that no "
             "token cost has a meaning (raise search.budgets or the target, or search for objective: loss)"
         )
-    run = store.run(arm.runs[0].id)
-    own = None if run.status().state == "diverged" else _tokens_to_target(found, run)
+    own = None if is_diverged else _tokens_to_target(found, curve)
     if own is not None:
         return Result(values=(own / against - 1, time))
-    missed = DIVERGED if run.status().state == "diverged" else max(_final_loss(run) - _target(found), 1e-9)
+    missed = DIVERGED if is_diverged else max(_last(curve) - _target(found), 1e-9)
     return Result(values=(budget / against - 1, time), violation=missed)
 
 
-def _target(found: SearchPlan) -> float:
-    from ablate.run.outcome import target_loss
+def _last(curve: Curve) -> float:
+    return float(curve[max(curve)])
 
+
+def _target(found: SearchPlan) -> float:
     target = found.plans[0].target
     return target_loss(target.kind, target.value)
 
 
-def _tokens_to_target(found: SearchPlan, run: RunDir) -> float | None:
-    from ablate.run.outcome import find_crossing
-
-    rows = _evaluations(run)
-    crossing = find_crossing(
-        [row["tokens"] for row in rows],
-        [row["val_loss"] for row in rows],
-        _target(found),
-        found.plans[0].target.crossing,
-    )
+def _tokens_to_target(found: SearchPlan, curve: Curve) -> float | None:
+    rule = found.plans[0].target.crossing
+    crossing = find_crossing(list(curve), list(curve.values()), _target(found), rule)
     return None if crossing is None else crossing.tokens

@@ -1,127 +1,137 @@
-"""The search before a study's seeds: rounds of trials of each group, asked, run and told.
+"""The search before a study's seeds: its trials are the runs of a study beside it, on a smaller budget.
 
-Whoever calls it says how a batch of trials is run; nothing here knows of Ray, runs or files but the ledger's.
-All groups go through their rounds together, so that their runs fill a machine that one group's would not.
-
-How it fails: a batch that comes back without some of its trials (an interruption, a failed run) ends the
-search; these trials stay open in the ledger, and the next call runs them again before it asks for new ones.
-Trials are told at the end of their round, pruned ones first, so that what is decided on is never a part of a
-round.
+How it fails: a run that failed leaves its trial open, and the search ends there, for no other trial is picked
+on half a round; so does an interruption. A run that diverged counts at the loss from which a run is called
+diverged, because Optuna takes an infinity for a result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from ablate.search.pick import Settings, hopeless_at, pick
+from ablate.plan.found import TrialRecord
+from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
+from ablate.run.schedule import divergence_bound
+from ablate.search.engine import Group, Result, search
+from ablate.search.ledger import Ledger, open_storage
+from ablate.search.rates import Rates, best_trial
+from ablate.search.runs import run_ids
+from ablate.store import END_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ablate.search.ledger import Ledger
+    from optuna.storages import BaseStorage
 
-Curve = dict[int, float]
-"""Validation losses in nats per token, by tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchGroup:
-    """What is searched together: its ledger, its own values, and the ids of the runs of any values."""
-
-    name: str
-    ledger: Ledger
-    shared: dict[str, Any]
-    runs_of: Callable[[Mapping[str, Any]], list[str]]
+    from ablate.execute.driver import Outcome
+    from ablate.plan import Plan
+    from ablate.plan.found import GroupTuning, Tuning
+    from ablate.search.engine import Asked, Proposal
+    from ablate.search.ledger import Trial
+    from ablate.search.runs import TrialRuns
+    from ablate.store import State, StudyStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A trial to be run."""
+class Searched:
+    """How far a search came. ``plan``: of its trials; ``open_runs``: of trials without an end."""
 
-    group: str
-    number: int
-    values: dict[str, Any]
-    run_ids: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The group and the trial's number in it."""
-        return self.group, self.number
+    tuning: Tuning
+    plan: Plan
+    open_runs: frozenset[str]
+    outcome: Outcome
 
 
-@dataclass(frozen=True, kw_only=True)
-class Came:
-    """What a trial came to. ``loss``: None if its runs were ended; ``diverged``: how many of them did."""
-
-    curve: Curve
-    loss: float | None
-    diverged: int = 0
+def first_trials(plan: Plan, tuning: Tuning) -> Plan:
+    """Return the plan of the trials of which one knows before any is run: the study's own values."""
+    return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
 
 
-class Batch(Protocol):
-    """Runs trials. ``is_hopeless`` tells of a curve as far as it goes whether the trial need not go on."""
+def tune_arms(plan: Plan, tuning: Tuning, runs: TrialRuns) -> Searched:
+    """Search the values of every group; ``runs`` trains them in the store of the trials' study."""
+    storage = open_storage(None, runs.store.path)
+    groups = [_group(storage, plan, tuning, group) for group in tuning.groups]
 
-    def __call__(
-        self, asked: Sequence[Asked], is_hopeless: Callable[[Asked, Curve], bool]
-    ) -> Mapping[tuple[str, int], Came]:
-        """Return what the trials came to, by their keys, leaving out those that did not come to an end."""
+    def plan_of_all() -> Plan:
+        asked = [(group.name, one.number, one.params) for group in groups for one in group.ledger.trials()]
+        return trial_plan(plan, tuning, asked) if asked else first_trials(plan, tuning)
 
+    def run(asked: Sequence[Asked]) -> list[Result | None]:
+        runs.write(plan_of_all())
+        these = [(one.group.name, one.trial.number, one.trial.params) for one in asked]
+        runs.train(asked, trial_plan(plan, tuning, these))
+        return [_result(runs, one) for one in asked]
 
-def search(groups: Sequence[SearchGroup], settings: Settings, run: Batch) -> bool:
-    """Bring every group to its number of trials; return whether that is done."""
-    rounds = range(-(-settings.trials // settings.at_once))
-    return all(_round(groups, settings, run, round_) for round_ in rounds)
-
-
-def _round(groups: Sequence[SearchGroup], settings: Settings, run: Batch, round_: int) -> bool:
-    """Bring one round of every group to its end; return whether that is done."""
-    batch = {one.key: one for group in groups for one in _ask_round(group, settings, round_)}
-    ledgers = {group.name: group.ledger for group in groups}
-    earlier = {
-        name: [trial for trial in ledger.trials() if trial.attrs["round"] < round_]
-        for name, ledger in ledgers.items()
-    }
-
-    def ended_at(one: Asked, curve: Curve) -> int | None:
-        return hopeless_at(settings, earlier[one.group], curve)
-
-    def is_hopeless(one: Asked, curve: Curve) -> bool:
-        return ended_at(one, curve) is not None
-
-    came = run(list(batch.values()), is_hopeless) if batch else {}
-    ends = {key: ended_at(batch[key], one.curve) for key, one in came.items()}
-    if any(key not in came or (came[key].loss is None and ends[key] is None) for key in batch):
-        return False
-    for key in sorted(ends, key=lambda key: ends[key] is None):
-        _tell(ledgers[key[0]], key[1], came[key], ends[key])
-    return True
+    runs.write(plan_of_all())
+    is_done = search(groups, tuning.tune.at_once, run)
+    trials = [group.ledger.trials()[: group.num_trials] for group in groups]
+    found = [
+        _found(runs.store, group, own, is_done=is_done)
+        for group, own in zip(tuning.groups, trials, strict=True)
+    ]
+    opened = {run_id for own in trials for one in own if one.state == "open" for run_id in one.attrs["runs"]}
+    return Searched(
+        tuning=replace(tuning, groups=tuple(found)),
+        plan=plan_of_all(),
+        open_runs=frozenset(opened),
+        outcome=runs.outcome,
+    )
 
 
-def _ask_round(group: SearchGroup, settings: Settings, round_: int) -> Iterator[Asked]:
-    """Fill a round of a group up, and yield its trials that have not been told."""
-    for position in range(min(settings.at_once, settings.trials - round_ * settings.at_once)):
-        trials = group.ledger.trials()
-        place = {"round": round_, "position": position}
-        trial = next((one for one in trials if one.attrs.items() >= place.items()), None)
-        if trial is None:
-            values = pick(settings, group.shared, trials, round_, position)
-            distributions = {name: field.distribution() for name, field in settings.space.items()}
-            attrs = place | {"runs": group.runs_of(values)}
-            trial = group.ledger.add(values, distributions, attrs)
-        if trial.state == "open":
-            yield Asked(
-                group=group.name, number=trial.number, values=trial.params, run_ids=tuple(trial.attrs["runs"])
-            )
+def _group(storage: BaseStorage, plan: Plan, tuning: Tuning, group: GroupTuning) -> Group:
+    tune = tuning.tune
+
+    def describe(found: Proposal) -> dict[str, Any]:
+        ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, found.params)]
+        return {"runs": ids}
+
+    space = Rates(
+        fields=tune.fields,
+        shared=group.shared,
+        sampler=tune.sampler,
+        prune=tune.prune,
+        tokens=tune.tokens,
+        seed=tune.seeds[0],
+    )
+    ledger = Ledger(storage, f"{tuning.study}: {group.name} [{fingerprint(plan, tune, group)}]")
+    return Group(name=group.name, ledger=ledger, space=space, num_trials=tune.trials, describe=describe)
 
 
-def _tell(ledger: Ledger, number: int, came: Came, ended_at: int | None) -> None:
-    """Write what a trial came to: its losses as far as they were looked at, and its end."""
-    for tokens, loss in sorted(came.curve.items()):
-        if ended_at is None or tokens <= ended_at:
-            ledger.report(number, tokens, loss)
-    if ended_at is not None:
-        ledger.prune(number)
-    else:
-        assert came.loss is not None
-        ledger.complete(number, [came.loss], violation=float(came.diverged))
+def _result(runs: TrialRuns, one: Asked) -> Result | None:
+    """Return what a trial came to; None if its runs have not ended and may yet be worth it."""
+    curve, states = runs.curve(run_ids(one)), runs.states(one)
+    if all(state in END_STATES for state in states):
+        losses = [_final(runs, run_id, state) for run_id, state in zip(run_ids(one), states, strict=True)]
+        return Result(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
+    return Result(curve=curve)
+
+
+def _final(runs: TrialRuns, run_id: str, state: State) -> float:
+    """Return a run's last validation loss, or the bound of divergence for one that diverged."""
+    if state == "diverged":
+        config = runs.store.run(run_id).config()
+        return divergence_bound(config["training"]["divergence_loss"], config["vocab_size"])
+    losses = runs.losses(run_id)
+    return losses[max(losses)]
+
+
+def _found(store: StudyStore, group: GroupTuning, trials: Sequence[Trial], *, is_done: bool) -> GroupTuning:
+    """Return a group with its told trials, and with the best values once all are told."""
+    records = tuple(
+        TrialRecord(
+            number=trial.number,
+            values=trial.params,
+            state="complete" if trial.state == "complete" else "pruned",
+            loss=trial.values[0] if trial.values else None,
+            diverged=round(trial.violation or 0),
+            tokens=sum(store.run(run_id).status().tokens for run_id in trial.attrs["runs"]),
+            runs=tuple(trial.attrs["runs"]),
+        )
+        for trial in trials
+        if trial.state in ("complete", "pruned")
+    )
+    best = best_trial(trials)
+    chosen = group.shared if best is None else best.params
+    return replace(group, trials=records, chosen=chosen if is_done else None)

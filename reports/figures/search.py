@@ -17,7 +17,7 @@ from ablate.reports.figures.canvas import (
 )
 from ablate.reports.findings.search import time_text, value_text
 from ablate.reports.words import words
-from ablate.search.search import short_tokens
+from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
     from ablate.reports.findings.search import Found, Point, Rung

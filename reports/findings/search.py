@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
-from ablate.search.candidates import IRRELEVANT
 from ablate.search.front import front, is_feasible
+from ablate.search.grid import IRRELEVANT, candidate_of
+from ablate.search.halving import DIVERGED, short_tokens
 from ablate.search.importance import importances, with_levels
-from ablate.search.search import candidate_of, short_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.search.ledger import Trial
     from ablate.search.plan import SearchPlan
-    from ablate.search.search import Plan
 
 _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 3.1 8B"}
 
@@ -108,11 +107,9 @@ class Found:
         return "validation loss (nats/token)" if self.objective == "loss" else "token cost"
 
 
-def found_of(planned: SearchPlan, engine: Plan, budgets: Sequence[Sequence[Trial]]) -> Found:
+def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
     """Put together what the ledger holds of a search."""
-    from ablate.search.search import DIVERGED
-
-    search = planned.search
+    search, grid = planned.search, planned.halving.grid
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
         best = {trial.number for trial in front(trials)}
@@ -155,10 +152,10 @@ def found_of(planned: SearchPlan, engine: Plan, budgets: Sequence[Sequence[Trial
         baseline=planned.baseline,
         factors=search.factors,
         rungs=tuple(rungs),
-        importances=(importances(engine.space, first, 0), importances(engine.space, first, 1)),
+        importances=(importances(grid, first, 0), importances(grid, first, 1)),
         weighed=len(with_levels(first)),
-        wanted=engine.num_trials,
-        candidates=len(engine.space.candidates),
+        wanted=planned.halving.num_trials,
+        candidates=len(grid.candidates),
         dropped=tuple((cell.name, cell.reason) for cell in planned.plans[0].dropped),
     )
 

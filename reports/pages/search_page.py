@@ -15,7 +15,7 @@ from ablate.reports.findings.search import (
 )
 from ablate.reports.pages.beside import write_pages
 from ablate.reports.words.table import Table
-from ablate.search.search import short_tokens
+from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path

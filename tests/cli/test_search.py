@@ -18,11 +18,12 @@ from click.testing import CliRunner
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.execute.lock import running
+from ablate.search.engine import Result
 from ablate.search.front import dominates
+from ablate.search.grid import candidate_of
+from ablate.search.halving import search_grid
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
-from ablate.search.recipes import candidates_of
-from ablate.search.search import Result, search
 from ablate.store import StudyStore
 from ablate.study import load_study
 
@@ -74,10 +75,56 @@ def ledger(folder, name):
     ).trials()
 
 
-def test_a_search_from_the_file_to_the_study_that_confirms_it(folder):
+def trained(folder):
+    path = folder / "trained"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def waited(process, folder, is_reached):
+    """Wait until something is seen in the folder while a search runs."""
+    end = time.monotonic() + 240
+    while not is_reached():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def check_trials(folder):
+    """Compare the ledgers with those of a search in memory that came to the same results."""
+    ours = [ledger(folder, budget) for budget in ("40k", "80k")]
+    came_to = {
+        (t.attrs["tokens"], t.attrs["candidate"]): Result(values=t.values) for one in ours for t in one
+    }
+    plan = plan_search(load_study(folder / "s.yaml")).halving
+    storage = optuna.storages.InMemoryStorage()
+    search_grid(
+        plan, storage, lambda asked: [came_to[t.attrs["tokens"], candidate_of(t)] for t in trials_of(asked)]
+    )
+    places = [
+        [[(t.number, t.params, t.attrs["candidate"], t.attrs["round"]) for t in one] for one in budgets]
+        for budgets in (ours, plan.read(storage))
+    ]
+    assert places[0] == places[1]
+    assert len(came_to) == sum(map(len, ours))
+
+
+def trials_of(asked):
+    return [one.trial for one in asked]
+
+
+def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, monkeypatch):
+    (folder / "slow").touch()
+    process = start(folder, "search", "s.yaml")
+    waited(process, folder, lambda: trained(folder) >= 4)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert {trial.state for trial in ledger(folder, "40k")} == {"open", "complete"}
+    (folder / "slow").unlink()
+    time.sleep(2)
     code, out, _ = call(folder, "search", "s.yaml")
     assert code == 0, out
     assert "Round 3 at 40k tokens: trials 7–8 of 8" in out
+    check_trials(folder)
     found = json.loads((folder / "runs/s/search/search.json").read_text())
     assert found["done"]
     tried = found["budgets"][0]["trials"]
@@ -91,75 +138,34 @@ def test_a_search_from_the_file_to_the_study_that_confirms_it(folder):
     assert "F sr" in better
     assert found["front"][-1] == "bf16"
 
-    lock = StudyStore(folder / "runs/s").plan()
+    lock = json.loads((folder / "runs/s/plan.lock.json").read_text())
     assert [arm["name"] for arm in lock["arms"]][:3] == ["bf16 @ 40k", "tseng @ 40k", lock["arms"][2]["name"]]
     assert len(lock["arms"]) == len(tried) + len(found["budgets"][1]["trials"])
-    assert (folder / "trained").read_text().count("\n") == len(lock["arms"])
+    assert trained(folder) <= len(lock["arms"]) + 3  # what was killed in the middle is run again
 
-    code, planned, _ = call(folder, "plan", "runs/s/search/confirm.yaml", "--json")
-    confirm = json.loads(planned)
-    assert code == 0
+    monkeypatch.chdir(folder)
+    confirm = json.loads(invoke(folder, "plan", "runs/s/search/confirm.yaml", "--json").output)
     assert {arm["name"] for arm in confirm["arms"]} == {*found["front"], "bf16"}
     assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [1001, 1002, 1003, 1004, 1005]
     searched = {trial["recipe"]: trial["gemms"] for trial in found["budgets"][1]["trials"]}
     assert all(arm["recipe"] == searched[arm["name"]] for arm in confirm["arms"])
     assert all(arm["tokens"] == 81_920 for arm in confirm["arms"])
+    assert f"{len(lock['arms'])} of {len(lock['arms'])} done" in invoke(folder, "status", "s.yaml").output
 
-    code, status, _ = call(folder, "status", "s.yaml")
-    assert code == 0
-    assert f"{len(lock['arms'])} of {len(lock['arms'])} done" in status
-    before = [ledger(folder, budget) for budget in ("40k", "80k")]
+    before, count = [ledger(folder, budget) for budget in ("40k", "80k")], trained(folder)
     code, again, _ = call(folder, "search", "s.yaml", "--json")
     assert code == 0
     assert json.loads(again) == found
     assert [ledger(folder, budget) for budget in ("40k", "80k")] == before
-    assert (folder / "trained").read_text().count("\n") == len(lock["arms"])
+    assert trained(folder) == count
     assert (folder / "runs" / "mlflow.db").exists()
 
 
-def test_a_killed_search_goes_on_as_if_it_had_not_been(folder):
-    (folder / "slow").touch()
-    process = start(folder, "search", "s.yaml")
-    end = time.monotonic() + 120
-    while not (folder / "trained").exists() or (folder / "trained").read_text().count("\n") < 4:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    states = [trial.state for trial in ledger(folder, "40k")]
-    assert "open" in states
-    assert "complete" in states
-    (folder / "slow").unlink()
-    time.sleep(2)
-    code, out, err = call(folder, "search", "s.yaml")
-    assert code == 0, out + err
-    ours = [ledger(folder, budget) for budget in ("40k", "80k")]
-    came_to = {
-        (t.attrs["tokens"], t.attrs["candidate"]): Result(values=t.values) for one in ours for t in one
-    }
-    engine = candidates_of(plan_search(load_study(folder / "s.yaml")))
-    theirs = search(
-        engine,
-        optuna.storages.InMemoryStorage(),
-        lambda batch: {name: came_to[batch.budget, name] for name in batch.candidates},
-    )
-    places = [
-        [[(t.number, t.params, t.attrs["candidate"], t.attrs["round"]) for t in one] for one in budgets]
-        for budgets in (ours, theirs)
-    ]
-    assert places[0] == places[1]
-    assert len(came_to) == sum(map(len, ours))
-
-
+@pytest.mark.exhaustive
 def test_ctrl_c_keeps_the_open_round(folder):
     (folder / "slow").touch()
     process = start(folder, "search", "s.yaml")
-    end = time.monotonic() + 120
-    while not list(folder.glob("runs/s/runs/*/attempts/1.json")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    waited(process, folder, lambda: list(folder.glob("runs/s/runs/*/attempts/1.json")))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
@@ -169,6 +175,7 @@ def test_ctrl_c_keeps_the_open_round(folder):
     assert not (folder / "runs/s/search/confirm.yaml").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_failed_recipe_is_left_out_and_said(folder):
     (folder / "broken").touch()
     code, out, _ = call(folder, "search", "s.yaml")

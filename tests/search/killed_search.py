@@ -1,57 +1,53 @@
-"""A search in a process of its own, for tests that kill it; prints how many trials are told, then all."""
+"""A made-up search in a process of its own, killed at a write of its journal; prints its ledgers at the end.
+
+python killed_search.py SEARCH FOLDER OPERATION        OPERATION 0: not killed
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
+import signal
 import sys
-import time
 from pathlib import Path
 
-from ablate.search.candidates import Candidate, Space
+from made_up import SEARCHES
+
 from ablate.search.ledger import open_storage
-from ablate.search.propose import seed_of
-from ablate.search.search import Plan, Result, search
-
-FACTORS = {"a": ("0", "1", "2", "3"), "b": ("x", "y", "z"), "c": ("p", "q")}
-CELLS = [dict(zip(FACTORS, labels, strict=True)) for labels in itertools.product(*FACTORS.values())]
-SPACE = Space(
-    factors=FACTORS,
-    candidates=(
-        Candidate(name="named0"),
-        *(Candidate(name=" ".join(cell.values()), cells=(cell,)) for cell in CELLS),
-    ),
-)
-PLAN = Plan(
-    name="killed",
-    space=SPACE,
-    first=("named0",),
-    trials=20,
-    budgets=(100, 300),
-    keep=0.3,
-    at_once=3,
-    sampler="tpe",
-    seed=5,
-)
 
 
-def slow_truth(seconds):
-    told = itertools.count(1)
+def die_at(operation):
+    """Be killed just before the n-th write or fsync from now on."""
+    left = [operation]
 
-    def run(batch):
-        results = {}
-        for name in batch.candidates:
-            time.sleep(seconds)
-            print(next(told), flush=True)
-            results[name] = Result(values=(seed_of("loss", name) % 1000 / 1000, seed_of(name) % 5 / 5))
-        return results
+    def counted(function):
+        def call(*arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
 
-    return run
+        return call
+
+    os.write, os.fsync = map(counted, (os.write, os.fsync))
+
+
+def main():
+    name, folder, operation = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+    def logged(run):
+        def call(asked):
+            with (folder / "ran.txt").open("a") as file:
+                file.writelines(f"{one.group.name} {one.trial.number}\n" for one in asked)
+            return run(asked)
+
+        return call
+
+    storage = open_storage(None, folder)
+    if operation:
+        die_at(operation)
+    print(json.dumps(SEARCHES[name](storage, logged)))
 
 
 if __name__ == "__main__":
-    found = search(PLAN, open_storage(None, Path(sys.argv[1])), slow_truth(0.02))
-    facts = [
-        [(t.number, t.params, t.attrs, t.state, t.values, t.violation) for t in trials] for trials in found
-    ]
-    print(json.dumps(facts))
+    main()

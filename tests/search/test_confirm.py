@@ -53,7 +53,7 @@ def confirmed(folder, text):
     found = plan_search(study)
     names = [arm.name for arm in found.plans[0].arms if arm.name != "bf16"]
     (folder / "out").mkdir()
-    (folder / "out" / "confirm.yaml").write_text(confirm_study(study, found, names, "search.yaml"))
+    (folder / "out" / "confirm.yaml").write_text(confirm_study(found, names, "search.yaml"))
     return study, found, load_study(folder / "out" / "confirm.yaml")
 
 

@@ -8,7 +8,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from ablate.base.errors import UserError
-from ablate.search.ledger import JOURNAL, Ledger, open_storage, to_frozen
+from ablate.search.ledger import JOURNAL, Ledger, open_storage
+from ablate.search.memory import study_of
 
 TWO = ("loss", "step time")
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}
@@ -83,13 +84,11 @@ def test_trials_keep_their_meaning_in_memory(tmp_path):
     ledger.report(1, 10, 3.0)
     ledger.prune(1)
     ledger.fail(2, "why")
-    frozen = [to_frozen(trial, SPACE) for trial in ledger.trials()]
+    frozen = study_of(ledger.trials(), SPACE).get_trials()
     assert [one.state.name for one in frozen] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     assert frozen[0].constraints == {"violation": 0.5}
     assert frozen[1].intermediate_values == {10: 3.0}
-    study = optuna.create_study()
-    study.add_trials(frozen)
-    assert study.get_trials()[3].params == {"rate": 1e-3}
+    assert frozen[3].params == {"rate": 1e-3}
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path):

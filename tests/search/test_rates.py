@@ -1,193 +1,87 @@
-"""The search with trials that are runs of a store: what counts, what is stopped, and what is gone on with."""
+"""Values of training as a space: the study's own first, spread points, no point twice, the best found."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+import optuna
+from made_up import BEST, SHARED, groups, train, train_all
 
-import pytest
+from ablate.search.engine import Result, search
+from ablate.search.rates import best_trial
+from ablate.study.space import Choices, Range, combinations, spread_point
 
-from ablate.execute.driver import Outcome, RunRequest
-from ablate.plan import build_plan
-from ablate.search.rates import tune_arms
-from ablate.store import Status, StudyStore
-from ablate.study import load_study
-
-STUDY = """\
-name: small
-baseline: bf16
-target: {val_loss: 2.0}
-base: {training: {tokens: 400_000, learning_rate: 2.0e-3, eval_every_tokens: 25_000}}
-arms:
-  bf16: {recipe: bf16}
-  fp8: {recipe: fp8}
-tune:
-  fields: {learning_rate: {low: 5.0e-4, high: 1.6e-2, log: true}}
-  tokens: 200_000
-  trials: 6
-"""
-BEST = {"bf16": 2e-3, "fp8": 8e-3}
+RATES = Choices(values=(1e-3, 2e-3, 4e-3))
 
 
-@dataclass(frozen=True)
-class Identity:
-    digest: str = "d"
-    vocab_size: int = 256
+def searched(run=train_all, **changes):
+    found = groups(optuna.storages.InMemoryStorage(), **changes)
+    assert search(found, 2, run)
+    return found
 
 
-class Executor:
-    """Runs in the place of Ray: writes what a trainer would, and asks after each evaluation who is needed."""
-
-    def __init__(self, store):
-        self.store = store
-        self.ran = []
-        self.diverges = self.fails = lambda _run: False
-        self.breaks_after = math.inf
-
-    def __call__(self, todo, unneeded):
-        states = {}
-        for run in todo:
-            if len(self.ran) >= self.breaks_after:
-                return Outcome(states=states, interrupted=True)
-            states[run.run_id] = self.train(run, unneeded)
-            self.ran.append(run)
-        return Outcome(states=states, interrupted=False)
-
-    def train(self, run, unneeded):
-        folder = self.store.run(run.run_id)
-        folder.create(run.config)
-        rate = run.config["training"]["learning_rate"]
-        state, tokens = "finished", 0
-        if self.fails(run):
-            state = "failed"
-        elif self.diverges(run):
-            state = "diverged"
-        else:
-            for tokens in range(25_000, 200_001, 25_000):
-                best = BEST[run.arm.partition(" ")[0]]
-                loss = 2 + 0.1 * math.log2(rate / best) ** 2 + 3 * math.exp(-tokens / 60_000)
-                folder.append_metric({"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss})
-                if run.run_id in unneeded():
-                    state = "stopped"
-                    break
-        folder.write_status(Status(state=state, attempt=1, tokens=tokens))
-        return state
+def test_each_group_finds_its_own_rate():
+    for group in searched():
+        best = best_trial(group.ledger.trials())
+        assert BEST[group.name] / 1.4 < best.params["learning_rate"] < BEST[group.name] * 1.4
 
 
-def requests(plan):
-    return [
-        RunRequest(
-            run_id=run.id, arm=arm.name, seed=run.seed, config=asdict(arm.config.with_seed(run.seed)),
-            tokens_dir="",
-            resources=arm.resources,
-        )
-        for arm, run in plan.runs()
-    ]  # fmt: skip
+def test_all_groups_have_as_many_trials_and_begin_with_the_studys_own():
+    found = searched()
+    for group in found:
+        trials = group.ledger.trials()
+        assert [trial.number for trial in trials] == list(range(7))
+        assert trials[0].params == SHARED
+        assert len({trial.params["learning_rate"] for trial in trials}) == 7
+        assert all(trial.state in ("complete", "pruned") for trial in trials)
+    first, second = ([trial.params for trial in group.ledger.trials()[:4]] for group in found)
+    assert first == second  # the points that are spread over the space can be laid side by side
 
 
-@pytest.fixture
-def searching(tmp_path):
-    (tmp_path / "study.yaml").write_text(STUDY)
-    study = load_study(tmp_path / "study.yaml")
-
-    def make(name="storage", **change):
-        plan = build_plan(replace(study, tune=replace(study.tune, **change)), lambda _: Identity())
-        store = StudyStore(tmp_path / name / "small tune")
-        executor = Executor(store)
-
-        def call(**options):
-            return tune_arms(store, plan, plan.tuning, requests=requests, execute=executor, **options)
-
-        return call, executor
-
-    return make
+def test_without_pruning_every_trial_is_complete():
+    found = searched(prune=False)
+    assert {trial.state for group in found for trial in group.ledger.trials()} == {"complete"}
 
 
-def records(found):
-    return [(group.name, group.chosen, group.trials) for group in found.tuning.groups]
+def test_a_trial_that_diverged_is_never_chosen():
+    def run(asked):
+        return [
+            Result(values=(8.3,), violation=1.0) if one.trial.params["learning_rate"] > 4e-3 else train(one)
+            for one in asked
+        ]
+
+    (group,) = searched(run, names=["fp4"])
+    trials = group.ledger.trials()
+    assert any(trial.violation for trial in trials)
+    assert best_trial(trials).params["learning_rate"] <= 4e-3
+    assert best_trial([trial for trial in trials if trial.violation]) is None
 
 
-def test_each_arm_gets_its_own_rate(searching):
-    call, executor = searching()
-    found = call()
-    assert found.tuning.is_done
-    for group in found.tuning.groups:
-        assert BEST[group.name] / 1.5 < group.chosen["learning_rate"] < BEST[group.name] * 1.5
-        assert len(group.trials) == 6
-    assert not found.open_runs
-    assert len(executor.ran) == len({run.run_id for run in executor.ran}) == 12
-    lock = executor.store.plan()
-    assert [arm["name"] for arm in lock["arms"]][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
+def test_a_grid_takes_every_combination_once():
+    fields = {"learning_rate": RATES, "weight_decay": Choices(values=(0.0, 0.1))}
+    shared = SHARED | {"weight_decay": 0.1}
+    (group,) = searched(names=["fp4"], fields=fields, shared=shared, sampler="grid", trials=6)
+    tried = [trial.params for trial in group.ledger.trials()]
+    assert tried[0] == shared
+    assert sorted(map(repr, tried)) == sorted(map(repr, combinations(fields)))
 
 
-def test_hopeless_trials_are_stopped_and_counted_as_far_as_they_were_trained(searching):
-    call, executor = searching()
-    found = call()
-    pruned = [trial for group in found.tuning.groups for trial in group.trials if trial.state == "pruned"]
-    assert pruned
-    for trial in pruned:
-        assert trial.loss is None
-        assert 0 < trial.tokens < 200_000
-        assert executor.store.run(trial.runs[0]).state() == "stopped"
+def test_a_small_space_is_tried_without_repeating():
+    fields = {"learning_rate": Choices(values=(*RATES.values, 8e-3, 1.6e-2))}
+    (group,) = searched(names=["fp4"], fields=fields, trials=5, prune=False)
+    assert len({trial.params["learning_rate"] for trial in group.ledger.trials()}) == 5
 
 
-def test_an_interrupted_search_goes_on(searching):
-    whole = records(searching("whole")[0]())
-    call, executor = searching("broken")
-    for count in (1, 2, 5, 6, 9):
-        executor.breaks_after = count
-        found = call()
-        assert not found.tuning.is_done
-        assert found.outcome.interrupted
-        assert found.open_runs
-    executor.breaks_after = math.inf
-    assert records(call()) == whole
-    assert len({run.run_id for run in executor.ran}) == len(executor.ran)
-    before = len(executor.ran)
-    assert records(call()) == whole  # told before: nothing is run
-    assert len(executor.ran) == before
+def test_points_are_spread_over_the_whole_space():
+    space = {"rate": Range(low=1e-4, high=1e-2, log=True), "warmup": Range(low=0, high=1000, whole=True)}
+    points = [spread_point(space, n) for n in range(1, 9)]
+    assert points[0] == {"rate": 1e-3, "warmup": 333}
+    assert {sum(point["rate"] > edge for edge in (3.2e-4, 1e-3, 3.2e-3)) for point in points} == {0, 1, 2, 3}
+    assert all(type(point["warmup"]) is int and 0 <= point["warmup"] <= 1000 for point in points)
 
 
-def test_a_run_that_diverged_counts_at_the_bound(searching):
-    call, executor = searching()
-    executor.diverges = lambda run: run.config["training"]["learning_rate"] > 5e-3
-    found = call()
-    for group in found.tuning.groups:
-        assert group.chosen["learning_rate"] <= 5e-3
-        diverged = [trial for trial in group.trials if trial.diverged]
-        assert {trial.loss for trial in diverged} == {1.5 * math.log(256)}
-
-
-def test_where_everything_diverged_the_study_keeps_its_own(searching):
-    call, executor = searching(trials=2)
-    executor.diverges = lambda _run: True
-    assert all(group.chosen == {"learning_rate": 2e-3} for group in call().tuning.groups)
-
-
-def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
-    call, executor = searching()
-    executor.fails = lambda run: run.arm == "fp8 trial 1"
-    found = call()
-    assert not found.tuning.is_done
-    assert found.open_runs == {run.run_id for run in executor.ran}  # a round is told as a whole
-    again = call()
-    assert len(executor.ran) == 4
-    executor.fails = lambda _run: False
-    assert not again.tuning.is_done
-    assert call(retry_failed=True).tuning.is_done
-
-
-def test_the_mean_over_seeds_and_arms_counts(searching):
-    call, executor = searching(seeds=(7, 8), trials=2)
-    found = call()
-    assert {run.seed for run in executor.ran} == {7, 8}
-    assert all(len(trial.runs) == 2 for group in found.tuning.groups for trial in group.trials)
-    both = replace(found.tuning.tune.groups[0], name="both", arms=("bf16", "fp8"))
-    call, executor = searching("together", groups=(both,), trials=4, prune=False)
-    (group,) = call().tuning.groups
-    losses = []
-    for run_id in group.trials[0].runs:
-        losses += [list(executor.store.run(run_id).metrics())[-1]["val_loss"]]
-    assert group.trials[0].loss == pytest.approx(sum(losses) / 2)
-    assert losses[0] != losses[1]
-    assert 2e-3 < group.chosen["learning_rate"] < 8e-3
+def test_several_fields_are_searched_together():
+    fields = {
+        "learning_rate": Range(low=5e-4, high=1.6e-2, log=True),
+        "weight_decay": Choices(values=(0.0, 0.1)),
+    }
+    (group,) = searched(names=["fp4"], fields=fields, shared=SHARED | {"weight_decay": 0.1}, trials=12)
+    assert len({repr(trial.params) for trial in group.ledger.trials()}) == 12

@@ -8,16 +8,10 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.plan import to_lock
+from ablate.search.halving import DIVERGED
+from ablate.search.ledger import Trial
 from ablate.search.plan import plan_search
-from ablate.search.recipes import (
-    arm_name,
-    candidates_of,
-    check_same,
-    result_of,
-    tried_in,
-    tried_plan,
-)
-from ablate.search.search import DIVERGED
+from ablate.search.recipes import arm_name, check_same, result_of, tried_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -103,18 +97,22 @@ def test_a_baseline_that_misses_the_target_ends_the_search(planned, store):
 
 def test_the_lock_file_holds_what_was_tried_alone(planned):
     found = planned()
-    lock = to_lock(tried_plan(found, [(100_000, "bf16"), (100_000, "F sr"), (200_000, "bf16")]))
+    first, second = (
+        [Trial(number=n, params={}, attrs={"candidate": name}, state="open") for n, name in enumerate(names)]
+        for names in (("bf16", "F sr"), ("bf16",))
+    )
+    lock = to_lock(tried_plan(found, [first, second]))
     assert [arm["name"] for arm in lock["arms"]] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
     assert lock["baseline"] == "bf16 @ 100k"
-    assert tried_in(found, [(), ()]) == [(100_000, "bf16")]
+    assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]
     assert arm_name(planned(budgets="[100_000]"), 100_000, "bf16") == "bf16"
 
 
 def test_candidates_are_arms_and_cells(planned):
-    engine = candidates_of(planned())
-    assert engine.space.by_name["F sr"].levels == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
-    assert engine.space.by_name["tseng"].levels == {}
-    assert engine.first == ("bf16", "tseng")
+    grid = planned().halving.grid
+    assert grid.by_name["F sr"].levels == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
+    assert grid.by_name["tseng"].levels == {}
+    assert grid.first == ("bf16", "tseng")
 
 
 def test_another_search_of_the_name_is_refused(planned, store):

@@ -12,7 +12,7 @@ from found_search import BAR, found_search, point, wide_search
 from ablate.reports.figures.search import draw_front, draw_importances
 from ablate.reports.findings.search import Rung, front_table, search_document, sentences, trials_table
 from ablate.reports.pages.search_page import write_search
-from ablate.search.candidates import Candidate, Space
+from ablate.search.grid import Candidate, Grid
 from ablate.search.importance import importances
 from ablate.search.ledger import Trial
 
@@ -115,9 +115,12 @@ def test_before_any_result_there_is_no_figure(tmp_path):
 def test_importances_find_the_factor_that_matters():
     labels = {"a": ("0", "1", "2"), "b": ("x", "y", "z")}
     cells = [{"a": a, "b": b} for a in labels["a"] for b in labels["b"]]
-    space = Space(
+    space = Grid(
         factors=labels,
         candidates=tuple(Candidate(name=f"{c['a']}{c['b']}", cells=(c,)) for c in cells),
+        first=(),
+        sampler="tpe",
+        seed=0,
     )
     trials = [
         Trial(number=i, params=c, attrs={}, state="complete", values=(float(c["a"]), 1.0))

@@ -1,0 +1,150 @@
+"""A grid of recipes as a space of a search: each distinct recipe once, with the factors that matter for it.
+
+Cells of a grid that come to the same recipe are one candidate (without an FP4 GEMM no stabiliser acts), so a
+factor is relevant for a candidate only where all of its cells share the level. ``walk`` goes through the
+factors one by one and asks for a level only where what is left still differs in it: that is the conditional
+space over which Optuna's TPE suggests.
+
+How it fails: a walk may end where the grid has no cell (it was excluded or dropped), which gives None. TPE
+that has converged suggests what was tried already; after some tries the untried candidate that shares most
+levels with its suggestions is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ablate.search.engine import Proposal
+from ablate.search.memory import study_of, tpe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from optuna.distributions import CategoricalDistribution
+
+    from ablate.search.engine import Curve
+    from ablate.search.ledger import Trial
+
+IRRELEVANT = "–"
+"""What stands for a level in tables and in the importances where the factor means nothing."""
+RANDOM_FIRST = 10
+"""Results before TPE has something to go on; until then candidates are drawn at random."""
+_TRIES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One recipe. ``cells``: its levels by factor, in each of the grid's cells that come to it."""
+
+    name: str
+    cells: tuple[Mapping[str, str], ...] = ()
+
+    @cached_property
+    def levels(self) -> dict[str, str]:
+        """The levels of the factors that are relevant for it."""
+        if not self.cells:
+            return {}
+        return {
+            factor: label
+            for factor, label in self.cells[0].items()
+            if all(cell[factor] == label for cell in self.cells)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """All candidates, the labels of each factor in the order of the file, and the candidates tried first."""
+
+    factors: Mapping[str, tuple[str, ...]]
+    candidates: tuple[Candidate, ...]
+    first: tuple[str, ...]
+    sampler: Literal["tpe", "random"]
+    seed: int
+
+    prune: ClassVar[bool] = False
+    """One run of a recipe says too little to end another early."""
+
+    @cached_property
+    def by_name(self) -> dict[str, Candidate]:
+        """The candidates by name."""
+        return {candidate.name: candidate for candidate in self.candidates}
+
+    @cached_property
+    def distributions(self) -> dict[str, CategoricalDistribution]:
+        """Each factor as Optuna has it: the same labels for every trial."""
+        from optuna.distributions import CategoricalDistribution
+
+        return {factor: CategoricalDistribution(labels) for factor, labels in self.factors.items()}
+
+    def hopeless_at(self, _earlier: Sequence[Trial], _curve: Curve) -> None:
+        """Never end a trial early."""
+
+    def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
+        """Return a candidate that no trial seen has, those to try first before all others."""
+        if len(seen) < len(self.first):
+            found = self.by_name[self.first[len(seen)]]
+        else:
+            found = self._pick(seen, seed_of(self.seed, round_, position))
+        return Proposal(params=found.levels, attrs={"candidate": found.name})
+
+    def _pick(self, seen: Sequence[Trial], seed: int) -> Candidate:
+        taken = set(map(candidate_of, seen))
+        untried = [candidate for candidate in self.candidates if candidate.name not in taken]
+        known = [trial for trial in seen if trial.state in ("complete", "open")]
+        if self.sampler == "random" or sum(trial.state == "complete" for trial in known) < RANDOM_FIRST:
+            return random.Random(seed).choice(untried)  # noqa: S311  no secret
+        return self._suggest(known, taken, untried, seed)
+
+    def _suggest(
+        self, known: Sequence[Trial], taken: Collection[str], untried: Sequence[Candidate], seed: int
+    ) -> Candidate:
+        import optuna
+
+        sampler = tpe(seed, n_startup_trials=RANDOM_FIRST, multivariate=True, group=True)
+        study = study_of(known, self.distributions, sampler=sampler)
+        wished: Counter[tuple[str, str]] = Counter()
+        for _ in range(_TRIES):
+            trial = study.ask()
+            found = self.walk(
+                lambda factor, labels, trial=trial: str(trial.suggest_categorical(factor, labels))  # type: ignore[misc]
+            )
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            if found is not None and found.name not in taken:
+                return found
+            wished.update(trial.params.items())
+        # At random among the nearest: the order of the file must not decide.
+        order = random.Random(seed).sample(untried, len(untried))  # noqa: S311  no secret
+        return max(order, key=lambda candidate: sum(wished[level] for level in candidate.levels.items()))
+
+    def walk(self, choose: Callable[[str, Sequence[str]], str]) -> Candidate | None:
+        """Return the candidate that ``choose(factor, labels)`` leads to; None where there is none.
+
+        ``choose`` is asked for a factor only where its level makes a difference to what is left.
+        """
+        left = [(candidate, cell) for candidate in self.candidates for cell in candidate.cells]
+        for factor, labels in self.factors.items():
+            behind: dict[str, set[str]] = {}
+            for candidate, cell in left:
+                behind.setdefault(cell[factor], set()).add(candidate.name)
+            if len(set(map(frozenset, behind.values()))) > 1:
+                label = choose(factor, labels)
+                left = [(candidate, cell) for candidate, cell in left if cell[factor] == label]
+        found = {candidate.name: candidate for candidate, _ in left}
+        assert len(found) <= 1  # distinct candidates differ in the level of some factor
+        return next(iter(found.values()), None)
+
+
+def candidate_of(trial: Trial) -> str:
+    """Return the name of a trial's candidate."""
+    return str(trial.attrs["candidate"])
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed of 32 bits that is a hash of the parts."""
+    text = "|".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")

@@ -1,0 +1,147 @@
+"""``search_study``: what ``ablate search`` does between its options and its last lines.
+
+This process alone writes Optuna's storage: Ray's tasks train runs and never see it. So a trial is asked and
+told exactly once, whatever is killed when, and the same call goes on.
+
+How it fails: with a ``UserError`` before any run starts. A round that comes to no end ends the call, with
+pages of what there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optuna.storages import BaseStorage
+
+    from ablate.reports.findings.search import Found
+    from ablate.search.plan import SearchPlan
+    from ablate.store import StudyStore
+    from ablate.track import MirrorReport
+    from ablate.workflow.listener import Listener
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchEnd:
+    """What a search found so far, and where its pages are. ``exit_code``: 0 where it came to its end."""
+
+    found: Found
+    pages: Path
+    exit_code: int
+    mirror: MirrorReport
+
+
+def search_study(
+    planned: SearchPlan,
+    storage: Path,
+    listener: Listener,
+    *,
+    file: str,
+    address: str | None = None,
+    tracking_uri: str,
+    optuna_storage: str | None = None,
+) -> SearchEnd:
+    """Search to the end, or go on, and write the front. ``file``: what the user calls the search.
+
+    Raises:
+        UserError: another search of that name, or this one in another process; a device, corpus, cluster or
+            Optuna storage that cannot be used; a storage that cannot be written.
+    """
+    from ablate.execute.lock import running
+    from ablate.search.ledger import open_storage
+    from ablate.search.recipes import check_same
+    from ablate.store import StudyStore
+    from ablate.track import start_mirror
+
+    store = StudyStore(storage / planned.name)
+    try:
+        with running(store, _plan_there(store, planned)) as shared:
+            if shared:
+                raise UserError(
+                    f"the search '{planned.name}' is being run already (follow it with: ablate status "
+                    f"{planned.name})"
+                )
+            check_same(planned, store)
+            trials = open_storage(optuna_storage, store.path)
+            mirror = start_mirror(store.path, tracking_uri)
+            try:
+                code = _go_on(store, planned, trials, listener, file=file, address=address)
+                found = _write(store, planned, trials, file)
+            finally:
+                left = mirror.stop()
+            return SearchEnd(found=found, pages=store.path / "search", exit_code=code, mirror=left)
+    except OSError as error:
+        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
+
+
+def _plan_there(store: StudyStore, planned: SearchPlan) -> dict[str, Any]:
+    """Return the lock file as it is, or that of a search of which nothing was tried."""
+    from ablate.plan import to_lock
+    from ablate.search.recipes import tried_plan
+
+    try:
+        return store.plan()
+    except (OSError, ValueError):
+        content: dict[str, Any] = json.loads(json.dumps(to_lock(tried_plan(planned, ()))))
+        return content
+
+
+def _go_on(
+    store: StudyStore,
+    planned: SearchPlan,
+    trials: BaseStorage,
+    listener: Listener,
+    *,
+    file: str,
+    address: str | None,
+) -> int:
+    """Search to the end, or as far as it goes; return the exit code."""
+    from ablate.execute.driver import connection
+    from ablate.search.recipes import StoppedError, search_recipes, tried_plan
+    from ablate.workflow.prepare import check_devices, prepare_kernel, prepare_tokens
+    from ablate.workflow.trials import trial_runs
+
+    if address is None:
+        check_devices(planned.plans[0])
+    plan = planned.halving
+    before = plan.read(trials)
+    ended = sum(trial.state != "open" for one in before for trial in one)
+    listener.say(
+        f"Search {planned.name}: {len(plan.grid.candidates)} recipes, {plan.num_trials} to try at the first "
+        f"budget; {ended} trials have ended before."
+    )
+    arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
+    corpora = prepare_tokens(store.path.parent, arms, listener)
+    prepare_kernel(planned.plans[0], listener)
+    runs = trial_runs(store, corpora, address, listener, retry_failed=True)
+    runs.write(tried_plan(planned, before))
+    is_done = plan.is_done(before)
+    if not is_done:
+        listener.say(f"Starting Ray {f'at {address}' if address else 'on this machine'} …")
+    try:
+        with contextlib.nullcontext() if is_done else connection(address):
+            search_recipes(planned, trials, runs, listener.say)
+    except StoppedError as stopped:
+        listener.say(f"\n{stopped}; go on with: ablate search {file}")
+        return 130 if stopped.interrupted else 1
+    return 0
+
+
+def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: str) -> Found:
+    """Write the pages as far as the search is, and the study that confirms a search that is done."""
+    from ablate.reports.findings.search import found_of
+    from ablate.reports.pages.search_page import write_search
+    from ablate.search.confirm import confirm_study
+
+    found = found_of(planned, planned.halving.read(trials))
+    names = [one.name for one in found.last.front if not one.is_baseline]
+    confirm = confirm_study(planned, names, file) if names and found.is_done else None
+    write_search(found, store.path / "search", confirm)
+    return found

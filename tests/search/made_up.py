@@ -1,0 +1,122 @@
+"""Two made-up searches, one of each space, whose results look random and are the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+
+from ablate.search.engine import Group, Result, search
+from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
+from ablate.search.halving import DIVERGED, Halving, search_grid
+from ablate.search.ledger import Ledger
+from ablate.search.rates import Rates
+from ablate.study.space import Range
+
+BEST = {"baseline": 2e-3, "fp4": 8e-3}
+SHARED = {"learning_rate": 2e-3}
+RATE = {"learning_rate": Range(low=5e-4, high=1.6e-2, log=True)}
+TOKENS = range(25, 201, 25)
+
+
+def grid_space(**changes):
+    """Stabiliser × GEMMs × rule, where without a GEMM all is one recipe: 1 + 3 × 4 × 2 candidates."""
+    factors = {
+        "stab": ("none", "sr", "rht", "dht"),
+        "gemms": ("no", "f", "d", "w"),
+        "rule": ("even", "floor"),
+    }
+    cells = [dict(zip(factors, labels, strict=True)) for labels in itertools.product(*factors.values())]
+    high = Candidate(name="named0", cells=tuple(cell for cell in cells if cell["gemms"] == "no"))
+    low = [Candidate(name=" ".join(c.values()), cells=(c,)) for c in cells if c["gemms"] != "no"]
+    return Grid(
+        **({"factors": factors, "candidates": (high, *low), "first": ("named0",), "sampler": "tpe", "seed": 1}
+        | changes)
+    )  # fmt: skip
+
+
+def halving(grid=None, **changes):
+    usual = {"name": "s", "trials": 60, "budgets": (100, 300), "keep": 0.4, "at_once": 4}
+    return Halving(grid=grid or grid_space(), **(usual | changes))
+
+
+def value_of(name):
+    return (seed_of("loss", name) % 1000 / 1000, seed_of("time", name) % 7 / 7)
+
+
+def truth(asked):
+    found = []
+    for name in (candidate_of(one.trial) for one in asked):
+        kind = seed_of("kind", name) % 9
+        if kind == 0 and name != "named0":
+            found.append(Result(failed="a fault"))
+        elif kind == 1:
+            found.append(Result(values=(9.0, value_of(name)[1]), violation=DIVERGED))
+        else:
+            found.append(Result(values=value_of(name)))
+    return found
+
+
+def rates(**changes):
+    usual = {
+        "fields": RATE, "shared": SHARED, "sampler": "tpe", "prune": True, "tokens": 200, "seed": 3,
+    }  # fmt: skip
+    return Rates(**(usual | changes))
+
+
+def groups(storage, names=tuple(BEST), *, trials=7, **changes):
+    return [
+        Group(
+            name=name,
+            ledger=Ledger(storage, name),
+            space=rates(**changes),
+            num_trials=trials,
+            describe=lambda found, name=name: {"runs": [f"{name}-{found.params['learning_rate']}"]},
+        )
+        for name in names
+    ]
+
+
+def loss(group, rate, tokens):
+    """Return a loss with a little noise that depends on nothing but the trial and the tokens."""
+    noise = hashlib.sha256(f"{group} {rate} {tokens}".encode()).digest()[0] / 256 * 0.004
+    return 2 + 0.1 * math.log2(rate / BEST[group]) ** 2 + 3 * math.exp(-tokens / 60) + noise
+
+
+def train(one, *, look=True):
+    """Train a trial, looking after each evaluation whether it is hopeless, or at the end alone."""
+    curve = {}
+    for tokens in TOKENS:
+        curve[tokens] = loss(one.group.name, one.trial.params["learning_rate"], tokens)
+        if look and one.hopeless_at(curve) is not None:
+            return Result(curve=curve)
+    return Result(values=(curve[TOKENS[-1]],), violation=0.0, curve=curve)
+
+
+def train_all(asked, *, look=True):
+    return [train(one, look=look) for one in asked]
+
+
+def facts(trials):
+    """Return what a ledger holds, as JSON would."""
+    return [
+        [t.number, t.params, t.attrs, t.state, t.values and [*t.values], t.violation,
+         {str(tokens): value for tokens, value in t.intermediate.items()}]
+        for t in trials
+    ]  # fmt: skip
+
+
+def go_grid(storage, wrap=lambda run: run, **changes):
+    plan = halving(**changes)
+    search_grid(plan, storage, wrap(truth))
+    return [facts(trials) for trials in plan.read(storage)]
+
+
+def go_rates(storage, wrap=lambda run: run, **changes):
+    tuned = groups(storage, **changes)
+    search(tuned, 2, wrap(train_all))
+    return [facts(group.ledger.trials()) for group in tuned]
+
+
+SEARCHES = {"grid": go_grid, "rates": go_rates}
+"""Each goes on with its search in a storage, with ``wrap`` around what runs it, and returns its ledgers."""
