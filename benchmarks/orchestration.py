@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ablate.execute.driver import RunRequest, execute_study
+from ablate.execute.driver import execute_study
+from ablate.execute.todo import RunRequest
 from ablate.recipes import Recipe
 from ablate.reports import write_report
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig

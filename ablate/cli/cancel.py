@@ -21,7 +21,7 @@ def command(study: str, storage: Path) -> None:
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
     from ablate.execute.cancel import request
-    from ablate.execute.lock import is_running
+    from ablate.store.running import is_running
 
     store = find_study(storage, study)
     if not is_running(store.path):

@@ -53,7 +53,7 @@ def command(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path)
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
     """
-    from ablate.execute.lock import is_running
+    from ablate.store.running import is_running
 
     store = find_study(storage, study)
     if is_running(store.path):

@@ -34,6 +34,23 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
     )(function)
 
 
+def tracking_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--tracking-uri URI``; an address that MLflow does not take is refused before anything is done."""
+
+    def check(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
+        from ablate.track.uri import resolve_tracking_uri
+
+        resolve_tracking_uri(Path(), uri)
+        return uri
+
+    return click.option(
+        "--tracking-uri",
+        metavar="URI",
+        callback=check,
+        help="MLflow server (default: a database in the storage).",
+    )(function)
+
+
 def find_study(storage: Path, study: str) -> StudyStore:
     """Return the store of a study that ran, given its name or its YAML file.
 

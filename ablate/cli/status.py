@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
     from ablate.cli.display import progress_table, summary
-    from ablate.execute.lock import is_running
     from ablate.execute.progress import ProgressReader, count_states
+    from ablate.store.running import is_running
 
     store = find_study(storage, study)
     if watch:
@@ -73,8 +73,8 @@ def _watch(store: StudyStore) -> None:
     from rich.console import Console
 
     from ablate.cli.display import LiveDisplay
-    from ablate.execute.lock import is_running
     from ablate.execute.progress import ProgressReader
+    from ablate.store.running import is_running
 
     reader = ProgressReader(store)
     ids = [run.run_id for run in reader.read()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import find_study, storage_option
+from ablate.cli.common import find_study, storage_option, tracking_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example:  ablate sync my-study --tracking-uri http://mlflow:5000")
 @click.argument("study")
-@click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
+@tracking_option
 @click.option("--rebuild", is_flag=True, help="Look at everything anew, whatever was sent before.")
 @storage_option
 def command(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Path) -> int:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ablate.execute.todo import RunRequest
     from ablate.run.config import ResourcesConfig
-    from ablate.run.diagnostics import Diagnostics
 
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
@@ -48,19 +48,6 @@ _ASK_AGAIN_SEC = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What the executor needs of one run."""
-
-    run_id: str
-    arm: str
-    seed: int
-    config: dict[str, Any]
-    tokens_dir: str
-    resources: ResourcesConfig
-    diagnostics: Diagnostics | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How an execution ended: the states of the runs it was given, and whether it was interrupted.
 
@@ -70,14 +57,6 @@ class Outcome:
     states: dict[str, State]
     interrupted: bool
     problem: str | None = None
-
-
-def missing_runs(
-    store: StudyStore, runs: Sequence[RunRequest], *, retry_failed: bool = False
-) -> list[RunRequest]:
-    """Return the runs without a result. Failed ones are left out unless they are to be retried."""
-    done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
-    return [run for run in runs if store.run(run.run_id).state() not in done]
 
 
 def execute_study(

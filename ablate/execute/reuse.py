@@ -21,7 +21,7 @@ from ablate.store.leases import Leases
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ablate.execute.driver import RunRequest
+    from ablate.execute.todo import RunRequest
     from ablate.run.config import ResourcesConfig
 
 _DRAFT = ".taken"

@@ -21,11 +21,11 @@ import torch
 
 from ablate._version import __version__
 from ablate.backends.device import device_of
+from ablate.backends.preflight import UnfitDeviceError, fit_choices
 from ablate.backends.select import overall_mode
 from ablate.base.errors import UserError
 from ablate.execute.alone import other_work, why_not_valid
 from ablate.execute.environment import code_digest
-from ablate.execute.preflight import UnfitDeviceError, fit_choices
 from ablate.train.throughput import StepTimes, time_steps
 
 if TYPE_CHECKING:

@@ -166,10 +166,10 @@ def _train(
     import torch
     from pydantic import TypeAdapter
 
+    from ablate.backends.preflight import fit_choices, run_self_tests
     from ablate.backends.select import overall_mode
     from ablate.execute.alone import other_work
     from ablate.execute.environment import describe_environment
-    from ablate.execute.preflight import fit_choices, run_self_tests
     from ablate.execute.usage import Usage
     from ablate.execute.watch import Watch
     from ablate.run.config import ResourcesConfig, RunConfig
@@ -387,7 +387,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _one_line(error: Exception) -> str:
     """Say what a run failed of, with the way out where there is a usual one."""
-    from ablate.execute.preflight import UnfitDeviceError
+    from ablate.backends.preflight import UnfitDeviceError
 
     lines = str(error).strip().splitlines() or ["no message"]
     if isinstance(error, UnfitDeviceError):

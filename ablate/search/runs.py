@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ablate.execute.driver import Outcome, missing_runs
+from ablate.execute.driver import Outcome
+from ablate.execute.todo import missing_runs
 from ablate.plan.lock import to_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.execute.driver import RunRequest
+    from ablate.execute.todo import RunRequest
     from ablate.plan import Plan
     from ablate.search.engine import Asked, Curve
     from ablate.store import RunDir, State, StudyStore

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ablate.store import StudyStore
 from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
+from ablate.track.uri import resolve_tracking_uri
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,12 +71,15 @@ class Progress:
         return time.monotonic() - self._since
 
 
-def start_mirror(study_dir: Path, tracking_uri: str) -> MirrorProcess:
+def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProcess:
     """Start the mirror of a study in a process of its own; returns at once.
+
+    ``tracking_uri``: of MLflow; by default as ``resolve_tracking_uri`` says.
 
     The address goes by the environment, since everybody on the machine can read a command line, and the
     process has a session of its own, so that Ctrl-C in the terminal leaves it its last pass.
     """
+    uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
     store = StudyStore(study_dir.resolve())
     mirror_dir(store).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ablate.track.process", "--study", str(store.path)]
@@ -89,8 +93,8 @@ def start_mirror(study_dir: Path, tracking_uri: str) -> MirrorProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ | {"MLFLOW_TRACKING_URI": tracking_uri, "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"},
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return MirrorProcess(store=store, tracking_uri=tracking_uri, process=process)
+    return MirrorProcess(store=store, tracking_uri=uri, process=process)

@@ -1,44 +1,78 @@
-"""Make ready what training needs: devices, token files and the CPU quantiser; and make requests of runs.
+"""Make ready what training needs: devices, the CPU quantiser and token files.
 
 Everything that can be refused is refused here, with a ``UserError``, before the first run starts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ablate.data import TokenFiles
-    from ablate.execute.driver import RunRequest
-    from ablate.plan import Plan, PlannedArm
+    from ablate.plan import PlannedArm
     from ablate.workflow.listener import Listener
 
 
-def check_devices(plan: Plan) -> None:
-    """Refuse arms that this machine cannot train; a cluster's workers check for themselves."""
-    from ablate.execute.preflight import UnfitDeviceError, fit_choices
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is ready: token files by the digest of their data, and what to say before runs start."""
+
+    corpora: Mapping[str, TokenFiles]
+    warning: str | None
+
+
+def prepare(
+    storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
+) -> Prepared:
+    """Make ready what the arms need, ``chosen`` being those that will train.
+
+    ``here``: they train on this machine, whose devices are checked; a cluster's workers check theirs.
+
+    Raises:
+        UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
+            short.
+    """
+    if here:
+        _check_devices(arms)
+    problem = _emulation_problem(arms)
+    corpora = _prepare_tokens(storage, chosen, listener)
+    _check_tokens(corpora, chosen, listener)
+    return Prepared(
+        corpora=corpora,
+        warning=problem and f"Emulating with plain torch, several times slower: {problem}.",
+    )
+
+
+def _check_devices(arms: Sequence[PlannedArm]) -> None:
+    from ablate.backends.preflight import UnfitDeviceError, fit_choices
 
     problems = []
-    for arm in plan.arms:
+    for arm in arms:
         try:
-            fit_choices(arm.config.with_seed(0), arm.resources, "cuda" if arm.resources.gpus else "cpu")
+            fit_choices(arm.config, arm.resources, "cuda" if arm.resources.gpus else "cpu")
         except UnfitDeviceError as error:
             problems.append(f"arm '{arm.name}': {error}")
     if problems:
         raise UserError(*problems)
 
 
-def prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
-    """Make the token files of each corpus, once for all studies of the storage; return them by its digest.
+def _emulation_problem(arms: Sequence[PlannedArm]) -> str | None:
+    """Compile the CPU quantiser before workers ask for it; say why it cannot be used, if it is needed."""
+    if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in arms):
+        return None
+    from ablate.backends.preflight import emulation_problem
 
-    Raises:
-        UserError: a corpus that cannot be used, or has too little text for one of the arms.
-    """
+    return emulation_problem()
+
+
+def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
+    """Make the token files of each corpus, once for all studies of the storage."""
     from ablate.data import prepare
 
     corpora: dict[str, TokenFiles] = {}
@@ -56,7 +90,6 @@ def prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener
                 f"Corpus {arm.config.data.source}: {files.train_tokens:,} training and "
                 f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."
             )
-    _check_tokens(corpora, arms, listener)
     return corpora
 
 
@@ -75,36 +108,3 @@ def _check_tokens(corpora: Mapping[str, TokenFiles], arms: Sequence[PlannedArm],
             repeated[f"A run of {training.tokens:,} tokens sees {there} {times} times."] = None
     for sentence in repeated:
         listener.say(sentence)
-
-
-def prepare_kernel(plan: Plan, listener: Listener) -> None:
-    """Compile the CPU quantiser once, before workers ask for it."""
-    if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in plan.arms):
-        return
-    from ablate.backends.quantisers.cpu_kernel import availability
-
-    kernel = availability()
-    if not kernel.usable:
-        listener.say(f"Emulating with plain torch, several times slower: {kernel.reason}.")
-
-
-def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]) -> list[RunRequest]:
-    """Order the chosen runs, given by their ids, seed by seed, so that early results can be compared."""
-    from dataclasses import asdict
-
-    from ablate.execute.driver import RunRequest
-
-    order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
-    return [
-        RunRequest(
-            run_id=run.id,
-            arm=arm.name,
-            seed=run.seed,
-            config=asdict(arm.config.with_seed(run.seed)),
-            tokens_dir=str(corpora[arm.config.data_digest].folder.resolve()),
-            resources=arm.resources,
-            diagnostics=plan.diagnostics,
-        )
-        for _, _, arm, run in order
-        if run.id in chosen
-    ]

@@ -54,10 +54,10 @@ def search_study(
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
             Optuna storage that cannot be used; a storage that cannot be written.
     """
-    from ablate.execute.lock import running
     from ablate.search.ledger import open_storage
     from ablate.search.recipes import check_same
     from ablate.store import StudyStore
+    from ablate.store.running import running
     from ablate.track import start_mirror
 
     store = StudyStore(storage / planned.name)
@@ -105,11 +105,9 @@ def _go_on(
     """Search to the end, or as far as it goes; return the exit code."""
     from ablate.execute.driver import connection
     from ablate.search.recipes import StoppedError, search_recipes, tried_plan
-    from ablate.workflow.prepare import check_devices, prepare_kernel, prepare_tokens
+    from ablate.workflow.prepare import prepare
     from ablate.workflow.trials import trial_runs
 
-    if address is None:
-        check_devices(planned.plans[0])
     plan = planned.halving
     before = plan.read(trials)
     ended = sum(trial.state != "open" for one in before for trial in one)
@@ -118,9 +116,10 @@ def _go_on(
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora = prepare_tokens(store.path.parent, arms, listener)
-    prepare_kernel(planned.plans[0], listener)
-    runs = trial_runs(store, corpora, address, listener, retry_failed=True)
+    ready = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
+    if ready.warning:
+        listener.say(ready.warning)
+    runs = trial_runs(store, ready.corpora, address, listener, retry_failed=True)
     runs.write(tried_plan(planned, before))
     is_done = plan.is_done(before)
     if not is_done:

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ablate.data import TokenFiles
-    from ablate.execute.driver import Outcome, RunRequest
+    from ablate.execute.driver import Outcome
+    from ablate.execute.todo import RunRequest
     from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
     from ablate.workflow.listener import Listener
@@ -25,8 +26,8 @@ def trial_runs(
     """Return what trains trials in ``store``. ``corpora``: token files by the digest of their data."""
     from ablate.execute.cancel import Cancellation
     from ablate.execute.driver import Outcome, execute_study
+    from ablate.execute.todo import requests_of
     from ablate.search.runs import TrialRuns
-    from ablate.workflow.prepare import requests_of
 
     cancellation = Cancellation(store.path)
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.execute.lock import running
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
+from ablate.store.running import running
 
 IDS = ["00aa000000000000", "00bb000000000000"]
 

@@ -15,13 +15,16 @@ import pytest
 from rich.console import Console
 
 from ablate.base.errors import UserError
-from ablate.cli.run import _conclude, _requests
+from ablate.cli.display import ConsoleListener
+from ablate.cli.run import _conclude
 from ablate.data.tokenizer import train_bpe
 from ablate.data.workers import num_cores
 from ablate.execute.driver import Outcome
 from ablate.plan import build_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
+from ablate.workflow.end import end_of
+from ablate.workflow.prepare import prepare
 
 STUDY = """\
 name: small
@@ -52,14 +55,9 @@ def conclude(tmp_path):
         for arm in unfinished:
             store.run(ids[arm]).write_status(Status(state="interrupted", attempt=1))
         output = io.StringIO()
-        code = _conclude(
-            Console(file=output, width=200),
-            store,
-            plan,
-            {ids[arm] for arm in chosen},
-            Outcome(states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted),
-            study="small.yaml",
-        )
+        outcome = Outcome(states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted)
+        end = end_of(store, plan, {ids[arm] for arm in chosen}, outcome)
+        code = _conclude(Console(file=output, width=200), end, "small.yaml")
         return code, output.getvalue()
 
     return call
@@ -118,8 +116,8 @@ def prepared(tmp_path):
         (tmp_path / "small.yaml").write_text(head + base.replace("{training}", training) + arms)
         plan = build_plan(load_study(tmp_path / "small.yaml"))
         output = io.StringIO()
-        chosen = {run.id for _, run in plan.runs()}
-        _requests(Console(file=output, width=200), StudyStore(tmp_path / "runs" / "small"), plan, chosen)
+        listener = ConsoleListener(Console(file=output, width=200))
+        prepare(tmp_path / "runs", plan.arms, plan.arms, listener, here=True)
         return output.getvalue()
 
     return call

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.execute.lock import running
 from ablate.search.engine import Result
 from ablate.search.front import dominates
 from ablate.search.grid import candidate_of
@@ -25,6 +24,7 @@ from ablate.search.halving import search_grid
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
 from ablate.store import StudyStore
+from ablate.store.running import running
 from ablate.study import load_study
 
 SEARCH = """\

@@ -17,8 +17,8 @@ import safetensors.torch  # noqa: F401  what a child would load anew each time i
 import torch
 import torch._dynamo
 
+import ablate.backends.preflight
 import ablate.execute.keeper
-import ablate.execute.preflight
 import ablate.execute.watch  # noqa: F401
 from ablate.data import prepare
 from ablate.execute.environment import code_digest

@@ -17,7 +17,8 @@ import pytest
 
 from ablate.execute import driver
 from ablate.execute.cancel import request as request_stop
-from ablate.execute.driver import execute_study, missing_runs
+from ablate.execute.driver import execute_study
+from ablate.execute.todo import missing_runs
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status
 from ablate.store.leases import Leases

@@ -2,9 +2,9 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.cli.display import format_count, format_seconds, summary
-from ablate.execute.lock import is_running, running
 from ablate.execute.progress import ProgressReader
 from ablate.store import Status, StudyStore
+from ablate.store.running import is_running, running
 
 
 def row(tokens, **values):

@@ -9,9 +9,9 @@ from four_runs import requests_of
 
 from ablate.base.files import write_json_atomic
 from ablate.execute import reuse
-from ablate.execute.driver import missing_runs
 from ablate.execute.environment import code_digest
 from ablate.execute.reuse import find_elsewhere, take_results
+from ablate.execute.todo import missing_runs
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.checkpoints import hash_of_prefix

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from ablate.backends import preflight
 from ablate.backends.device import Device
+from ablate.backends.preflight import UnfitDeviceError, fit_choices, run_self_tests
 from ablate.backends.testing import selftest
 from ablate.backends.testing.selftest import Result
-from ablate.execute import preflight
-from ablate.execute.preflight import UnfitDeviceError, fit_choices, run_self_tests
 from ablate.execute.worker import _one_line
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig

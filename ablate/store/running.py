@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ablate.store import StudyStore
+    from ablate.store.runs import StudyStore
 
 _NAME = "executor.lock"
 _LOOKS = 5

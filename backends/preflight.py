@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ablate.backends.select import Choice
-    from ablate.run.config import ResourcesConfig, RunConfig
+    from ablate.run.config import ArmConfig, ResourcesConfig
 
 _TESTED_MODES = ("native", "upcast")
 
@@ -20,7 +20,7 @@ class UnfitDeviceError(ValueError):
     """A run that may not train on this device; the message is for its user."""
 
 
-def fit_choices(config: RunConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
+def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
     """Return who does each GEMM of a run on a torch device.
 
     Raises:
@@ -71,3 +71,11 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
             "tells more, resources.allow_failed_self_test: true trains all the same"
         )
     return [asdict(result) for result in results]
+
+
+def emulation_problem() -> str | None:
+    """Compile the CPU quantiser, once for all processes; say why it cannot be used, if so."""
+    from ablate.backends.quantisers.cpu_kernel import availability
+
+    kernel = availability()
+    return None if kernel.usable else kernel.reason

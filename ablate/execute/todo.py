@@ -1,0 +1,98 @@
+"""Which runs of a plan are to be executed: those without a result, which are needed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ablate.execute.reuse import take_results
+from ablate.store import END_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ablate.data import TokenFiles
+    from ablate.plan import Plan
+    from ablate.run.config import ResourcesConfig
+    from ablate.run.diagnostics import Diagnostics
+    from ablate.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What the executor needs of one run."""
+
+    run_id: str
+    arm: str
+    seed: int
+    config: dict[str, Any]
+    tokens_dir: str
+    resources: ResourcesConfig
+    diagnostics: Diagnostics | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Todo:
+    """The runs to be executed, in order, and why the others that were asked for are not among them.
+
+    ``taken``: run id → the study whose result was copied.
+    """
+
+    runs: tuple[RunRequest, ...]
+    num_ended: int
+    num_unneeded: int
+    taken: Mapping[str, str] = field(default_factory=dict)
+
+
+def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]) -> list[RunRequest]:
+    """Order the chosen runs, given by their ids, seed by seed, so that early results can be compared.
+
+    ``corpora``: token files by the digest of their data.
+    """
+    order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
+    return [
+        RunRequest(
+            run_id=run.id,
+            arm=arm.name,
+            seed=run.seed,
+            config=asdict(arm.config.with_seed(run.seed)),
+            tokens_dir=str(corpora[arm.config.data_digest].folder.resolve()),
+            resources=arm.resources,
+            diagnostics=plan.diagnostics,
+        )
+        for _, _, arm, run in order
+        if run.id in chosen
+    ]
+
+
+def missing_runs(
+    store: StudyStore, runs: Sequence[RunRequest], *, retry_failed: bool = False
+) -> list[RunRequest]:
+    """Select the runs without a result; failed ones only if they are to be tried again."""
+    done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
+    return [run for run in runs if store.run(run.run_id).state() not in done]
+
+
+def find_todo(
+    store: StudyStore,
+    requests: Sequence[RunRequest],
+    unneeded: Callable[[], Mapping[str, str]],
+    *,
+    retry_failed: bool = False,
+    take: bool = False,
+) -> Todo:
+    """Find what is left to execute of the requests.
+
+    ``unneeded`` returns the ids of runs whose results are not needed. ``take``: copy results that other
+    studies of the storage have, which only someone who runs the study alone may do.
+    """
+    missing = missing_runs(store, requests, retry_failed=retry_failed)
+    settled = unneeded()
+    needed = [run for run in missing if run.run_id not in settled]
+    taken = take_results(store, needed) if take else {}
+    return Todo(
+        runs=tuple(run for run in needed if run.run_id not in taken),
+        num_ended=len(requests) - len(missing),
+        num_unneeded=len(missing) - len(needed),
+        taken=taken,
+    )

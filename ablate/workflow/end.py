@@ -1,0 +1,82 @@
+"""How a call that ran a study ended, as plain data: for the last lines, the exit code, or a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ablate.store import END_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from ablate.execute.driver import Outcome
+    from ablate.plan import Plan
+    from ablate.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """A run that failed in this call; ``log`` is the file that its last attempt printed to."""
+
+    arm: str
+    seed: int
+    message: str | None
+    log: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyEnd:
+    """The end of a call.
+
+    ``failed``: the runs that failed in this call. ``num_failed`` and ``num_missing`` count, of the runs that
+    were asked for, those that have failed at any time and those that have not ended. ``problem``: what ended
+    the call before its time, in a line. ``report``: the report's page, where one was written. ``is_tuned``:
+    False where the study's arms are to be tuned first and that has not come to its end; then the numbers are
+    those of the trials.
+    """
+
+    failed: tuple[FailedRun, ...]
+    num_failed: int
+    num_missing: int
+    interrupted: bool
+    problem: str | None
+    report: Path | None = None
+    is_tuned: bool = True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every run that was asked for has a result."""
+        return self.is_tuned and not (self.interrupted or self.num_failed or self.num_missing)
+
+
+def end_of(
+    store: StudyStore,
+    plan: Plan,
+    asked: Collection[str],
+    outcome: Outcome,
+    *,
+    report: Path | None = None,
+    is_tuned: bool = True,
+) -> StudyEnd:
+    """Put together how an execution ended. ``asked``: ids of the runs that were asked for."""
+    places = {run.id: (arm.name, run.seed) for arm, run in plan.runs()}
+    failed = []
+    for run_id in (run_id for run_id, state in outcome.states.items() if state == "failed"):
+        run = store.run(run_id)
+        status = run.status()
+        arm, seed = places[run_id]
+        failed.append(
+            FailedRun(arm=arm, seed=seed, message=status.message, log=run.attempt_log(status.attempt))
+        )
+    states = [store.run(run_id).state() for run_id in asked]
+    return StudyEnd(
+        failed=tuple(failed),
+        num_failed=states.count("failed"),
+        num_missing=sum(state not in {*END_STATES, "failed"} for state in states),
+        interrupted=outcome.interrupted,
+        problem=outcome.problem,
+        report=report,
+        is_tuned=is_tuned,
+    )

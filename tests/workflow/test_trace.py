@@ -1,0 +1,98 @@
+"""The way of a study through the project's modules, from ``ablate run`` to the driver.
+
+How it counts. ``sys.setprofile`` reports every call of a function, from the moment when the verb's own
+function is called with its options. The caller is the nearest frame below that belongs to the project, so
+that what ``contextlib`` or a decorator calls counts for whoever asked for it. A *stop* is a module that is
+called from ``ablate.cli`` or ``ablate.workflow``; whatever it calls in turn belongs to its stop, and it is
+left when one of the two calls another module. The verb's module is the first stop and the driver the last.
+Not counted are calls within one module, imports, and the listener, which is told what happens and answers
+nothing.
+
+The order of the rooms is ``WAY``: what is asked for is read and planned before anything is opened, and then
+the layout's order holds, from the back ends to the executor. ``workflow.prepare`` leads from ``backends`` to
+``data``, so the two leading rooms have no place in that order of their own.
+
+A study that tunes its arms or has a stop rule, and the address of a cluster, make further stops.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from click.testing import CliRunner
+
+from ablate.cli import cli
+
+STUDY = """\
+name: tiny
+baseline: bf16
+target: {val_loss: 2.0}
+seeds: 2
+base:
+  model: {width: 32, layers: 1, heads: 2, ffn: 32}
+  data: {source: text, paths: [text.txt], tokenizer: bytes}
+  training: {tokens: 10_240, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 10_240}
+arms:
+  bf16: {recipe: bf16}
+  fp4: {recipe: mxfp4}
+"""
+LEADERS = ("ablate.cli", "ablate.workflow")
+LISTENERS = {"ablate.cli.display", "ablate.workflow.listener"}
+WAY = ("study", "plan", "store", "backends", "data", "track", "execute")
+
+
+class Trace:
+    """Notes the stops from the call of the verb to the driver."""
+
+    def __init__(self):
+        self.stops = []
+
+    def __call__(self, frame, event, _argument):
+        name = frame.f_code.co_name
+        if event != "call" or name == "<module>" or self.stops[-1:] == ["ablate.execute.driver"]:
+            return
+        module = module_of(frame)
+        if not self.stops:
+            self.stops = [module] if (module, name) == ("ablate.cli.run", "command") else []
+            return
+        caller = frame.f_back
+        while caller is not None and not module_of(caller).startswith("ablate."):
+            caller = caller.f_back
+        leader = "" if caller is None or caller.f_code.co_name == "<module>" else module_of(caller)
+        counts = module.startswith("ablate.") and not {module, leader} & LISTENERS
+        if counts and leader.startswith(LEADERS) and module not in (leader, self.stops[-1]):
+            self.stops.append(module)
+
+
+def module_of(frame):
+    return frame.f_globals.get("__name__", "")
+
+
+def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch):
+    from ablate.execute import driver
+
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300)))
+    (tmp_path / "tiny.yaml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    trace, asked = Trace(), []
+
+    def execute_study(_store, runs, **_options):
+        trace.stops.append("ablate.execute.driver")
+        asked.extend(runs)
+        return driver.Outcome(states={}, interrupted=True)
+
+    monkeypatch.setattr(driver, "execute_study", execute_study)
+    sys.setprofile(trace)
+    try:
+        done = CliRunner().invoke(
+            cli, ["run", "tiny.yaml", "--storage", "runs"], standalone_mode=False, catch_exceptions=False
+        )
+    finally:
+        sys.setprofile(None)
+    assert done.return_value == 130, done.output
+    assert len(asked) == 4
+    assert len(trace.stops) <= 15, trace.stops
+    assert len(set(trace.stops)) == len(trace.stops), trace.stops
+    rooms = [stop.split(".")[1] for stop in trace.stops if not stop.startswith(LEADERS)]
+    assert list(dict.fromkeys(rooms)) == list(WAY), trace.stops
+    assert rooms == sorted(rooms, key=WAY.index), trace.stops
