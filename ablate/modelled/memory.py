@@ -125,7 +125,7 @@ class _Step:
         self._peaks = None if hardware is None else PEAKS[hardware]
         self._layers = {layer.name: layer for layer in linear_layers(model, vocab_size)}
         self._places = layer_places(self._layers.values())
-        self._found: dict[tuple[str, int], tuple[list[Memory], int]] = {}
+        self._found: dict[tuple[int, int, int, int, LayerRecipe], tuple[list[Memory], int]] = {}
         devices = resources.devices_per_run
         sequences = training.micro_batch_size or max(1, training.batch_size // devices)
         self._accumulates = training.batch_size > sequences * devices
@@ -228,7 +228,7 @@ class _Step:
         found: list[Memory] = []
         at_use = self._master if layer.is_head else self._in_block
         for stage in stages(self._recipe, self._places[name]):
-            key = (f"{layer.inputs} {layer.outputs} {rows} {at_use}", id(stage.recipe))
+            key = (layer.inputs, layer.outputs, rows, at_use, stage.recipe)
             if key not in self._found:
                 moments = list(_moments(stage.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks))
                 self._found[key] = moments, at_use * layer.inputs * layer.outputs

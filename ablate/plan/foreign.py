@@ -69,7 +69,7 @@ class Foreigners:
         model = arm.model
         if model.is_built_in:
             return None
-        key = (id(model), vocab_size, arm.training.seq_len)
+        key = (model, vocab_size, arm.training.seq_len)
         if key not in self._outlines:
             from ablate.models.outline import outline
 

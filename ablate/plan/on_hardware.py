@@ -51,8 +51,7 @@ class HardwareModel:
         if not config.model.is_built_in or config.trainer is not None:
             return None
         parts = (config.model, config.training, config.recipe, arm.resources)
-        # The plan keeps them, so that ids stay their own.
-        key = (*map(id, parts), config.vocab_size, hardware)
+        key = (*parts, config.vocab_size, hardware)
         if key not in self._found:
             self._found[key] = _on_hardware(arm, hardware)
         return self._found[key]

@@ -27,7 +27,6 @@ from ablate.run.config import (
     ResourcesConfig,
     Setting,
     TrainingConfig,
-    canonical_json,
 )
 from ablate.run.ids import RunIds
 from ablate.study.study import again_name
@@ -35,6 +34,9 @@ from ablate.study.study import again_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ablate.base.section import Section
+    from ablate.recipes import Recipe
+    from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.study import DroppedCell, FoldedCell, ResolvedArm, Study, Target
 
@@ -155,22 +157,22 @@ def build_plan(
     identities, missing = _identify_all(study, identify, without_data=without_data)
     ids = RunIds()
     differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
-    described: dict[int, str] = {}
-    counted: dict[tuple[int, int], Batches] = {}
-    sized: dict[tuple[int, int, int], tuple[ModelSize, tuple[LinearLayer, ...], tuple[str, ...]]] = {}
+    described: dict[Recipe, str] = {}
+    counted: dict[tuple[TrainingConfig, int], Batches] = {}
+    sized: dict[tuple[ModelConfig, int, int], tuple[ModelSize, tuple[LinearLayer, ...], tuple[str, ...]]] = {}
     foreigners = Foreigners(study)
     folded: dict[str, list[str]] = {}
     for cell in study.folded:
         folded.setdefault(cell.into, []).append(cell.name)
     arms = []
     for arm in study.arms:  # what depends on one section only is worked out once for all that share it
-        identity = identities[id(arm.data)]
-        if id(arm.recipe) not in described:
-            described[id(arm.recipe)] = describe(arm.recipe)
-        counted_key = (id(arm.training), arm.resources.devices_per_run)
+        identity = identities[arm.data]
+        if arm.recipe not in described:
+            described[arm.recipe] = describe(arm.recipe)
+        counted_key = (arm.training, arm.resources.devices_per_run)
         if counted_key not in counted:
             counted[counted_key] = batches(arm.training, arm.resources.devices_per_run)
-        size_key = (id(arm.model), identity.vocab_size, arm.training.seq_len)
+        size_key = (arm.model, identity.vocab_size, arm.training.seq_len)
         digest = foreigners.digest(arm)
         outline = foreigners.outline(arm, identity.vocab_size)
         if size_key not in sized and outline is None:
@@ -194,7 +196,7 @@ def build_plan(
                 name=arm.name,
                 description=arm.description,
                 again=False,
-                recipe_text=described[id(arm.recipe)],
+                recipe_text=described[arm.recipe],
                 factors=arm.factors,
                 differs=differences.of(arm),
                 folded=tuple(folded.get(arm.name, ())),
@@ -253,28 +255,23 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
 
 def _identify_all(
     study: Study, identify: Callable[[DataConfig], DataIdentity], *, without_data: bool
-) -> tuple[dict[int, DataIdentity], tuple[Problem, ...]]:
-    """Return the identity of each data section by the section's id, and what is wrong with any."""
-    by_id: dict[int, DataIdentity] = {}
-    by_content: dict[str, DataIdentity | None] = {}
+) -> tuple[dict[DataConfig, DataIdentity], tuple[Problem, ...]]:
+    """Return the identity of each data section, and what is wrong with any."""
+    identities: dict[DataConfig, DataIdentity] = {}
     problems: dict[Problem, None] = {}
-    for arm in study.arms:
-        if id(arm.data) in by_id:
-            continue
-        content = canonical_json(arm.data)
-        if content not in by_content:
-            try:
-                by_content[content] = identify(arm.data)
-            except UserError as error:
-                vocab_size = _stated_vocabulary(arm.data)
-                by_content[content] = None if vocab_size is None else _Absent(vocab_size=vocab_size)
-                problems |= dict.fromkeys(error.problems)
-        identity = by_content[content]
-        if identity is not None:
-            by_id[id(arm.data)] = identity
-    if problems and not (without_data and all(by_content.values())):
+    for data in dict.fromkeys(arm.data for arm in study.arms):
+        try:
+            identities[data] = identify(data)
+        except UserError as error:
+            problems |= dict.fromkeys(error.problems)
+            vocab_size = _stated_vocabulary(data)
+            if vocab_size is None:
+                without_data = False
+            else:
+                identities[data] = _Absent(vocab_size=vocab_size)
+    if problems and not without_data:
         raise UserError(*problems)
-    return by_id, tuple(problems)
+    return identities, tuple(problems)
 
 
 def _stated_vocabulary(data: DataConfig) -> int | None:
@@ -304,7 +301,7 @@ class _Differences:
     def __init__(self, baseline: ResolvedArm) -> None:
         self._baseline = baseline
         self._plain: dict[str, dict[str, Any]] = {}
-        self._found: dict[int, tuple[Any, dict[str, tuple[Any, Any]]]] = {}
+        self._found: dict[Section, dict[str, tuple[Any, Any]]] = {}
 
     def of(self, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
         differs: dict[str, tuple[Any, Any]] = {}
@@ -318,10 +315,10 @@ class _Differences:
             differs["trainer"] = (self._baseline.trainer, arm.trainer)
         return differs
 
-    def _section(self, name: str, own: Any, baseline: Any) -> dict[str, tuple[Any, Any]]:
+    def _section(self, name: str, own: Section, baseline: Section) -> dict[str, tuple[Any, Any]]:
         if own is baseline:
             return {}
-        if id(own) not in self._found:
+        if own not in self._found:
             if name not in self._plain:
                 self._plain[name] = asdict(baseline)
             found = {
@@ -329,5 +326,5 @@ class _Differences:
                 for key, value in asdict(own).items()
                 if value != self._plain[name][key]
             }
-            self._found[id(own)] = (own, found)
-        return self._found[id(own)][1]
+            self._found[own] = found
+        return self._found[own]

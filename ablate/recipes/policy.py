@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from ablate.base.section import Section
 from ablate.recipes import sense
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ class Phase:
             raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class Recipe(LayerRecipe):
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class Recipe(Section, LayerRecipe):
     """What every linear layer does: six policies for those inside the blocks, rules and phases.
 
     The first rule that names a layer decides; the head keeps high precision unless a rule names it. Phases

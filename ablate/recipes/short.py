@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from ablate.base.section import Section
 from ablate.recipes.build import (
     GemmFormat,
     SenselessRecipe,
@@ -184,8 +185,8 @@ class PhaseSpec:
     recipe: LayerRecipeEntry
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class RecipeSpec(LayerRecipeSpec):
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class RecipeSpec(Section, LayerRecipeSpec):
     """A whole recipe: the GEMMs of every linear layer, the layers that differ, and the phases of the run."""
 
     layers: Annotated[

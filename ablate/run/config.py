@@ -7,7 +7,6 @@ or its docstring; token counts are counts of predicted tokens.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from ablate.base.section import Section
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run.backends import BUILT_IN, backend_names
 
@@ -32,8 +32,8 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class ModelConfig(Section):
     """A built-in decoder, field by field; or a model of others by ``hf`` or ``function``, and then no field.
 
     Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, with ``experts`` a mixture of them.
@@ -88,8 +88,8 @@ class ModelConfig:
         return self.hf is None and self.function is None
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class DataConfig:
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class DataConfig(Section):
     """Where text comes from and how it becomes tokens."""
 
     source: Annotated[
@@ -123,8 +123,8 @@ class DataConfig:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class TrainingConfig:
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class TrainingConfig(Section):
     """Budget, batch, optimizer (AdamW), schedule, evaluation and the bounds of divergence."""
 
     tokens: Annotated[PositiveInt, Field(description="token budget of a run")] = 1_000_000
@@ -177,8 +177,8 @@ class TrainingConfig:
     compile: Annotated[bool, Field(strict=True, description="torch.compile the model's blocks")] = False
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class ResourcesConfig:
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class ResourcesConfig(Section):
     """What Ray reserves for one run. Not part of a run's identity."""
 
     devices_per_run: Annotated[
@@ -236,8 +236,8 @@ BackendName = Annotated[
 """A built-in back end or one of an entry point."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class ArmConfig:
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class ArmConfig(Section):
     """What the runs of one arm share: everything that can change their results but the seed."""
 
     model: ModelConfig
@@ -257,16 +257,11 @@ class ArmConfig:
         return RunConfig(**{field.name: getattr(self, field.name) for field in fields(self)}, seed=seed)
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class RunConfig(ArmConfig):
     """Everything that can change a run's result, and nothing else: its hash is the run's id."""
 
     seed: NonNegativeInt
-
-
-def canonical_json(section: Any) -> str:
-    """Write a section, a recipe or a whole configuration so that equal content gives equal text."""
-    return json.dumps(asdict(section), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:

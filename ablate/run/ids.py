@@ -22,11 +22,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.run.config import ArmConfig, DataConfig, ModelConfig, TrainingConfig, canonical_json
+from ablate.run.config import ArmConfig, DataConfig, ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ablate.base.section import Section
     from ablate.run.config import RunConfig
 
 RESULT_VERSION = 1
@@ -46,7 +47,7 @@ class RunIds:
     """Makes the ids of many runs: each section that arms share is written out once."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, tuple[Any, str]] = {}
+        self._texts: dict[Section, str] = {}
 
     def of_arm(self, arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
         """Return the ids of an arm's runs.
@@ -66,17 +67,17 @@ class RunIds:
             ids.append(digest.hexdigest()[:16])
         return ids
 
-    def _text(self, value: Any) -> str:
+    def _text(self, value: str | int | Section) -> str:
         if isinstance(value, str | int):
             return json.dumps(value)
-        if id(value) not in self._texts:  # the object is kept, so that its id stays its own
-            self._texts[id(value)] = (value, _canonical(value))
-        return self._texts[id(value)][1]
+        if value not in self._texts:
+            self._texts[value] = _canonical(value)
+        return self._texts[value]
 
 
-def _canonical(section: Any) -> str:
+def _canonical(section: Section) -> str:
     if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
-        return canonical_json(section)
+        return section.text
     usual = _DEFAULTS[type(section)]
     content = {key: value for key, value in asdict(section).items() if value != usual[key]}
     if isinstance(section, DataConfig):

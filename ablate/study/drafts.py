@@ -24,7 +24,7 @@ class Drafts:
     def __init__(self, root: Mapping, faults: Faults) -> None:
         self._root = root
         self._faults = faults
-        self._merged: dict[tuple[int, int], tuple[Node | None, Node, Node]] = {}
+        self._merged: dict[tuple[Node | None, Node], Node] = {}
         base = entries(root.entries.get("base"))
         self._base = {s: lay_over(s, None, base[s]) for s in SECTIONS if s in base}
         self._arms = get(root, "arms")
@@ -120,10 +120,9 @@ class Drafts:
 
     def _lay_over(self, section: str, under: Node | None, over: Node, path: tuple[str, ...] = ()) -> Node:
         """Merge, once for each pair of nodes: the cells of a grid share most of theirs."""
-        key = (id(under), id(over))
-        if key not in self._merged:  # the nodes are kept, so that their ids stay their own
-            self._merged[key] = (under, over, lay_over(section, under, nest(path, over)))
-        return self._merged[key][2]
+        if (under, over) not in self._merged:
+            self._merged[under, over] = lay_over(section, under, nest(path, over))
+        return self._merged[under, over]
 
 
 def _set_factors(factors: dict[str, Any], path: tuple[str, ...], node: Node) -> None:

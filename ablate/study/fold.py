@@ -8,12 +8,12 @@ layer of the model follows when: rules and phases that change nothing make no ot
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ablate.base.section import Section
 from ablate.recipes import SenselessRecipe
 from ablate.recipes.place import Stage, stages
 from ablate.run.architecture import model_places
-from ablate.run.config import canonical_json
 from ablate.study.checks import ArmChecks
 from ablate.study.merge import SectionBuilder
 from ablate.study.sections import SECTIONS
@@ -49,8 +49,7 @@ class ArmCollector:
         self._faults = faults
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
-        self._texts: dict[int, tuple[Any, str]] = {}
-        self._effects: dict[tuple[int, int], tuple[ModelConfig, Recipe, str]] = {}
+        self._effects: dict[tuple[ModelConfig, Recipe], str] = {}
         self._shapes = Shapes()
 
     def add_named(self, draft: Draft) -> None:
@@ -134,26 +133,19 @@ class ArmCollector:
         )
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
-        parts = (arm.model, arm.data, arm.training)
         recipe = self._recipe_text(arm.model, arm.recipe)
-        return (arm.backend, arm.trainer or "", recipe, *(self._text(part) for part in parts))
+        return (arm.backend, arm.trainer or "", recipe, arm.model.text, arm.data.text, arm.training.text)
 
     def _recipe_text(self, model: ModelConfig, recipe: Recipe) -> str:
         if not (model.is_built_in and (recipe.rules or recipe.phases)):
-            return self._text(recipe)
-        key = (id(model), id(recipe))
-        if key not in self._effects:
-            self._effects[key] = (model, recipe, canonical_json(_effect(model, recipe)))
-        return self._effects[key][2]
-
-    def _text(self, section: Any) -> str:
-        if id(section) not in self._texts:  # sections are shared: each is written out once
-            self._texts[id(section)] = (section, canonical_json(section))
-        return self._texts[id(section)][1]
+            return recipe.text
+        if (model, recipe) not in self._effects:
+            self._effects[model, recipe] = _effect(model, recipe).text
+        return self._effects[model, recipe]
 
 
-@dataclass(frozen=True)
-class _LayerStages:
+@dataclass(frozen=True, eq=False)
+class _LayerStages(Section):
     """What each layer of a model follows, by its name, in order of the starts."""
 
     layers: dict[str, tuple[Stage, ...]]

@@ -26,7 +26,10 @@ MAX_CELLS = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Level:
-    """One value of one factor. ``path`` is the factor's, split; ``label`` its part of the arm's name."""
+    """One value of one factor. ``path`` is the factor's, split; ``label`` its part of the arm's name.
+
+    Levels compare by identity: a factor may hold the same value twice.
+    """
 
     factor: str
     path: tuple[str, ...]
@@ -178,11 +181,11 @@ class _Rule:
     """Matches the cells in which each named factor has one of these levels (more than one only if equal)."""
 
     node: Node
-    levels: dict[str, frozenset[int]]
+    levels: dict[str, frozenset[Level]]
 
     def matches(self, levels: tuple[Level, ...]) -> bool:
         wanted = self.levels
-        return all(id(level) in wanted[level.factor] for level in levels if level.factor in wanted)
+        return all(level in wanted[level.factor] for level in levels if level.factor in wanted)
 
 
 def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> list[_Rule]:
@@ -194,7 +197,7 @@ def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> li
         if not node.entries:
             faults.add(node, "an empty rule would exclude every cell")
             continue
-        wanted: dict[str, frozenset[int]] = {}
+        wanted: dict[str, frozenset[Level]] = {}
         for path, value in node.entries.items():
             if path not in factors:
                 if path not in entries(grid.entries.get("factors")):
@@ -211,11 +214,11 @@ def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> li
     return rules
 
 
-def _matching(levels: list[Level], value: Node) -> frozenset[int]:
+def _matching(levels: list[Level], value: Node) -> frozenset[Level]:
     content = _content(value)
     label = value.value if isinstance(value, Scalar) else None
     return frozenset(
-        id(level) for level in levels if level.content == content or (label and level.label == label)
+        level for level in levels if level.content == content or (label and level.label == label)
     )
 
 

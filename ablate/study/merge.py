@@ -108,16 +108,15 @@ class SectionBuilder:
     """Turns merged nodes into configuration objects. ``folder`` is where the study's file lies."""
 
     folder: FilePath
-    _built: dict[tuple[str, int], tuple[Node | None, Any]] = field(default_factory=dict)
-    _recipes: dict[int, tuple[RecipeSpec, Recipe | SenselessRecipe]] = field(default_factory=dict)
+    _built: dict[tuple[str, Node | None], Any] = field(default_factory=dict)
+    _recipes: dict[RecipeSpec, Recipe | SenselessRecipe] = field(default_factory=dict)
     _adapters: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
 
     def build(self, section: str, node: Node | None) -> Any:
         """Return the section's object, or None where a part of it is at fault (reported elsewhere)."""
-        key = (section, id(node))
-        if key not in self._built:  # the node is kept beside its object, so that its id stays its own
-            self._built[key] = (node, self._build(section, node))
-        return self._built[key][1]
+        if (section, node) not in self._built:
+            self._built[section, node] = self._build(section, node)
+        return self._built[section, node]
 
     def _build(self, section: str, node: Node | None) -> Any:
         if section == "backend":
@@ -146,12 +145,12 @@ class SectionBuilder:
 
     def recipe(self, spec: RecipeSpec) -> Recipe | SenselessRecipe:
         """Return the six operand policies, or why there are none."""
-        if id(spec) not in self._recipes:
+        if spec not in self._recipes:
             try:
-                self._recipes[id(spec)] = (spec, resolve(spec))
+                self._recipes[spec] = resolve(spec)
             except SenselessRecipe as error:
-                self._recipes[id(spec)] = (spec, error)
-        return self._recipes[id(spec)][1]
+                self._recipes[spec] = error
+        return self._recipes[spec]
 
     def _absolute(self, data: DataConfig) -> DataConfig:
         """Resolve paths against the study's folder; names on the hub stay what they are."""

@@ -126,7 +126,7 @@ class _Builder:
     def __init__(self, shown: str) -> None:
         self.problems: list[Problem] = []
         self._shown = shown
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # the ids of nodes: ruamel's do not promise to hash
         self._num_nodes = 0
 
     def build(self, node: Any, path: Path) -> Node:

@@ -56,7 +56,7 @@ Description = Annotated[str, Field(description="free text, shown in the report")
 Crossing = Literal["confirmed", "first_eval"]
 
 
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class ModelSection(ModelConfig):
     """A model: a published one by name, or field by field; fields beside a preset change it."""
 

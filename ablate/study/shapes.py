@@ -69,7 +69,7 @@ class Shapes:
     """Finds misfits; what a recipe needs of a model is worked out once for all arms that share both."""
 
     def __init__(self) -> None:
-        self._needs: dict[tuple[int, int], tuple[ModelConfig, Recipe, _Needs]] = {}
+        self._needs: dict[tuple[ModelConfig, Recipe], _Needs] = {}
 
     def misfits(
         self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe, devices: int = 1
@@ -79,10 +79,9 @@ class Shapes:
         Without a usable training section the token dimension is left out. The vocabulary, over which a
         head's Dgrad contracts, is not known here.
         """
-        key = (id(model), id(recipe))
-        if key not in self._needs:  # both are kept, so that their ids stay their own
-            self._needs[key] = (model, recipe, _needs(recipe, model))
-        needs = self._needs[key][2]
+        if (model, recipe) not in self._needs:
+            self._needs[model, recipe] = _needs(recipe, model)
+        needs = self._needs[model, recipe]
         if not needs:
             return
         for shown, size, gemm, parts, paths in _dimensions(model, training, devices):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.run.config import TrainingConfig, canonical_json
+from ablate.run.config import TrainingConfig
 from ablate.study.checks import ArmChecks
 from ablate.study.faults import did_you_mean, got_text
 from ablate.study.grid import check_value
@@ -226,7 +226,7 @@ def _check_values(
     blank = {name: getattr(TrainingConfig(), name) for name in fields}
     for arm in collector.arms.values():
         parts = (arm.model, arm.data, replace(arm.training, **blank), arm.recipe)
-        content = (arm.backend, arm.trainer or "", *map(canonical_json, parts))
+        content = (arm.backend, arm.trainer or "", *(part.text for part in parts))
         same = first.setdefault(content, arm.name)
         if same != arm.name:
             what = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"

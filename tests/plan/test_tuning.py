@@ -78,7 +78,7 @@ def test_arms_whose_values_changed_run_again_at_them(plan):
 def test_a_tuned_baseline_takes_its_second_arm_along(plan):
     planned = found(plan(STUDY), RATES | {"a": 1e-3})
     again = planned.arm("a again tuned")
-    assert again.training.learning_rate == 1e-3
+    assert again.config.training.learning_rate == 1e-3
     assert [run.seed for run in again.runs] == [2, 3]
 
 
@@ -97,7 +97,7 @@ def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     assert planned.diagnostics is not None
     assert trials.diagnostics is None
     assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
-    assert trials.arms[1].training.tokens == 100_000
+    assert trials.arms[1].config.training.tokens == 100_000
     assert trials.arms[1].differs["training.learning_rate"] == (2e-3, 9e-3)
     assert [run.seed for run in trials.arms[1].runs] == [1_000_000]
 

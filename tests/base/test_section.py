@@ -1,0 +1,41 @@
+"""Sections compare and hash by their content as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ablate.run.config
+import ablate.study.sections  # noqa: F401  every class of a section is loaded
+from ablate.base.section import Section
+from ablate.recipes import RecipeSpec
+from ablate.run.config import DataConfig, ModelConfig, TrainingConfig
+
+
+def subclasses(kind):
+    for one in kind.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def test_every_section_compares_by_its_text():
+    found = list(subclasses(Section))
+    assert {ModelConfig, DataConfig, TrainingConfig, RecipeSpec} < set(found)
+    for kind in found:
+        assert (kind.__eq__, kind.__hash__) == (Section.__eq__, Section.__hash__), kind
+
+
+def test_equal_content_is_one_key_of_a_dict():
+    one, same = DataConfig(source="text", paths=["a"]), DataConfig(paths=["a"], source="text")
+    assert one == same
+    assert {one: 1}[same] == 1
+    assert one != DataConfig(source="text", paths=["b"])
+    assert DataConfig() != TrainingConfig()
+    assert json.loads(one.text)["paths"] == ["a"]
+
+
+@pytest.mark.parametrize("other", [1.0, True, "1"])
+def test_what_python_calls_equal_is_told_apart(other):
+    one, another = (ModelConfig(function="m:f", options={"a": value}) for value in (1, other))
+    assert len({one, another}) == 2
