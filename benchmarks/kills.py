@@ -26,6 +26,7 @@ from kill import in_child, make_run, outcome_of, task_of, wait_for
 from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
+from ablate.store.lock import plan_from_json
 from ablate.track import Mirror
 
 SEEDS = range(4)
@@ -34,7 +35,7 @@ SEEDS = range(4)
 def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, object]]:
     store = StudyStore(folder)
     runs = {seed: make_run(store.run(f"{seed:016x}"), seed, steps) for seed in SEEDS}
-    store.write_plan(
+    store.write_plan(plan_from_json(
         {
             "format": 1, "study": folder.name, "description": None, "baseline": "tseng",
             "target": {"kind": "val_loss", "value": 3.0, "crossing": "confirmed"}, "paired_seeds": False,
@@ -47,7 +48,7 @@ def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, object]]
                 }
             ],
         }
-    )  # fmt: skip
+    ))  # fmt: skip
     return store, runs
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from ablate.store import Status, StudyStore
+from ablate.store.lock import plan_from_json
 from ablate.track import Mirror, default_tracking_uri
 from ablate.track.sink import Sink
 
@@ -24,13 +25,16 @@ def write_study(storage: Path, runs: int, rows: int) -> StudyStore:
     store = StudyStore(storage / "benchmark")
     planned = [{"id": f"{seed:016x}", "seed": seed} for seed in range(runs)]
     store.write_plan(
-        {
-            "study": "benchmark",
-            "description": "",
-            "baseline": "bf16",
-            "target": {"kind": "val_loss", "value": 2.0},
-            "arms": [{"name": "bf16", "recipe": "bf16", "runs": planned}],
-        }
+        plan_from_json(
+            {
+                "format": 1,
+                "study": "benchmark",
+                "description": "",
+                "baseline": "bf16",
+                "target": {"kind": "val_loss", "value": 2.0},
+                "arms": [{"name": "bf16", "recipe": "bf16", "runs": planned}],
+            }
+        )
     )
     for entry in planned:
         run = store.run(entry["id"])

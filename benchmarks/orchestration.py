@@ -21,6 +21,7 @@ from ablate.recipes import Recipe
 from ablate.reports import write_report
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
+from ablate.store.lock import plan_from_json
 from ablate.track import Mirror, resolve_tracking_uri, start_mirror
 from ablate.train.loop import TrainResult
 
@@ -59,17 +60,19 @@ def main() -> None:
             "folded": [], "runs": runs,
         }  # fmt: skip
         store.write_plan(
-            {
-                "format": 1,
-                "study": "empty",
-                "description": None,
-                "baseline": "empty",
-                "target": {"kind": "val_loss", "value": 1.0, "crossing": "confirmed"},
-                "paired_seeds": False,
-                "training": asdict(TrainingConfig()),
-                "arms": [arm],
-                "dropped": [],
-            }
+            plan_from_json(
+                {
+                    "format": 1,
+                    "study": "empty",
+                    "description": None,
+                    "baseline": "empty",
+                    "target": {"kind": "val_loss", "value": 1.0, "crossing": "confirmed"},
+                    "paired_seeds": False,
+                    "training": asdict(TrainingConfig()),
+                    "arms": [arm],
+                    "dropped": [],
+                }
+            )
         )
         first_poll: list[float] = []
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.plan import build_plan, to_lock
+from ablate.store.lock import plan_to_json
 from ablate.study import load_study
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def main() -> int:
                 plan = build_plan(load_study(path), identify)
                 times.append(time.perf_counter() - start)
             start = time.perf_counter()
-            to_lock(plan)
+            plan_to_json(to_lock(plan))
             lock_sec = time.perf_counter() - start
             size = f"{len(plan.arms):,} arms, {sum(len(arm.runs) for arm in plan.arms):,} runs"
             print(f"{name}: {size}: {min(times):.2f} s, lock file {lock_sec:.2f} s")

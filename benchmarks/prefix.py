@@ -35,14 +35,11 @@ def main() -> None:
 def losses(store: StudyStore) -> dict[tuple[str, int], dict[int, float]]:
     """Map each run's (arm, seed) to its logged mean training losses by step."""
     found = {}
-    for arm in store.plan()["arms"]:
-        for entry in arm["runs"]:
-            path = store.run(entry["id"]).metrics_path
-            if path.exists():
-                rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-                found[arm["name"], entry["seed"]] = {
-                    row["step"]: row["loss"] for row in rows if row["kind"] == "train"
-                }
+    for arm, run in store.plan().runs():
+        path = store.run(run.id).metrics_path
+        if path.exists():
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            found[arm.name, run.seed] = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     return found
 
 

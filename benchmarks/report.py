@@ -16,6 +16,7 @@ from pathlib import Path
 from ablate.base.files import write_json_atomic
 from ablate.reports import analyse, load_frames, write_report
 from ablate.store import Status, StudyStore
+from ablate.store.lock import plan_from_json
 
 # name -> (arms, seeds, evaluations a run, training rows for each evaluation)
 SIZES = {
@@ -52,7 +53,9 @@ def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> S
         plan_arms.append({"name": f"arm {arm}", "recipe": "", "runs": runs})
     target = {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
     store.write_plan(
-        {"format": 1, "study": "bench", "baseline": "arm 0", "target": target, "arms": plan_arms}
+        plan_from_json(
+            {"format": 1, "study": "bench", "baseline": "arm 0", "target": target, "arms": plan_arms}
+        )
     )
     return store
 

@@ -106,7 +106,7 @@ def _is_stop(path: Path) -> bool:
 
 
 def _leftovers(store: StudyStore) -> list[_Leftover]:
-    planned = {run["id"] for arm in store.plan()["arms"] for run in arm["runs"]}
+    planned = {run.id for _, run in store.plan().runs()}
     found = []
     for path in _entries(store.path / "runs"):
         if not _is_run(path):

@@ -97,10 +97,10 @@ def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]
 
 def trials_of(store: StudyStore) -> StudyStore | None:
     """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
-    tuning = store.plan().get("tuning")
-    if not isinstance(tuning, dict):
+    tuning = store.plan().tuning
+    if tuning is None:
         return None
-    trials = StudyStore(store.path.parent / str(tuning.get("study")))
+    trials = StudyStore(store.path.parent / tuning.study)
     return trials if trials.plan_path.exists() else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
+    from ablate.store.lock import Target
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -36,8 +38,22 @@ def command() -> None:
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What every importer asks for, as it was typed."""
+
+    study: str
+    baselines: tuple[str, ...]
+    target: str
+    crossing: Literal["confirmed", "first_eval"]
+    paired: bool
+    waive: tuple[str, ...]
+    description: str | None
+    storage: Path
+
+
 def _common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every importer asks for."""
+    """Add the options that every importer has; ``function`` gets them as ``asked``."""
     options: list[Callable[..., Any]] = [
         click.option("--study", required=True, help="Name of the study that is made."),
         click.option(
@@ -54,9 +70,15 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--description", help="Free text, shown in the report."),
         partial(storage_option, other_names=("--out",)),
     ]  # fmt: skip
+
+    @wraps(function)
+    def command(**values: Any) -> Any:
+        asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})
+        return function(**values, asked=asked)
+
     for option in reversed(options):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 _arm = click.option(
@@ -70,7 +92,7 @@ _arm = click.option(
     "--tokens-per-sample", type=click.IntRange(min=1), help="Default: the log's max_sequence_length."
 )
 @_common
-def mllog(arms: tuple[str, ...], tokens_per_sample: int | None, **options: Any) -> None:
+def mllog(arms: tuple[str, ...], tokens_per_sample: int | None, asked: _Asked) -> None:
     """Read MLPerf training logs (:::MLLOG): every result*.txt or *.log in the folders given."""
     from ablate.reports.read.mllog import read_mllog
 
@@ -81,7 +103,7 @@ def mllog(arms: tuple[str, ...], tokens_per_sample: int | None, **options: Any) 
             run, wrong = read_mllog(path, tokens_per_sample=tokens_per_sample)
             faults += wrong
             found.setdefault(name, []).extend([run] if run else [])
-    _finish(found, faults, **options)
+    _finish(found, faults, asked)
 
 
 _columns = click.option(
@@ -141,7 +163,7 @@ def jsonl(**options: Any) -> None:
 @_tokens_per_step
 @_common
 def wandb_export(
-    file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float, **options: Any
+    file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float, asked: _Asked
 ) -> None:
     """Read FILE, the CSV that a W&B chart exports: columns 'RUN - METRIC'."""
     from ablate.reports.read.tables import Columns, by_pattern, read_wandb_chart, runs_of
@@ -151,7 +173,7 @@ def wandb_export(
     runs = found.get(None, [])
     names = [run.source.removeprefix(f"{file} (").removesuffix(")") for run in runs]
     sorted_runs, unsorted = by_pattern(runs, names, _named(arms))
-    _finish(sorted_runs, [*faults, *wrong, *unsorted], **options)
+    _finish(sorted_runs, [*faults, *wrong, *unsorted], asked)
 
 
 @command.command("mlflow")
@@ -167,7 +189,7 @@ def mlflow(
     metric: str,
     arms: tuple[str, ...],
     tokens_per_step: float,
-    **options: Any,
+    asked: _Asked,
 ) -> None:
     """Read the runs of an experiment on any MLflow tracking server."""
     from ablate.reports.read.tracking import read_mlflow
@@ -175,7 +197,7 @@ def mlflow(
     found, faults = read_mlflow(
         tracking_uri, experiment, metric=metric, arms=_named(arms), tokens_per_step=tokens_per_step
     )
-    _finish(found, faults, **options)
+    _finish(found, faults, asked)
 
 
 def _tables(
@@ -186,7 +208,7 @@ def _tables(
     arms: tuple[str, ...],
     columns: str,
     tokens_per_step: float,
-    **options: Any,
+    asked: _Asked,
 ) -> None:
     from ablate.reports.read.tables import NEEDED, OPTIONAL, Columns, runs_of
 
@@ -217,7 +239,7 @@ def _tables(
                 column = mapping.of("arm")
                 raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
             found.setdefault(arm, []).extend(own)
-    _finish(found, faults, **options)
+    _finish(found, faults, asked)
 
 
 def _named(arms: Sequence[str]) -> dict[str, str]:
@@ -252,7 +274,9 @@ def _files(arm: str, where: Path, patterns: Sequence[str]) -> list[Path]:
     raise UserError(f"--arm {arm}: nothing like {' or '.join(patterns)} in {where}")
 
 
-def _target(text: str) -> tuple[str, float]:
+def _target(text: str, crossing: Literal["confirmed", "first_eval"]) -> Target:
+    from ablate.store.lock import Target
+
     kind, _, value = text.partition("=")
     try:
         number = float(value)
@@ -262,36 +286,31 @@ def _target(text: str) -> tuple[str, float]:
         raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'")
     if kind == "perplexity" and number <= 1:
         raise UserError(f"--target: a perplexity is above 1, got {number:g}")
-    return kind, number
+    return Target(kind="val_loss" if kind == "val_loss" else "perplexity", value=number, crossing=crossing)
 
 
-def _finish(
-    found: Mapping[str, Sequence[ImportedRun]],
-    faults: list[str],
-    *,
-    study: str,
-    baselines: tuple[str, ...],
-    target: str,
-    crossing: str,
-    paired: bool,
-    waive: tuple[str, ...],
-    description: str | None,
-    storage: Path,
-) -> None:
+def _finish(found: Mapping[str, Sequence[ImportedRun]], faults: list[str], asked: _Asked) -> None:
     from ablate.reports.read.imported import ImportedStudy, write_study
 
+    study, storage = asked.study, asked.storage
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
-    kind, value = _target(target)
-    if len(baselines) > 1:
-        raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
+    target = _target(asked.target, asked.crossing)
+    if len(asked.baselines) > 1:
+        raise UserError(
+            f"--baseline: {' and '.join(asked.baselines)} (expected one arm: make a study for each)"
+        )
     for fault in faults:
         click.echo(fault, err=True)
     made = ImportedStudy(
-        name=study, arms=found, baseline=baselines[0], target_kind=kind, target_value=value,
-        crossing=crossing,
-        paired_seeds=paired, description=description, waived=waive,
-    )  # fmt: skip
+        name=study,
+        arms=found,
+        baseline=asked.baselines[0],
+        target=target,
+        paired_seeds=asked.paired,
+        description=asked.description,
+        waived=asked.waive,
+    )
     try:
         store, left_out = write_study(made, storage / study)
     except OSError as error:

@@ -132,8 +132,9 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
 
     from ablate.models.arithmetic import schedule_text
     from ablate.plan import to_lock
+    from ablate.store.lock import plan_to_json
 
-    content = to_lock(plan)
+    content = plan_to_json(to_lock(plan))
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
         for run in entry["runs"]:
             run["state"] = progress.state(run["id"])
@@ -311,18 +312,16 @@ def _stop_text(plan: Plan) -> list[str]:
     """Say when an arm's other runs are not needed, with the nominal level of each look."""
     if plan.stop is None:
         return []
-    from ablate.reports.statistics.stopping import read_rule
+    from ablate.reports.statistics.stopping import levels_of
     from ablate.reports.words import words
 
-    rule = read_rule({"stop": plan.stop})
-    assert rule is not None
-    text = []
+    text, rule = [], plan.stop
     if rule.diverged is not None:
         text.append(f"an arm after {rule.diverged} diverged {'run' if rule.diverged == 1 else 'runs'}")
     if rule.hopeless is not None:
         cost = f"an arm whose token cost is shown to be above {100 * rule.hopeless.cost_above:g} %"
         looks = words.listed([str(n) for n in rule.hopeless.looks])
-        levels = f"{words.levels(rule.hopeless.alphas)} ({rule.hopeless.spending})"
+        levels = f"{words.levels(levels_of(rule.hopeless))} ({rule.hopeless.spending})"
         text.append(f"{cost}: looks after {looks} seeds, at nominal levels of {levels}")
     return text
 

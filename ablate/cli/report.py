@@ -140,11 +140,10 @@ def _stamp(store: StudyStore) -> tuple[list[str], list[int]]:
     """Return every run's state, and how much each has written."""
     states: list[str] = []
     sizes: list[int] = []
-    for arm in store.plan()["arms"]:
-        for entry in arm["runs"]:
-            run = store.run(entry["id"])
-            states.append(run.status().state)
-            sizes.append(run.metrics_path.stat().st_size if run.metrics_path.exists() else 0)
+    for _, entry in store.plan().runs():
+        run = store.run(entry.id)
+        states.append(run.status().state)
+        sizes.append(run.metrics_path.stat().st_size if run.metrics_path.exists() else 0)
     return states, sizes
 
 

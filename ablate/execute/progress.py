@@ -59,11 +59,8 @@ class ProgressReader:
         self._store = store
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
-        plan = store.plan()
         self._runs: list[tuple[str, str, int, int]] = [
-            (run["id"], arm["name"], run["seed"], arm["tokens"])
-            for arm in plan["arms"]
-            for run in arm["runs"]
+            (run.id, arm.name, run.seed, arm.tokens or 0) for arm, run in store.plan().runs()
         ]
 
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:

@@ -1,39 +1,14 @@
-"""What tuning found for a study, as plain data: its trials, and the values chosen for each group of arms."""
+"""What tuning found for a study, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
+
+from ablate.store.lock import GroupTuning
 
 if TYPE_CHECKING:
     from ablate.study.space import Tune
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRecord:
-    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
-
-    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
-    """
-
-    number: int
-    values: dict[str, Any]
-    state: Literal["complete", "pruned"]
-    loss: float | None
-    diverged: int
-    tokens: int
-    runs: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupTuning:
-    """Arms that were searched together. ``chosen``: None before the search is done."""
-
-    name: str
-    arms: tuple[str, ...]
-    shared: dict[str, Any]
-    trials: tuple[TrialRecord, ...] = ()
-    chosen: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,46 +1,65 @@
-"""``plan.lock.json``: what belongs to a study, for those who read its run store. See docs/architecture.md."""
+"""Plan → ``plan.lock.json``: what belongs to a study, for those who read its run store."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from ablate.plan.tuning import tuning_to_lock
+from ablate.models.arithmetic import batches
+from ablate.plan.tuning import fingerprint
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, LockedTuning
 
 if TYPE_CHECKING:
+    from ablate.plan.found import Tuning
     from ablate.plan.plan import Plan, PlannedArm
 
-LOCK_FORMAT = 1
+
+def to_lock(plan: Plan) -> LockedPlan:
+    """Return what the run store keeps of a plan."""
+    return LockedPlan(
+        study=plan.study,
+        description=plan.description,
+        baseline=plan.baseline,
+        target=plan.target,
+        paired_seeds=plan.paired_seeds,
+        waive=plan.waive,
+        stop=plan.stop,
+        training=asdict(plan.training),
+        arms=tuple(_lock_arm(arm) for arm in plan.arms),
+        dropped=plan.dropped,
+        tuning=None if plan.tuning is None else _lock_tuning(plan, plan.tuning),
+    )
 
 
-def to_lock(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain data; the same plan gives the same bytes."""
-    lock = {
-        "format": LOCK_FORMAT,
-        "study": plan.study,
-        "description": plan.description,
-        "baseline": plan.baseline,
-        "target": {"kind": plan.target.kind, "value": plan.target.value, "crossing": plan.target.crossing},
-        "paired_seeds": plan.paired_seeds,
-        "waive": list(plan.waive),
-        "stop": plan.stop,
-        "training": asdict(plan.training),
-        "arms": [arm_to_lock(arm) for arm in plan.arms],
-        "dropped": [{"name": cell.name, "reason": cell.reason} for cell in plan.dropped],
-    }
-    return lock if plan.tuning is None else lock | {"tuning": tuning_to_lock(plan, plan.tuning)}
+def _lock_arm(arm: PlannedArm) -> LockedArm:
+    return LockedArm(
+        name=arm.name,
+        description=arm.description,
+        again=arm.again,
+        recipe=arm.recipe_text,
+        tokens=arm.batches.tokens,
+        factors=arm.factors,
+        differs=arm.differs,
+        folded=arm.folded,
+        runs=tuple(LockedRun(id=run.id, seed=run.seed) for run in arm.runs),
+    )
 
 
-def arm_to_lock(arm: PlannedArm) -> dict[str, Any]:
-    """Return one arm as the lock file holds it."""
-    return {
-        "name": arm.name,
-        "description": arm.description,
-        "again": arm.again,
-        "recipe": arm.recipe_text,
-        "tokens": arm.batches.tokens,
-        "factors": arm.factors,
-        "differs": {field: list(pair) for field, pair in arm.differs.items()},
-        "folded": list(arm.folded),
-        "runs": [{"id": run.id, "seed": run.seed} for run in arm.runs],
-    }
+def _lock_tuning(plan: Plan, tuning: Tuning) -> LockedTuning:
+    tune = tuning.tune
+    tuned = {arm.tuned_from: arm.name for arm in plan.arms}
+    return LockedTuning(
+        study=tuning.study,
+        done=tuning.is_done,
+        fields={name: asdict(field) for name, field in tune.fields.items()},
+        sampler=tune.sampler,
+        trials=tune.trials,
+        at_once=tune.at_once,
+        prune=tune.prune,
+        tokens=batches(replace(plan.training, tokens=tune.tokens)).tokens,
+        seeds=tune.seeds,
+        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tuning.groups),
+        tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}
+        if tuning.is_done
+        else {},
+    )

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
     from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.study import DroppedCell, FoldedCell, ResolvedArm, Study, Target
+    from ablate.store.lock import DroppedCell, StopRule, Target
+    from ablate.study import FoldedCell, ResolvedArm, Study
 
 
 class DataIdentity(Protocol):
@@ -101,7 +102,7 @@ class Plan:
     target: Target
     paired_seeds: bool
     waive: tuple[Setting, ...]
-    stop: dict[str, Any] | None
+    stop: StopRule | None
     training: TrainingConfig
     arms: tuple[PlannedArm, ...]
     folded: tuple[FoldedCell, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.base.errors import UserError
 from ablate.plan.tuning import found_before
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
         return plan
     try:
         return found_before(plan, store.plan())
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return plan
 
 

@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.models.arithmetic import batches
-from ablate.plan.found import TrialRecord
 from ablate.plan.plan import planned_runs
 from ablate.run.ids import RunIds
 from ablate.study.space import Range, tuned_name
@@ -25,8 +24,9 @@ from ablate.study.space import Range, tuned_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.plan.found import GroupTuning, Tuning
+    from ablate.plan.found import Tuning
     from ablate.plan.plan import Plan, PlannedArm
+    from ablate.store.lock import GroupTuning, LockedPlan
     from ablate.study.space import Choices, Tune
 
 
@@ -150,53 +150,17 @@ def _text(value: Any) -> str:
     return "off" if value is None else f"{value:,}"
 
 
-def tuning_to_lock(plan: Plan, tuning: Tuning) -> dict[str, Any]:
-    """Return the search as the lock file holds it; ``tuned`` maps an arm to the one at the values found."""
-    tune = tuning.tune
-    tuned = {arm.tuned_from: arm.name for arm in plan.arms}
-    return {
-        "study": tuning.study,
-        "done": tuning.is_done,
-        "fields": {name: asdict(field) for name, field in tune.fields.items()},
-        "sampler": tune.sampler,
-        "trials": tune.trials,
-        "at_once": tune.at_once,
-        "prune": tune.prune,
-        "tokens": batches(replace(plan.training, tokens=tune.tokens)).tokens,
-        "seeds": list(tune.seeds),
-        "groups": [
-            {
-                "name": group.name,
-                "fingerprint": fingerprint(plan, tune, group),
-                "arms": list(group.arms),
-                "shared": group.shared,
-                "trials": [{**asdict(one), "runs": list(one.runs)} for one in group.trials],
-                "chosen": group.chosen,
-            }
-            for group in tuning.groups
-        ],
-        "tuned": {arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}
-        if tuning.is_done
-        else {},
-    }
-
-
-def found_before(plan: Plan, lock: Mapping[str, Any]) -> Plan:
+def found_before(plan: Plan, lock: LockedPlan) -> Plan:
     """Return the plan with the values that an earlier lock of the study holds, if they are this search's."""
-    tuning = plan.tuning
+    tuning, written = plan.tuning, lock.tuning
     assert tuning is not None
-    try:
-        written = lock["tuning"]
-        by_name = {group["name"]: group for group in written["groups"]}
-        groups = []
-        for group in tuning.groups:
-            found = by_name[group.name]
-            if not written["done"] or found["fingerprint"] != fingerprint(plan, tuning.tune, group):
-                return plan
-            if written["trials"] != tuning.tune.trials:
-                return plan
-            trials = tuple(TrialRecord(**{**one, "runs": tuple(one["runs"])}) for one in found["trials"])
-            groups.append(replace(group, trials=trials, chosen=dict(found["chosen"])))
-    except (KeyError, TypeError):
+    if written is None or not written.done or written.trials != tuning.tune.trials:
         return plan
+    by_name = {group.name: group for group in written.groups}
+    groups = []
+    for group in tuning.groups:
+        found = by_name.get(group.name)
+        if found is None or found.fingerprint != fingerprint(plan, tuning.tune, group):
+            return plan
+        groups.append(replace(group, trials=found.trials, chosen=found.chosen))
     return tuned_plan(plan, replace(tuning, groups=tuple(groups)))

@@ -20,7 +20,7 @@ from ablate.plan.plan import Plan, build_plan
 from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import COST, STEP_TIME, Halving
 from ablate.search.ledger import LOSS
-from ablate.study.study import DroppedCell
+from ablate.store.lock import DroppedCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ablate.plan.found import TrialRecord
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
 from ablate.search.engine import Group, Result, search
@@ -19,6 +18,7 @@ from ablate.search.ledger import Ledger, open_storage
 from ablate.search.rates import Rates, best_trial
 from ablate.search.runs import run_ids
 from ablate.store import END_STATES
+from ablate.store.lock import TrialRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import Outcome
     from ablate.plan import Plan
-    from ablate.plan.found import GroupTuning, Tuning
+    from ablate.plan.found import Tuning
     from ablate.search.engine import Asked, Proposal
     from ablate.search.ledger import Trial
     from ablate.search.runs import TrialRuns
     from ablate.store import State, StudyStore
+    from ablate.store.lock import GroupTuning
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ablate.store.lock import LockedPlan
     from ablate.store.runs import StudyStore
 
 _NAME = "executor.lock"
@@ -26,7 +27,7 @@ _LOOKS = 5
 
 
 @contextlib.contextmanager
-def running(store: StudyStore, plan: dict[str, Any]) -> Iterator[bool]:
+def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
     """Write the plan and hold the study for the time of the block; yields whether others run it, too.
 
     Raises:
@@ -74,13 +75,12 @@ def _try(file: Any, kind: int) -> bool:
     return True
 
 
-def _refuse_another_plan(store: StudyStore, plan: dict[str, Any], file: Any) -> None:
-    try:
-        there = store.plan()
-    except (OSError, ValueError):
-        there = None
-    if there == plan:
-        return
+def _refuse_another_plan(store: StudyStore, plan: LockedPlan, file: Any) -> None:
+    from ablate.store.lock import plan_to_json
+
+    with contextlib.suppress(OSError, UserError):
+        if plan_to_json(store.plan()) == plan_to_json(plan):
+            return
     file.seek(0)
     holder = file.read().strip() or "another process"
     raise UserError(

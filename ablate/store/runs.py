@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ablate.base.errors import UserError
 from ablate.base.files import append_line, read_json, write_bytes_atomic, write_json_atomic
 from ablate.base.json_text import parse_json
 from ablate.store.checkpoints import hash_of_prefix
@@ -18,6 +19,8 @@ from ablate.store.checkpoints import hash_of_prefix
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ablate.store.lock import LockedPlan
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
 """``stopped``: ended because nobody needed its result any more. It is no result, and keeps its checkpoint."""
@@ -210,13 +213,27 @@ class StudyStore:
         """What ``ablate throughput`` measured last."""
         return self.path / "throughput.json"
 
-    def write_plan(self, plan: dict[str, Any]) -> None:
+    def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""
-        write_json_atomic(self.plan_path, plan)
+        from ablate.store.lock import plan_to_json
 
-    def plan(self) -> dict[str, Any]:
-        """Return the plan last run; raises ``FileNotFoundError`` if the study never ran here."""
-        plan: dict[str, Any] = read_json(self.plan_path)
+        write_json_atomic(self.plan_path, plan_to_json(plan))
+
+    def plan(self) -> LockedPlan:
+        """Return the plan last run.
+
+        Raises:
+            FileNotFoundError: the study never ran here.
+            UserError: its file is damaged.
+        """
+        from ablate.store.lock import plan_from_json
+
+        try:
+            plan = plan_from_json(read_json(self.plan_path))
+            for _, run in plan.runs():
+                self.run(run.id)
+        except ValueError as error:
+            raise UserError(f"{self.plan_path}: not a plan: {error}") from None
         return plan
 
     def run(self, run_id: str) -> RunDir:

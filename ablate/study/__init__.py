@@ -7,14 +7,12 @@
 
 from ablate.study.files import shipped_studies
 from ablate.study.load import load_study
-from ablate.study.study import DroppedCell, FoldedCell, ResolvedArm, Study, Target
+from ablate.study.study import FoldedCell, ResolvedArm, Study
 
 __all__ = [
-    "DroppedCell",
     "FoldedCell",
     "ResolvedArm",
     "Study",
-    "Target",
     "json_schema",
     "load_study",
     "shipped_studies",

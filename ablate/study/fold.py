@@ -14,11 +14,12 @@ from ablate.base.section import Section
 from ablate.recipes import SenselessRecipe
 from ablate.recipes.place import Stage, stages
 from ablate.run.architecture import model_places
+from ablate.store.lock import DroppedCell
 from ablate.study.checks import ArmChecks
 from ablate.study.merge import SectionBuilder
 from ablate.study.sections import SECTIONS
 from ablate.study.shapes import Shapes
-from ablate.study.study import DroppedCell, FoldedCell, ResolvedArm
+from ablate.study.study import FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
     from pathlib import Path

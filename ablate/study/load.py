@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError
 from ablate.run.config import TrainingConfig
+from ablate.store.lock import Target
 from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
 from ablate.study.files import find_file
@@ -21,7 +22,7 @@ from ablate.study.parse import read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
 from ablate.study.stops import check_stop, stop_rule
-from ablate.study.study import Study, Target, again_name
+from ablate.study.study import Study, again_name
 from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
 from ablate.study.tuning import check_tune
 

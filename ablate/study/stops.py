@@ -5,8 +5,9 @@ How it fails: looks that cannot be, each a fault at its own place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ablate.store.lock import Hopeless, StopRule
 from ablate.study.tree import Mapping, Scalar, Sequence, get
 
 if TYPE_CHECKING:
@@ -59,19 +60,20 @@ def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
         faults.add(looks, "one look at all seeds can stop nothing", "the last look is at all seeds anyway")
 
 
-def stop_rule(file: StudyFile) -> dict[str, Any] | None:
-    """Return the rule as the lock file holds it, with every look; None where the study has none."""
+def stop_rule(file: StudyFile) -> StopRule | None:
+    """Return the rule with every look; None where the study has none."""
     if file.stop is None:
         return None
     hopeless = file.stop.hopeless
     seeds = len(file.seeds)
     looks = range(2, seeds + 1) if hopeless is None or hopeless.looks is None else hopeless.looks
-    return {
-        "diverged": file.stop.diverged,
-        "hopeless": hopeless
-        and {
-            "cost_above": hopeless.cost_above,
-            "spending": hopeless.spending,
-            "looks": sorted({*looks, seeds}),  # the last look is at all seeds, said or not
-        },
-    }
+    return StopRule(
+        diverged=file.stop.diverged,
+        hopeless=None
+        if hopeless is None
+        else Hopeless(
+            cost_above=hopeless.cost_above,
+            spending=hopeless.spending,
+            looks=tuple(sorted({*looks, seeds})),  # the last look is at all seeds, said or not
+        ),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,17 +18,9 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from ablate.run.diagnostics import Diagnostics
+    from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study.searching import Search
     from ablate.study.space import Tune
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """The validation loss at which arms are compared, in the unit that the study chose."""
-
-    kind: Literal["val_loss", "perplexity"]
-    value: float
-    crossing: Literal["confirmed", "first_eval"] = "confirmed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,14 +57,6 @@ class FoldedCell:
         return f"the same configuration as '{self.into}'"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DroppedCell:
-    """A cell of the grid that is not run."""
-
-    name: str
-    reason: str
-
-
 def again_name(baseline: str) -> str:
     """Return the name of the arm that ``baseline_again`` adds."""
     return f"{baseline} again"
@@ -82,7 +66,6 @@ def again_name(baseline: str) -> str:
 class Study:
     """A validated study. ``training`` is the base's section, which most arms share.
 
-    ``stop``: the rule for early stops as the lock file holds it.
     ``layer_lines``: (line, column) of the diagnosed layers' patterns, for faults that only planning can find.
     """
 
@@ -94,7 +77,7 @@ class Study:
     paired_seeds: bool
     baseline_again: bool
     waive: tuple[Setting, ...]
-    stop: dict[str, Any] | None
+    stop: StopRule | None
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]

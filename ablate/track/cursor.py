@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import UserError
 from ablate.base.files import read_json, write_bytes_atomic, write_json_atomic
 from ablate.track.rows import read_points, tail_digest
 from ablate.track.uri import uri_digest
@@ -167,8 +168,8 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     """Say from the files alone which runs, and whether the report, have something unsent."""
     cursor = load_cursor(store, tracking_uri)
     try:
-        planned = [run["id"] for arm in store.plan()["arms"] for run in arm["runs"]]
-    except (OSError, ValueError):
+        planned = [run.id for _, run in store.plan().runs()]
+    except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
     folder = report_dir(store)

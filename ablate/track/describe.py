@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ablate.store import Status
+    from ablate.store.lock import LockedArm, LockedPlan, LockedRun
 
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
@@ -46,9 +47,9 @@ def text(value: Any) -> str:
 
 
 def run_tags(
-    plan: dict[str, Any],
+    plan: LockedPlan,
     place: int,
-    run: dict[str, Any],
+    run: LockedRun,
     status: Status,
     environment: dict[str, Any],
     *,
@@ -58,14 +59,14 @@ def run_tags(
 
     ``report`` is the address of the study's report, for the run's description.
     """
-    arm = plan["arms"][place]
-    is_baseline = arm["name"] == plan["baseline"]
+    arm = plan.arms[place]
+    is_baseline = arm.name == plan.baseline
     tags = {
-        "ablate.run_id": run["id"],
-        "ablate.arm": arm["name"],
-        "ablate.seed": text(run["seed"]),
+        "ablate.run_id": run.id,
+        "ablate.arm": arm.name,
+        "ablate.seed": text(run.seed),
         "ablate.baseline": text(is_baseline),
-        "ablate.recipe": arm["recipe"],
+        "ablate.recipe": arm.recipe or "",
         "ablate.state": status.state,
         "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
         "mlflow.source.name": "ablate",
@@ -79,42 +80,42 @@ def run_tags(
     }.items():
         if environment.get(key) is not None:
             tags[tag] = text(environment[key])
-    tags |= {f"factor.{key}": text(value) for key, value in arm.get("factors", {}).items()}
+    tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_TAG) for key, value in tags.items()}
 
 
-def run_params(config: dict[str, Any], arm: dict[str, Any]) -> dict[str, str]:
+def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Return the resolved configuration, flattened, and the arm's factors."""
     params = {key: text(value) for key, value in _flat(config, "")}
-    params |= {f"factor.{key}": text(value) for key, value in arm.get("factors", {}).items()}
+    params |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}
 
 
-def study_note(plan: dict[str, Any], *, report: str) -> str:
+def study_note(plan: LockedPlan, *, report: str) -> str:
     """Return the study's description, design and arms in Markdown, with a link to its report."""
-    target, arms = plan["target"], plan["arms"]
-    runs = sum(len(arm["runs"]) for arm in arms)
+    target, arms = plan.target, plan.arms
+    runs = sum(len(arm.runs) for arm in arms)
     facts = {
-        "Target": _TARGETS.get(target["kind"], target["kind"] + " {}").format(text(target["value"])),
-        "Baseline": f"`{plan['baseline']}`",
+        "Target": _TARGETS[target.kind].format(text(target.value)),
+        "Baseline": f"`{plan.baseline}`",
         "Design": f"{len(arms)} arms, {runs} runs",
-        "Schedule": text(plan.get("training", {}).get("schedule")),
+        "Schedule": text(plan.training.get("schedule")),
         "Axis": "the step of every metric is the number of training tokens",
         "Report": f"[token cost, curves and verdict]({report})",
     }
     lines = [
-        plan.get("description") or "",
+        plan.description or "",
         "",
         *(f"- **{key}**: {value}" for key, value in facts.items()),
         "",
     ]
     lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
-    dropped = len(plan.get("dropped", []))
+    dropped = len(plan.dropped)
     closing = [f"\nSenseless cells of the design, dropped: {dropped}."] if dropped else []
     room = _MAX_NOTE - sum(len(line) + 1 for line in lines + closing)
     for place, arm in enumerate(arms):
-        seeds = ", ".join(str(run["seed"]) for run in arm["runs"])
-        row = f"| {_cell(arm['name'])} | {_cell(arm['recipe'])} | {_cell(_differs(arm))} | {seeds} |"
+        seeds = ", ".join(str(run.seed) for run in arm.runs)
+        row = f"| {_cell(arm.name)} | {_cell(arm.recipe or '')} | {_cell(_differs(arm))} | {seeds} |"
         room -= len(row) + 1
         if room < 0:
             lines.append(f"| … {len(arms) - place} more arms | | | |")
@@ -135,16 +136,16 @@ def summary_note(study: str, report: str) -> str:
     )
 
 
-def view(plan: dict[str, Any]) -> str:
+def view(plan: LockedPlan) -> str:
     """Return the columns and charts of the study's page, as MLflow keeps a view that people share (JSON)."""
-    factors = list(dict.fromkeys(key for arm in plan["arms"] for key in arm.get("factors", {})))
+    factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
     columns = [
         "tags.`ablate.state`",
         *(f"params.`{_name(f'factor.{key}')}`" for key in factors),
         *(f"metrics.`{key}`" for key in ("val_loss", "train_loss", "tokens_per_sec")),
         "tags.`ablate.backend_mode`",
     ]
-    many = sum(len(arm["runs"]) for arm in plan["arms"]) > _MOST_CURVES
+    many = sum(len(arm.runs) for arm in plan.arms) > _MOST_CURVES
     group = {"groupByKeys": [{"mode": "tag", "groupByData": "ablate.arm"}], "aggregateFunction": "average"}
     state = {
         "orderByKey": "attributes.start_time",
@@ -157,10 +158,10 @@ def view(plan: dict[str, Any]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 
-def _run_note(arm: dict[str, Any], status: Status, report: str) -> str:
+def _run_note(arm: LockedArm, status: Status, report: str) -> str:
     lines = [
-        arm.get("description") or "",
-        f"**{arm['recipe']}**",
+        arm.description or "",
+        f"**{arm.recipe}**",
         f"Differs from the baseline: {_differs(arm)}",
     ]
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
@@ -169,9 +170,8 @@ def _run_note(arm: dict[str, Any], status: Status, report: str) -> str:
     return "\n\n".join(line for line in lines if line).strip()
 
 
-def _differs(arm: dict[str, Any]) -> str:
-    changes = arm.get("differs", {})
-    return "; ".join(f"{key}: {text(old)} → {text(new)}" for key, (old, new) in changes.items()) or "–"
+def _differs(arm: LockedArm) -> str:
+    return "; ".join(f"{key}: {text(old)} → {text(new)}" for key, (old, new) in arm.differs.items()) or "–"
 
 
 def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:

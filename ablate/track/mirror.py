@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.track import describe
 from ablate.track.cursor import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.store import RunDir, State, Status, StudyStore
+    from ablate.store.lock import LockedPlan, LockedRun
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -116,15 +117,15 @@ class Mirror:
         plan_stamp = _stamp(self._store.plan_path)  # before it is read, so that a change in between is seen
         plan = self._store.plan()
         if self._experiment_id is None:
-            self._open(cursor, plan["study"])
+            self._open(cursor, plan.study)
         assert self._experiment_id is not None
         note, view = describe.study_note(plan, report=self._report), describe.view(plan)
         if cursor.note != digest(note + view):
             self._sink.describe(self._experiment_id, note, view)
             cursor.note = digest(note + view)
-        for place, arm in enumerate(plan["arms"]):
-            for planned in arm["runs"]:
-                run = self._store.run(planned["id"])
+        for place, arm in enumerate(plan.arms):
+            for planned in arm.runs:
+                run = self._store.run(planned.id)
                 files = _stamp(
                     run.path / "status.json", run.metrics_path, run.environment_path, run.system_path,
                     run.diagnostics_path,
@@ -165,11 +166,11 @@ class Mirror:
         self._report = describe.report_link(experiment_id, cursor.report_run)
         self._experiment_id = experiment_id
 
-    def _sync_run(self, cursor: Cursor, plan: dict[str, Any], place: int, planned: dict[str, Any]) -> None:
-        arm = plan["arms"][place]
-        run = self._store.run(planned["id"])
+    def _sync_run(self, cursor: Cursor, plan: LockedPlan, place: int, planned: LockedRun) -> None:
+        arm = plan.arms[place]
+        run = self._store.run(planned.id)
         status, environment = run.status(), run.environment()
-        name = describe.run_name(arm["name"], planned["seed"])
+        name = describe.run_name(arm.name, planned.seed)
         tags = describe.run_tags(plan, place, planned, status, environment, report=self._report)
         tags_key = digest(sorted(tags.items()))
 

@@ -18,7 +18,6 @@ interruption are in what is returned, and the same call goes on from there.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,10 +74,9 @@ def run_study(
     if plan.tuning is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen = choose_runs(plan, only, seeds)
-    lock = json.loads(json.dumps(to_lock(plan)))
     store = StudyStore(where.storage / plan.study)
     try:
-        with running(store, lock) as shared:
+        with running(store, to_lock(plan)) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
             if plan.tuning is not None and not plan.tuning.is_done:

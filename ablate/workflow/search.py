@@ -10,9 +10,8 @@ pages of what there is.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.search import Found
     from ablate.search.plan import SearchPlan
     from ablate.store import StudyStore
+    from ablate.store.lock import LockedPlan
     from ablate.track import MirrorReport
     from ablate.workflow.listener import Listener
 
@@ -81,16 +81,15 @@ def search_study(
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
 
 
-def _plan_there(store: StudyStore, planned: SearchPlan) -> dict[str, Any]:
+def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
     """Return the lock file as it is, or that of a search of which nothing was tried."""
     from ablate.plan import to_lock
     from ablate.search.recipes import tried_plan
 
     try:
         return store.plan()
-    except (OSError, ValueError):
-        content: dict[str, Any] = json.loads(json.dumps(to_lock(tried_plan(planned, ()))))
-        return content
+    except (OSError, UserError):
+        return to_lock(tried_plan(planned, ()))
 
 
 def _go_on(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ablate.data import TokenFiles
     from ablate.plan import Plan
-    from ablate.plan.found import GroupTuning
     from ablate.search.tune import Searched
     from ablate.store import StudyStore
+    from ablate.store.lock import GroupTuning
     from ablate.workflow.end import StudyEnd
     from ablate.workflow.listener import Listener
     from ablate.workflow.run import Where
@@ -84,8 +84,7 @@ def _search(
     assert tuning is not None
     trials = f"{tuning.tune.trials} trials of {tuning.tune.tokens:,} tokens"
     listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    first = json.loads(json.dumps(to_lock(first_trials(plan, tuning))))
-    with running(store, first) as shared:
+    with running(store, to_lock(first_trials(plan, tuning))) as shared:
         if shared:
             raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
         with connection(where.address):

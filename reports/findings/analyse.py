@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.findings.ends import Target, number_in, run_ends, stopped_arms, target_of, unused_places
+from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
 from ablate.reports.findings.published import Published, published_for
 from ablate.reports.findings.sensitivity import RateCurve, rate_curves
 from ablate.reports.findings.speed import (
@@ -37,7 +37,7 @@ from ablate.reports.statistics.intervals import ALPHA, Interval
 from ablate.reports.statistics.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.statistics.power import Power, power_of
 from ablate.reports.statistics.steps import Step, find_steps
-from ablate.reports.statistics.stopping import Stopped, StopRule, alpha_of, read_rule
+from ablate.reports.statistics.stopping import Stopped, alpha_of
 from ablate.reports.statistics.survival import Reached, common_horizon, reached, restricted_mean
 from ablate.reports.statistics.sweep import Sweep, target_sweep
 from ablate.run.schedule import decay_begins
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
     from ablate.run.config import RunConfig
     from ablate.run.outcome import End, Outcome, Rule
+    from ablate.store.lock import DroppedCell, LockedArm, StopRule, Target
 
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
@@ -95,7 +96,7 @@ class ArmResult:
     description: str | None
     again: bool
     recipe: str
-    differs: dict[str, Any]
+    differs: dict[str, tuple[Any, Any]]
     folded: tuple[str, ...]
     n: int
     hit: int
@@ -160,7 +161,7 @@ class Analysis:
     horizon_tokens: float | None
     token_effects: Effects
     loss_effects: Effects
-    dropped: tuple[dict[str, Any], ...]
+    dropped: tuple[DroppedCell, ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
     tuning: Tuned | None = None
@@ -217,16 +218,15 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
 def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     """Compute every number of one comparison."""
     plan = frames.plan
-    waived = tuple(sorted({*waive, *(plan.get("waive") or ())}))
+    waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run_id: found for found in set_apart}
-    target = target_of(plan)
-    paired = bool(plan.get("paired_seeds", False))
+    target, paired = plan.target, plan.paired_seeds
     outcomes: dict[str, list[Outcome]] = {}
     curves: dict[str, list[Curve]] = {}
     results: dict[str, list[RunResult]] = {}
-    whole_steps = {entry["name"]: entry.get("tokens") for entry in plan["arms"]}
-    for row, tokens, loss, end in run_ends(frames, target, apart):
+    whole_steps = {arm.name: arm.tokens for arm in plan.arms}
+    for row, tokens, loss, end in run_ends(frames, apart):
         run_id, arm = str(row["run_id"]), str(row["arm"])
         outcomes.setdefault(arm, []).append(end)
         results.setdefault(arm, []).append(
@@ -243,8 +243,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             curves.setdefault(arm, []).append(
                 Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
             )
-    base = plan["baseline"]
-    rule = read_rule(plan)
+    base = plan.baseline
     stops = stopped_arms(plan, outcomes)
     unused = {arm: unused_places(outcomes[arm], stop) for arm, stop in stops.items()}
     for arm, places in unused.items():
@@ -257,17 +256,17 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         ]
     base_ended = _all_ended(results.get(base, []))
     alphas = {
-        entry["name"]: stops[entry["name"]].alpha
-        if entry["name"] in stops
+        entry.name: stops[entry.name].alpha
+        if entry.name in stops
         else ALPHA
-        if entry["name"] == base
+        if entry.name == base
         else alpha_of(
-            outcomes.get(entry["name"], []),
+            outcomes.get(entry.name, []),
             outcomes.get(base, []),
-            rule,
-            ended=base_ended and _all_ended(results.get(entry["name"], [])),
+            plan.stop,
+            ended=base_ended and _all_ended(results.get(entry.name, [])),
         )
-        for entry in plan["arms"]
+        for entry in plan.arms
     }
     timing = timing_of_runs(frames.environments, frames.attempts)
     throughput = judge_throughput(frames, left_out=apart.keys(), waived=waived)
@@ -276,20 +275,17 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     # Their other runs are those that happened to end before: no interval comes of them.
     selected = {name for name, stop in stops.items() if stop.kind == "diverged"}
     # At a look both sides have its number of seeds.
-    seeds = {
-        entry["name"]: stops[entry["name"]].seeds if entry["name"] in stops else None
-        for entry in plan["arms"]
-    }
+    seeds = {entry.name: stops[entry.name].seeds if entry.name in stops else None for entry in plan.arms}
     arms = tuple(
         _arm_result(
             entry,
-            outcomes=outcomes.get(entry["name"], []),
-            base_outcomes=outcomes.get(base, [])[: seeds[entry["name"]]],
-            curves=curves.get(entry["name"], []),
-            base_curves=curves.get(base, [])[: seeds[entry["name"]]],
-            runs=results.get(entry["name"], []),
-            base_runs=results.get(base, [])[: seeds[entry["name"]]],
-            config=configs.get(entry["name"]),
+            outcomes=outcomes.get(entry.name, []),
+            base_outcomes=outcomes.get(base, [])[: seeds[entry.name]],
+            curves=curves.get(entry.name, []),
+            base_curves=curves.get(base, [])[: seeds[entry.name]],
+            runs=results.get(entry.name, []),
+            base_runs=results.get(base, [])[: seeds[entry.name]],
+            config=configs.get(entry.name),
             base_config=configs.get(base),
             timing=timing,
             throughput=throughput,
@@ -297,23 +293,23 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             baseline=base,
             paired=paired,
             target=target.val_loss,
-            rule=target.rule,
-            alpha=alphas[entry["name"]],
-            stopped=stops.get(entry["name"]),
-            selected=entry["name"] in selected,
+            rule=target.crossing,
+            alpha=alphas[entry.name],
+            stopped=stops.get(entry.name),
+            selected=entry.name in selected,
         )
-        for entry in plan["arms"]
+        for entry in plan.arms
     )
-    every = tuple(curve for entry in plan["arms"] for curve in curves.get(entry["name"], []))
+    every = tuple(curve for entry in plan.arms for curve in curves.get(entry.name, []))
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     return Analysis(
-        study=plan["study"],
-        description=plan.get("description"),
+        study=plan.study,
+        description=plan.description,
         baseline=base,
         target=target,
         paired=paired,
-        rule=rule,
-        training=dict(plan.get("training") or {}),
+        rule=plan.stop,
+        training=plan.training,
         arms=arms,
         steps=tuple(
             step
@@ -322,11 +318,11 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             for step in find_steps(
                 # The baseline's second arm would make each of its steps once more.
                 {
-                    entry["name"]: frames.configs[entry["name"]]
-                    for entry in plan["arms"]
-                    if entry["name"] in frames.configs and not entry.get("again")
+                    entry.name: frames.configs[entry.name]
+                    for entry in plan.arms
+                    if entry.name in frames.configs and not entry.again
                 },
-                {entry["name"]: outcomes.get(entry["name"], []) for entry in plan["arms"]},
+                {entry.name: outcomes.get(entry.name, []) for entry in plan.arms},
                 paired=paired,
                 alphas=alphas,
                 seeds=seeds,
@@ -341,20 +337,20 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         token_effects=_effects(
             stops,
             [
-                (entry["factors"], math.log(run.high) if run.exact else None)
-                for entry in plan["arms"]
-                if entry.get("factors")
-                for run in outcomes.get(entry["name"], [])
+                (entry.factors, math.log(run.high) if run.exact else None)
+                for entry in plan.arms
+                if entry.factors
+                for run in outcomes.get(entry.name, [])
                 if run.end != "missing"
             ],
         ),
         loss_effects=_effects(
             stops,
             [
-                (entry["factors"], None if curve.end == "diverged" else float(curve.loss[-1]))
-                for entry in plan["arms"]
-                if entry.get("factors")
-                for curve in curves.get(entry["name"], [])
+                (entry.factors, None if curve.end == "diverged" else float(curve.loss[-1]))
+                for entry in plan.arms
+                if entry.factors
+                for curve in curves.get(entry.name, [])
                 if curve.end != "missing"
             ],
         ),
@@ -365,7 +361,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         set_apart=set_apart,
         waived=waived,
         horizon_tokens=horizon,
-        dropped=tuple(plan.get("dropped") or ()),
+        dropped=plan.dropped,
         last_ended_unix=max(ended) if ended else None,
         curves=every,
     )
@@ -416,7 +412,7 @@ def _run_result(
 
 
 def _arm_result(
-    entry: dict[str, Any],
+    entry: LockedArm,
     *,
     outcomes: Sequence[Outcome],
     base_outcomes: Sequence[Outcome],
@@ -437,7 +433,7 @@ def _arm_result(
     stopped: Stopped | None,
     selected: bool,
 ) -> ArmResult:
-    is_baseline = entry["name"] == baseline
+    is_baseline = entry.name == baseline
     ends = [run.end for run in outcomes]
     cost = (
         Cost(kind="baseline")
@@ -453,23 +449,20 @@ def _arm_result(
 
     falls, base_falls = (None if one is None else decay_begins(one.training) for one in (config, base_config))
     measured = None
-    if throughput is not None and entry["name"] in throughput.rates:
-        rates, base_rates = throughput.rates[entry["name"]], throughput.rates[baseline]
+    if throughput is not None and entry.name in throughput.rates:
+        rates, base_rates = throughput.rates[entry.name], throughput.rates[baseline]
         measured = alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(outcomes), alpha=alpha)
     elif timing.kind == "native":
         measured = measured_speed(
             _timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired, alpha=alpha
         )
     return ArmResult(
-        name=entry["name"],
-        description=entry.get("description"),
-        again=bool(entry.get("again", False)),
-        recipe=entry.get("recipe") or "",
-        differs=dict(entry.get("differs") or {}),
-        folded=tuple(
-            folded if isinstance(folded, str) else str(folded.get("name", folded))
-            for folded in entry.get("folded") or ()
-        ),
+        name=entry.name,
+        description=entry.description,
+        again=entry.again,
+        recipe=entry.recipe or "",
+        differs=entry.differs,
+        folded=entry.folded,
         n=sum(end != "missing" for end in ends),
         hit=ends.count("hit"),
         censored=ends.count("censored"),

@@ -30,7 +30,7 @@ def study_differences(
     heads = [
         {
             "target": words.target(analysis.target),
-            "crossing": analysis.target.rule,
+            "crossing": analysis.target.crossing,
             "baseline": analysis.baseline,
             "paired seeds": _text(analysis.paired),
             "timing": analysis.timing.kind,
@@ -72,7 +72,7 @@ def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
     config = frame.configs.get(arm) or {}
     flat: dict[str, Any] = {}
     for section in _SECTIONS:
-        content = config.get(section) or (frame.plan.get(section) if section == "training" else None)
+        content = config.get(section) or (frame.plan.training if section == "training" else None)
         flat |= {f"{section}.{key}": value for key, value in (content or {}).items()}
     flat |= {key: config[key] for key in _OTHERS if key in config}
     return {key: _text(value) for key, value in flat.items()}
@@ -80,7 +80,7 @@ def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
 
 def _recipe(arm: str, frame: StudyFrames) -> str:
     """Return the plan's few words on an arm's recipe."""
-    return next((entry.get("recipe") or "" for entry in frame.plan["arms"] if entry["name"] == arm), "")
+    return next((entry.recipe or "" for entry in frame.plan.arms if entry.name == arm), "")
 
 
 def _differing(sides: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:

@@ -5,45 +5,26 @@ How it fails: it does not raise; a run without a result is ``missing``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from ablate.reports.statistics.stopping import Stopped, decide, read_rule
-from ablate.run.outcome import Outcome, Rule, outcome, target_loss
+from ablate.reports.statistics.stopping import Stopped, decide
+from ablate.run.outcome import Outcome, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.reports.read.load import StudyFrames
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The target as declared, and as a validation loss in nats per token."""
-
-    kind: str
-    value: float
-    val_loss: float
-    rule: Rule
-
-
-def target_of(plan: Mapping[str, Any]) -> Target:
-    """Return the target that a plan's lock file declares."""
-    return Target(
-        kind=plan["target"]["kind"],
-        value=float(plan["target"]["value"]),
-        val_loss=target_loss(plan["target"]["kind"], float(plan["target"]["value"])),
-        rule=plan["target"].get("crossing", "confirmed"),
-    )
+    from ablate.store.lock import LockedPlan
 
 
 def run_ends(
-    frames: StudyFrames, target: Target, apart: Collection[str]
+    frames: StudyFrames, apart: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, Outcome]]:
     """Yield each run's row, the tokens and losses of its evaluations, and how it ended."""
+    target = frames.plan.target
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
         run_id = str(row["run_id"])
@@ -56,20 +37,18 @@ def run_ends(
             tokens=tokens,
             loss=loss,
             target=target.val_loss,
-            rule=target.rule,
+            rule=target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
         )
         yield {str(key): value for key, value in row.items()}, tokens, loss, end
 
 
-def stopped_arms(plan: Mapping[str, Any], outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
+def stopped_arms(plan: LockedPlan, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
     """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
-    rule = read_rule(plan)
-    if rule is None:
+    if plan.stop is None:
         return {}
-    never = frozenset(entry["name"] for entry in plan["arms"] if entry.get("again"))
-    paired = bool(plan.get("paired_seeds", False))
-    return decide(outcomes, rule, baseline=plan["baseline"], never=never, paired=paired)
+    never = frozenset(arm.name for arm in plan.arms if arm.again)
+    return decide(outcomes, plan.stop, baseline=plan.baseline, never=never, paired=plan.paired_seeds)
 
 
 def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:

@@ -156,15 +156,15 @@ def judge_throughput(
     pooled = {str(run_id) for run_id in results["run_id"]} - set(left_out)
     rates: dict[str, tuple[float, ...]] = {}
     refused: dict[str, str] = {}
-    for arm in frames.plan["arms"]:
-        name, ids = arm["name"], [entry["id"] for entry in arm["runs"]]
+    for arm in frames.plan.arms:
+        name, ids = arm.name, [run.id for run in arm.runs]
         ran = [frames.environments[run_id] for run_id in ids if run_id in pooled & frames.environments.keys()]
         reason = _why_not(timed.get(name), record, ids=ids, ran=ran, waived=waived)
         if reason is None:
             rates[name] = tuple(float(rate) for rate in timed[name]["tokens_per_sec"])
         else:
             refused[name] = reason
-    if frames.plan["baseline"] not in rates:
+    if frames.plan.baseline not in rates:
         refused |= dict.fromkeys(rates, "no baseline to compare it with")
         rates = {}
     return Throughput(

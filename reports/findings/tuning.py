@@ -17,11 +17,12 @@ from ablate.reports.findings.sensitivity import Rate, RateCurve
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.analyse import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
+    from ablate.store.lock import GroupTuning, LockedPlan, LockedTuning
 
 RATE = "learning_rate"
 
@@ -73,40 +74,39 @@ class Tuned:
     arms: tuple[TunedArm, ...] = ()
     others: tuple[ArmResult, ...] = ()
     curves: tuple[RateCurve, ...] = ()
-    groups: tuple[dict[str, Any], ...] = ()
+    groups: tuple[GroupTuning, ...] = ()
 
 
 def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
     """Return the study at its own values, and at those found; None where nothing was found."""
-    tuning = frames.plan.get("tuning")
-    if not tuning or not tuning["done"]:
+    tuning = frames.plan.tuning
+    if tuning is None or not tuning.done:
         return None
-    tuned = tuning["tuned"]
-    return _part(frames, {name: name for name in tuned}), _part(frames, tuned)
+    names = {name: name for name in tuning.tuned}
+    return _part(frames, tuning, names), _part(frames, tuning, tuning.tuned)
 
 
-def _part(frames: StudyFrames, names: Mapping[str, str]) -> StudyFrames:
+def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
     """Return a part of a study: ``names`` maps each arm to the one that stands in for it.
 
     The configurations get the baseline's values of what was tuned, so that arms which differ in one GEMM and
     in such a value are still seen to differ in one GEMM.
     """
-    plan, tuning = frames.plan, frames.plan["tuning"]
-    entries = {entry["name"]: entry for entry in plan["arms"]}
-    base = names[plan["baseline"]]
-    fields = [f"training.{field}" for field in tuning["fields"]]
+    plan = frames.plan
+    base = names[plan.baseline]
+    fields = [f"training.{field}" for field in tuning.fields]
     arms = []
     for name, stand_in in names.items():
-        entry = entries[stand_in] | {"folded": entries[name].get("folded") or []}
-        kept = {key: pair for key, pair in (entry.get("differs") or {}).items() if key not in fields}
-        own, usual = (_values(tuning, plan, arm, tuned=names[arm] != arm) for arm in (name, plan["baseline"]))
-        changed = {f"training.{key}": [usual[key], own[key]] for key in own if own[key] != usual[key]}
-        arms.append(entry | {"differs": kept | changed})
-    wanted = {run["id"] for entry in arms for run in entry["runs"]}
-    common = _values(tuning, plan, plan["baseline"], tuned=base != plan["baseline"])
+        arm = plan.arm(stand_in)
+        kept = {key: pair for key, pair in arm.differs.items() if key not in fields}
+        own, usual = (_values(tuning, plan, one, tuned=names[one] != one) for one in (name, plan.baseline))
+        changed = {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
+        arms.append(replace(arm, folded=plan.arm(name).folded, differs=kept | changed))
+    wanted = {run.id for arm in arms for run in arm.runs}
+    common = _values(tuning, plan, plan.baseline, tuned=base != plan.baseline)
     return replace(
         frames,
-        plan=plan | {"arms": arms, "baseline": base},
+        plan=replace(plan, arms=tuple(arms), baseline=base),
         runs=frames.runs[frames.runs["run_id"].isin(wanted)],
         evals=frames.evals[frames.evals["run_id"].isin(wanted)],
         configs={
@@ -119,107 +119,108 @@ def _part(frames: StudyFrames, names: Mapping[str, str]) -> StudyFrames:
     )
 
 
-def _group(tuning: Mapping[str, Any], plan: Mapping[str, Any], arm: str) -> dict[str, Any]:
+def _group(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
     """Return the group of an arm; the baseline's second arm goes with the baseline."""
-    for name in (arm, plan["baseline"]):
-        for group in tuning["groups"]:
-            if name in group["arms"]:
-                found: dict[str, Any] = group
-                return found
-    raise KeyError(arm)
+    group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
+    assert group is not None
+    return group
 
 
-def _values(tuning: Mapping[str, Any], plan: Mapping[str, Any], arm: str, *, tuned: bool) -> dict[str, Any]:
-    return dict(_group(tuning, plan, arm)["chosen" if tuned else "shared"])
+def _values(tuning: LockedTuning, plan: LockedPlan, arm: str, *, tuned: bool) -> dict[str, Any]:
+    group = _group(tuning, plan, arm)
+    return (group.chosen or {}) if tuned else group.shared
 
 
-def pending(plan: Mapping[str, Any]) -> Tuned | None:
+def pending(plan: LockedPlan) -> Tuned | None:
     """Return what is known of a search that has not ended; None for a study without one."""
-    tuning = plan.get("tuning")
-    return None if not tuning else _settings(tuning, done=False)
+    return None if plan.tuning is None else _settings(plan.tuning, done=False)
 
 
-def tuned(plan: Mapping[str, Any], at_shared: Analysis, at_tuned: Analysis) -> Tuned:
+def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> Tuned:
     """Put both comparisons of a study side by side. ``plan``: the whole of it."""
-    tuning = plan["tuning"]
+    tuning = plan.tuning
+    assert tuning is not None
     shared_arms = {arm.name: arm for arm in at_shared.arms}
     tuned_arms = {arm.name: arm for arm in at_tuned.arms}
     arms = tuple(
         _arm(_group(tuning, plan, name), name, shared_arms[name], tuned_arms[stand_in])
-        for name, stand_in in tuning["tuned"].items()
+        for name, stand_in in tuning.tuned.items()
         if not shared_arms[name].again
     )
     budget = at_tuned.training.get("tokens")
     return replace(
         _settings(tuning, done=True),
-        share=tuning["tokens"] / budget if budget else None,
-        total_tokens=sum(trial["tokens"] for group in tuning["groups"] for trial in group["trials"]),
+        share=tuning.tokens / budget if budget else None,
+        total_tokens=sum(trial.tokens for group in tuning.groups for trial in group.trials),
         run_tokens=sum(run.tokens for arm in at_tuned.arms for run in arm.runs),
         arms=arms,
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
-        curves=tuple(_curve(group) for group in tuning["groups"]) if RATE in tuning["fields"] else (),
-        groups=tuple(tuning["groups"]),
+        curves=tuple(_curve(group) for group in tuning.groups) if RATE in tuning.fields else (),
+        groups=tuning.groups,
     )
 
 
-def _settings(tuning: Mapping[str, Any], *, done: bool) -> Tuned:
+def _settings(tuning: LockedTuning, *, done: bool) -> Tuned:
     return Tuned(
-        study=tuning["study"],
+        study=tuning.study,
         done=done,
-        fields=tuple(tuning["fields"]),
-        sampler=tuning["sampler"],
-        trials=tuning["trials"],
-        tokens=tuning["tokens"],
-        seeds=len(tuning["seeds"]),
+        fields=tuple(tuning.fields),
+        sampler=tuning.sampler,
+        trials=tuning.trials,
+        tokens=tuning.tokens,
+        seeds=len(tuning.seeds),
     )
 
 
-def _arm(group: dict[str, Any], name: str, shared: ArmResult, found: ArmResult) -> TunedArm:
-    trials = group["trials"]
-    losses = {repr(sorted(trial["values"].items())): trial["loss"] for trial in trials}
+def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> TunedArm:
+    trials, chosen = group.trials, group.chosen or {}
+    losses = {repr(sorted(trial.values.items())): trial.loss for trial in trials}
 
     def loss(values: Mapping[str, Any]) -> float | None:
         return losses.get(repr(sorted(values.items())))
 
-    diverged = sum(trial["diverged"] > 0 for trial in trials)
-    pruned = sum(trial["state"] == "pruned" for trial in trials)
+    diverged = sum(trial.diverged > 0 for trial in trials)
+    pruned = sum(trial.state == "pruned" for trial in trials)
     return TunedArm(
         name=name,
         tuned=found.name,
-        group=group["name"],
-        shared=group["shared"],
-        chosen=group["chosen"],
+        group=group.name,
+        shared=group.shared,
+        chosen=chosen,
         complete=len(trials) - pruned - diverged,
         pruned=pruned,
         diverged=diverged,
-        tokens=sum(trial["tokens"] for trial in trials),
-        shared_loss=loss(group["shared"]),
-        chosen_loss=loss(group["chosen"]),
-        outermost=tuple(field for field in group["chosen"] if _is_outermost(field, group)),
+        tokens=sum(trial.tokens for trial in trials),
+        shared_loss=loss(group.shared),
+        chosen_loss=loss(chosen),
+        outermost=tuple(
+            field
+            for field in chosen
+            if _is_outermost(chosen[field], [trial.values[field] for trial in trials])
+        ),
         shared_cost=shared.token_cost,
         tuned_cost=found.token_cost,
     )
 
 
-def _is_outermost(field: str, group: dict[str, Any]) -> bool:
+def _is_outermost(value: Any, tried: Sequence[Any]) -> bool:
     """Tell whether a value beyond all that were tried may be better still."""
-    tried = {trial["values"][field] for trial in group["trials"]}
-    numbers = [value for value in tried if isinstance(value, int | float)]
-    return len(numbers) > 1 and group["chosen"][field] in (min(numbers), max(numbers))
+    numbers = {one for one in tried if isinstance(one, int | float)}
+    return len(numbers) > 1 and value in (min(numbers), max(numbers))
 
 
-def _curve(group: dict[str, Any]) -> RateCurve:
+def _curve(group: GroupTuning) -> RateCurve:
     """Return a group's trials by rising rate; one that was ended early or diverged has no final loss."""
     rates = [
         Rate(
-            learning_rate=trial["values"][RATE],
-            arm=group["name"],
+            learning_rate=trial.values[RATE],
+            arm=group.name,
             loss=Interval(note="no final loss")
-            if trial["loss"] is None or trial["diverged"]
-            else Interval(estimate=trial["loss"]),
-            n=len(trial["runs"]),
-            diverged=trial["diverged"],
+            if trial.loss is None or trial.diverged
+            else Interval(estimate=trial.loss),
+            n=len(trial.runs),
+            diverged=trial.diverged,
         )
-        for trial in group["trials"]
+        for trial in group.trials
     ]
-    return RateCurve(name=group["name"], rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
+    return RateCurve(name=group.name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))

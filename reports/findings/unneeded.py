@@ -11,11 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from ablate.reports.findings.ends import run_ends, stopped_arms, target_of, unused_places
+from ablate.reports.findings.ends import run_ends, stopped_arms, unused_places
 from ablate.reports.findings.tuning import split_frames
 from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.stopping import read_rule
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ class Unneeded:
         """Take the rule of the study's plan as it is now."""
         self._store = store
         plan = store.plan()
-        self._rule = read_rule(plan)
-        self._arms = {arm["name"]: [run["id"] for run in arm["runs"]] for arm in plan["arms"]}
+        self._rule = plan.stop
+        self._arms = {arm.name: [run.id for run in arm.runs] for arm in plan.arms}
         self._ended: dict[str, State] = {}
         self._stage: dict[str, tuple[int, int]] = {}
         self._answer: dict[str, str] = {}
@@ -87,10 +86,10 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
     """Return the runs that one comparison does not need, each with the reason."""
     plan = frames.plan
-    apart = {found.run_id for found in find_set_apart(frames, plan.get("waive") or ())}
+    apart = {found.run_id for found in find_set_apart(frames, plan.waive)}
     outcomes: dict[str, list[Outcome]] = {}
     ids: dict[str, list[str]] = {}
-    for row, _, _, end in run_ends(frames, target_of(plan), apart):
+    for row, _, _, end in run_ends(frames, apart):
         outcomes.setdefault(str(row["arm"]), []).append(end)
         ids.setdefault(str(row["arm"]), []).append(str(row["run_id"]))
     return {

@@ -5,9 +5,11 @@ The keys are an interface; docs/report.md lists them. Values are strict JSON: no
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import published_checks
+from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def build_document(
             "kind": analysis.target.kind,
             "value": analysis.target.value,
             "val_loss": analysis.target.val_loss,
-            "crossing": analysis.target.rule,
+            "crossing": analysis.target.crossing,
         },
         "verdict": list(verdict.sentences),
         "notices": list(notices),
@@ -58,7 +60,7 @@ def build_document(
             {"gemm": step.gemm, "from": step.from_arm, "to": step.to_arm, "token_cost": _cost(step.cost)}
             for step in analysis.steps
         ],
-        "dropped": list(analysis.dropped),
+        "dropped": [asdict(cell) for cell in analysis.dropped],
         "training": analysis.training,
         "environments": [
             {"runs": count, "environment": environment} for environment, count in analysis.environments
@@ -150,7 +152,7 @@ def _tuning(tuning: Tuned | None) -> dict[str, Any] | None:
             for arm in tuning.arms
         ],
         "groups": [
-            {"name": group["name"], "arms": group["arms"], "trials": group["trials"]}
+            {"name": group.name, "arms": group.arms, "trials": [asdict(trial) for trial in group.trials]}
             for group in tuning.groups
         ],
         "arms_at_shared_values": [_arm(arm) for arm in tuning.others],
@@ -184,7 +186,7 @@ def _stop(analysis: Analysis) -> dict[str, Any] | None:
             "cost_above": rule.hopeless.cost_above,
             "spending": rule.hopeless.spending,
             "looks": list(rule.hopeless.looks),
-            "nominal_levels": list(rule.hopeless.alphas),
+            "nominal_levels": list(levels_of(rule.hopeless)),
         },
         "tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped),
     }

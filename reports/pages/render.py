@@ -19,6 +19,7 @@ from ablate._version import __version__
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 from ablate.reports.pages import speed_tables, tables
 from ablate.reports.pages.diagnosis_table import diagnosis_table
+from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -159,11 +160,12 @@ def _early_stops(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     if rule.diverged is not None:
         parts.append(f"an arm is stopped after {words.plural(rule.diverged, 'diverged run')}")
     if rule.hopeless is not None:
+        levels = words.levels(levels_of(rule.hopeless))
         looks = words.listed([str(n) for n in rule.hopeless.looks])
         parts.append(
             "an arm is stopped at the first look where the lower end of its token cost's interval is above "
             f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
-            f"spending, nominal levels {words.levels(rule.hopeless.alphas)} (repeated confidence intervals)"
+            f"spending, nominal levels {levels} (repeated confidence intervals)"
         )
     return (("Early stops", f"{'; '.join(parts)}."),)
 
@@ -191,7 +193,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     formula = "exp(mean log T of the arm − mean log T of the baseline) − 1"
     return (
         ("Target", f"{words.target(analysis.target)}."),
-        ("Tokens to target", f"{words.RULES[analysis.target.rule]}; over seeds the geometric mean."),
+        ("Tokens to target", f"{words.RULES[analysis.target.crossing]}; over seeds the geometric mean."),
         (
             "Token cost",
             f"{formula}, with its {words.coverage(analysis.rule)} interval {test}.",

@@ -299,7 +299,7 @@ def arm_table(analysis: Analysis) -> Table:
         rows=tuple(
             (
                 arm.name,
-                "; ".join(f"{key}: {_change(change)}" for key, change in arm.differs.items())
+                "; ".join(f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in arm.differs.items())
                 or ("baseline" if arm.name == analysis.baseline else words.DASH),
                 ", ".join(arm.folded) or words.DASH,
                 arm.description or words.DASH,
@@ -335,12 +335,6 @@ def run_table(analysis: Analysis) -> Table:
         ),
         numeric=frozenset({2, 5, 6, 7}),
     )
-
-
-def _change(change: Any) -> str:
-    if isinstance(change, list) and len(change) == 2:
-        return " → ".join(_plain(value) for value in change)
-    return _plain(change)
 
 
 def _plain(value: Any) -> str:

@@ -19,6 +19,9 @@ from ablate.base.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
+    from ablate.store.lock import LockedPlan
+
+    Differs = dict[str, tuple[Any, Any]]
 
 
 def read_against(
@@ -32,17 +35,16 @@ def read_against(
     plan = frames.plan
     if baseline is None and target is None:
         return frames
-    for section in ("stop", "tuning"):
-        if plan.get(section):
-            key = "tune" if section == "tuning" else section
+    for key, section in (("stop", plan.stop), ("tune", plan.tuning)):
+        if section is not None:
             raise UserError(
-                f"--baseline and --target: study '{plan['study']}' has '{key}', which chose its runs by the "
+                f"--baseline and --target: study '{plan.study}' has '{key}', which chose its runs by the "
                 f"comparison that the study file names (leave the option out)"
             )
     if target is not None:
         if not math.isfinite(target) or target <= 0:
-            raise UserError(f"--target: {target:g} is no {plan['target']['kind']} (expected above 0)")
-        plan = plan | {"target": plan["target"] | {"value": target}}
+            raise UserError(f"--target: {target:g} is no {plan.target.kind} (expected above 0)")
+        plan = replace(plan, target=replace(plan.target, value=target))
     if baseline is not None:
         plan = _against_arm(plan, baseline)
     return replace(frames, plan=plan)
@@ -59,48 +61,46 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
         UserError: no run of the baseline has evaluations on both sides of it.
     """
     plan = frames.plan
-    runs = frames.runs.loc[frames.runs["arm"] == plan["baseline"], "run_id"]
+    runs = frames.runs.loc[frames.runs["arm"] == plan.baseline, "run_id"]
     curves = [frames.evals[frames.evals["run_id"] == run] for run in runs]
     curves = [curve for curve in curves if len(curve) and np.isfinite(curve["val_loss"]).all()]
     if not curves:
-        raise UserError(f"--after: '{plan['baseline']}' in study '{plan['study']}' has no finite losses yet")
+        raise UserError(f"--after: '{plan.baseline}' in study '{plan.study}' has no finite losses yet")
     first = max(int(curve["tokens"].iloc[0]) for curve in curves)
     last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
     if not first <= tokens <= last:
         raise UserError(
             Problem(
-                what=f"--after: {tokens:,} tokens is outside what '{plan['baseline']}' in study "
-                f"'{plan['study']}' was evaluated at",
+                what=f"--after: {tokens:,} tokens is outside what '{plan.baseline}' in study "
+                f"'{plan.study}' was evaluated at",
                 hint=f"from {first:,} to {last:,}",
             )
         )
     losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
     loss = sum(losses) / len(losses)
-    return round(math.exp(loss) if plan["target"]["kind"] == "perplexity" else loss, 3)
+    return round(math.exp(loss) if plan.target.kind == "perplexity" else loss, 3)
 
 
-def _against_arm(plan: dict[str, Any], baseline: str) -> dict[str, Any]:
-    arms = {arm["name"]: arm for arm in plan["arms"]}
+def _against_arm(plan: LockedPlan, baseline: str) -> LockedPlan:
+    arms = {arm.name: arm for arm in plan.arms}
     if baseline not in arms:
         raise UserError(
-            f"--baseline: no arm '{baseline}' in study '{plan['study']}' (arms: {', '.join(sorted(arms))})"
+            f"--baseline: no arm '{baseline}' in study '{plan.study}' (arms: {', '.join(sorted(arms))})"
         )
-    if baseline == plan["baseline"]:
+    if baseline == plan.baseline:
         return plan
-    own = arms[baseline].get("differs") or {}
+    own = arms[baseline].differs
     # A second arm of the old baseline is an arm like any other here: it is not this baseline's.
-    entries = [
-        arm | {"again": False, "differs": _differs(arm.get("differs") or {}, own)} for arm in plan["arms"]
-    ]
-    return plan | {"baseline": baseline, "arms": entries}
+    entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
+    return replace(plan, baseline=baseline, arms=entries)
 
 
-def _differs(arm: dict[str, Any], base: dict[str, Any]) -> dict[str, list[Any]]:
+def _differs(arm: Differs, base: Differs) -> Differs:
     """Return the fields in which an arm differs from the new baseline. Both are told against the old one."""
     pairs = {}
     for field in dict.fromkeys((*base, *arm)):
         old = (base.get(field) or arm[field])[0]
-        pair = [base[field][1] if field in base else old, arm[field][1] if field in arm else old]
+        pair = (base[field][1] if field in base else old, arm[field][1] if field in arm else old)
         if pair[0] != pair[1]:
             pairs[field] = pair
     return pairs

@@ -52,7 +52,7 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
         config = frames.configs.get(arm) or {}
         own[run_id] = (arm, _fingerprint(config, frames.environments.get(run_id) or {}))
     reference: dict[Setting, str | None] = dict(
-        _fingerprint(frames.configs.get(frames.plan["baseline"]) or {}, {})
+        _fingerprint(frames.configs.get(frames.plan.baseline) or {}, {})
     )
     for setting in _OF_MOST:
         counts = Counter(value for _, marks in own.values() if (value := marks[setting]) is not None)

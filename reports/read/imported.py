@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_bytes_atomic, write_json_atomic
-from ablate.plan.lock import LOCK_FORMAT
 from ablate.store import Status, StudyStore
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,9 +60,7 @@ class ImportedStudy:
     name: str
     arms: Mapping[str, Sequence[ImportedRun]]
     baseline: str
-    target_kind: str
-    target_value: float
-    crossing: str = "confirmed"
+    target: Target
     paired_seeds: bool = False
     description: str | None = None
     waived: tuple[str, ...] = ()
@@ -88,27 +86,21 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
     store = StudyStore(folder)
     _make_room(store)
     base = settings[study.baseline]
-    entries = [
+    entries = tuple(
         _write_arm(store, name, runs, settings[name], {} if name == study.baseline else base)
         for name, runs in arms.items()
-    ]
+    )
     store.write_plan(
-        {
-            "format": LOCK_FORMAT,
-            "study": study.name,
-            "description": study.description,
-            "baseline": study.baseline,
-            "target": {
-                "kind": study.target_kind,
-                "value": study.target_value,
-                "crossing": study.crossing,
-            },
-            "paired_seeds": study.paired_seeds,
-            "training": base,
-            "arms": entries,
-            "dropped": [],
-            "imported": True,
-        }
+        LockedPlan(
+            study=study.name,
+            description=study.description,
+            baseline=study.baseline,
+            target=study.target,
+            paired_seeds=study.paired_seeds,
+            training=base,
+            arms=entries,
+            imported=True,
+        )
     )
     return store, faults
 
@@ -118,8 +110,8 @@ def _make_room(store: StudyStore) -> None:
     if not store.plan_path.exists():
         return
     try:
-        imported = store.plan().get("imported") is True
-    except ValueError:
+        imported = store.plan().imported
+    except UserError:
         imported = False
     if not imported:
         raise UserError(f"{store.path} holds a study that was not imported: choose another --study")
@@ -166,19 +158,16 @@ def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Iterable[str
 
 def _write_arm(
     store: StudyStore, name: str, runs: Sequence[ImportedRun], own: dict[str, Any], base: dict[str, Any]
-) -> dict[str, Any]:
+) -> LockedArm:
     keys = dict.fromkeys((*base, *own)) if base else {}
-    differs = {key: [base.get(key), own.get(key)] for key in keys if base.get(key) != own.get(key)}
+    differs = {key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)}
     entries = []
     for run in runs:
         run_id = _run_id(run)
         _write_run(store, run_id, run)
-        entries.append({"id": run_id, "seed": run.seed})
+        entries.append(LockedRun(id=run_id, seed=run.seed))
     last = max((run.evals[-1][0] for run in runs if run.evals), default=0)
-    return {
-        "name": name, "description": None, "recipe": "as logged", "tokens": last, "factors": {},
-        "differs": differs, "folded": [], "runs": entries,
-    }  # fmt: skip
+    return LockedArm(name=name, recipe="as logged", tokens=last, differs=differs, runs=tuple(entries))
 
 
 def _write_run(store: StudyStore, run_id: str, run: ImportedRun) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ablate.base.errors import UserError
 from ablate.base.json_text import parse_json
 from ablate.reports.read.shapes import fault_of
 from ablate.store import DAMAGED, StudyStore
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from ablate.reports.read.shapes import Kind
     from ablate.store.leases import Attempt
+    from ablate.store.lock import LockedPlan
 
-PLAN_FORMAT = 1
 _THROUGHPUT_SAMPLES = 200
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
@@ -59,7 +58,7 @@ class StudyFrames:
     ``attempts`` to when and where its last attempt was. ``throughput``: what ``ablate throughput`` measured.
     """
 
-    plan: dict[str, Any]
+    plan: LockedPlan
     runs: pd.DataFrame
     evals: pd.DataFrame
     configs: dict[str, dict[str, Any]]
@@ -76,29 +75,29 @@ def load_frames(store: StudyStore) -> StudyFrames:
         FileNotFoundError: the study never ran here.
         UserError: the plan cannot be read.
     """
-    plan = _read_plan(store)
+    plan = store.plan()
     faults: list[str] = []
     run_rows: list[dict[str, Any]] = []
     curves: list[_Evaluations] = []
     configs: dict[str, dict[str, Any]] = {}
     environments: dict[str, dict[str, Any]] = {}
     attempts: dict[str, Attempt] = {}
-    for arm in plan["arms"]:
-        for entry in arm["runs"]:
-            run = store.run(entry["id"])
+    for arm in plan.arms:
+        for entry in arm.runs:
+            run = store.run(entry.id)
             config = _read_object("config", run.path / "config.json", faults)
             environment = _read_object("environment", run.environment_path, faults)
             status = run.status()
             if status.message == DAMAGED:
                 faults.append(f"{run.path / 'status.json'}: not a status")
             if config:
-                configs.setdefault(arm["name"], config)
+                configs.setdefault(arm.name, config)
             if environment:
                 environments[run.run_id] = environment
             if attempt := Leases(run.attempts).read(status.attempt):
                 attempts[run.run_id] = attempt
             evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
-            who = {"run_id": run.run_id, "arm": arm["name"], "seed": entry["seed"]}
+            who = {"run_id": run.run_id, "arm": arm.name, "seed": entry.seed}
             curves.append(evals)
             run_rows.append(
                 who
@@ -109,7 +108,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
                     "message": status.message,
                     "started_unix": status.started_unix,
                     "ended_unix": status.ended_unix,
-                    "budget_tokens": (config.get("training") or plan.get("training") or {}).get("tokens"),
+                    "budget_tokens": (config.get("training") or plan.training).get("tokens"),
                     "tokens_per_sec": tokens_per_sec,
                     "backend_mode": environment.get("backend_mode"),
                     "timing_valid": bool(environment.get("timing_valid", False)),
@@ -141,27 +140,6 @@ def _one_frame(runs: list[dict[str, Any]], curves: list[_Evaluations]) -> pd.Dat
         for name in ("tokens", "step", "val_loss")
     }
     return pd.DataFrame(whose | measured)
-
-
-def _read_plan(store: StudyStore) -> dict[str, Any]:
-    try:
-        plan = store.plan()
-        form = plan.get("format")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{store.plan_path}: not a plan: {error}") from error
-    if form != PLAN_FORMAT:
-        raise UserError(f"{store.plan_path}: plan of format {form} (expected format {PLAN_FORMAT})")
-    if fault := fault_of("plan", plan):
-        raise UserError(f"{store.plan_path}: not a plan: {fault}")
-    try:
-        for arm in plan["arms"]:
-            for entry in arm["runs"]:
-                store.run(entry["id"])
-    except ValueError as error:
-        raise UserError(f"{store.plan_path}: not a plan: {error}") from None
-    if plan["baseline"] not in [arm["name"] for arm in plan["arms"]]:
-        raise UserError(f"{store.plan_path}: the baseline '{plan['baseline']}' is none of the plan's arms")
-    return plan
 
 
 def _read_object(kind: Kind, path: Path, faults: list[str]) -> dict[str, Any]:

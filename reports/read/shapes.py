@@ -6,16 +6,14 @@ has. Keys that are not named here are let through.
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.types import StrictBool, StrictInt, StrictStr
 
 from ablate.store.leases import LATEST_UNIX
 
 _Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-_Seed = Annotated[StrictInt, Field(ge=0, lt=1 << 62)]
 _Count = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 
@@ -23,98 +21,9 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class _Run(_Open):
-    id: StrictStr
-    seed: _Seed
-
-
-class _Arm(_Open):
-    name: StrictStr
-    runs: list[_Run]
-    tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)] | None = None
-    description: StrictStr | None = None
-    again: StrictBool = False
-    recipe: StrictStr | None = None
-    factors: dict[str, Any] = {}
-    differs: dict[str, Any] = {}
-    folded: list[StrictStr] = []
-
-
-class _Target(_Open):
-    kind: Literal["val_loss", "perplexity"]
-    value: Annotated[_Number, Field(gt=0)]
-    crossing: Literal["confirmed", "first_eval"] = "confirmed"
-
-
-class _Cell(_Open):
-    name: StrictStr
-    reason: StrictStr
-
-
 class _Training(_Open):
     tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)] | None = None
     schedule: StrictStr | None = None
-
-
-class _Trial(_Open):
-    values: dict[str, Any]
-    state: Literal["complete", "pruned"]
-    loss: _Number | None
-    diverged: Annotated[StrictInt, Field(ge=0)]
-    tokens: Annotated[StrictInt, Field(ge=0, lt=1 << 62)]
-    runs: list[StrictStr]
-
-
-class _Group(_Open):
-    name: StrictStr
-    arms: list[StrictStr]
-    shared: dict[str, Any]
-    chosen: dict[str, Any] | None
-    trials: list[_Trial]
-
-
-class _Tuning(_Open):
-    study: StrictStr
-    done: StrictBool
-    fields: dict[str, Any]
-    sampler: StrictStr
-    trials: _Count
-    tokens: Annotated[StrictInt, Field(ge=1, lt=1 << 62)]
-    seeds: list[_Seed]
-    groups: list[_Group]
-    tuned: dict[str, StrictStr]
-
-
-class _Hopeless(_Open):
-    cost_above: Annotated[_Number, Field(ge=0)]
-    spending: Literal["obrien-fleming", "pocock"]
-    looks: Annotated[list[Annotated[StrictInt, Field(ge=2, lt=1 << 31)]], Field(min_length=2, max_length=50)]
-
-    @field_validator("looks")
-    @classmethod
-    def _rise(cls, looks: list[int]) -> list[int]:
-        if any(later <= earlier for earlier, later in itertools.pairwise(looks)):
-            raise ValueError("looks must rise")
-        return looks
-
-
-class _Stop(_Open):
-    diverged: _Count | None = None
-    hopeless: _Hopeless | None = None
-
-
-class _Plan(_Open):
-    study: StrictStr
-    description: StrictStr | None = None
-    baseline: StrictStr
-    target: _Target
-    paired_seeds: StrictBool = False
-    waive: list[StrictStr] = []
-    stop: _Stop | None = None
-    training: _Training | None = None
-    arms: Annotated[list[_Arm], Field(min_length=1)]
-    dropped: list[_Cell] = []
-    tuning: _Tuning | None = None
 
 
 class _Gemm(_Open):
@@ -184,10 +93,10 @@ class _Throughput(_Open):
     arms: list[_Timed]
 
 
-Kind = Literal["plan", "config", "environment", "throughput"]
+Kind = Literal["config", "environment", "throughput"]
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
-    "plan": TypeAdapter(_Plan), "config": TypeAdapter(_Config), "environment": TypeAdapter(_Environment),
+    "config": TypeAdapter(_Config), "environment": TypeAdapter(_Environment),
     "throughput": TypeAdapter(_Throughput),
 }  # fmt: skip
 

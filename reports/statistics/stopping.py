@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -31,37 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.run.outcome import Outcome
+    from ablate.store.lock import Hopeless, StopRule
 
 Spending = Literal["obrien-fleming", "pocock"]
 
 _NODES = 256
 _LARGEST_Z = 37.0
 """Beyond it a tail of the normal distribution is no number of double precision any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hopeless:
-    """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction).
-
-    ``looks``: after how many seeds, rising; the last is all seeds, where nothing is left to be stopped.
-    """
-
-    cost_above: float
-    spending: Spending
-    looks: tuple[int, ...]
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The nominal significance level of each look, two-sided."""
-        return nominal_alphas(tuple(n / self.looks[-1] for n in self.looks), self.spending)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRule:
-    """When an arm's other runs are not needed. ``diverged``: after so many of its runs have diverged."""
-
-    diverged: int | None
-    hopeless: Hopeless | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,22 +55,9 @@ class Stopped:
     alpha: float = ALPHA
 
 
-def read_rule(plan: Mapping[str, Any]) -> StopRule | None:
-    """Return the rule that a plan's lock file holds; None where there is none."""
-    stop = plan.get("stop")
-    if not stop:
-        return None
-    hopeless = stop.get("hopeless")
-    return StopRule(
-        diverged=stop.get("diverged"),
-        hopeless=None
-        if hopeless is None
-        else Hopeless(
-            cost_above=float(hopeless["cost_above"]),
-            spending=hopeless["spending"],
-            looks=tuple(hopeless["looks"]),
-        ),
-    )
+def levels_of(rule: Hopeless) -> tuple[float, ...]:
+    """Return the nominal significance level of each look, two-sided."""
+    return nominal_alphas(tuple(n / rule.looks[-1] for n in rule.looks), rule.spending)
 
 
 def decide(
@@ -136,7 +99,7 @@ def alpha_of(
     """
     if rule is None or rule.hopeless is None:
         return ALPHA
-    alphas = rule.hopeless.alphas
+    alphas = levels_of(rule.hopeless)
     if ended:
         return alphas[-1]
     passed = [
@@ -150,7 +113,7 @@ def alpha_of(
 def _hopeless(
     arm: Sequence[Outcome], baseline: Sequence[Outcome], rule: Hopeless, *, paired: bool
 ) -> Stopped | None:
-    for look, (n, alpha) in enumerate(zip(rule.looks[:-1], rule.alphas, strict=False), 1):
+    for look, (n, alpha) in enumerate(zip(rule.looks[:-1], levels_of(rule), strict=False), 1):
         if not (_has_results(arm, n) and _has_results(baseline, n)):
             return None
         cost = token_cost(arm[:n], baseline[:n], paired=paired, alpha=alpha)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.statistics.steps import greatest_step
+from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def _stop_notes(analysis: Analysis) -> list[str]:
             "The study could stop arms at looks after "
             f"{words.listed([str(n) for n in hopeless.looks])} seeds. Repeated intervals hold over all looks "
             "together in 95\u00a0% of studies, whether and when an arm was stopped; at each look the nominal "
-            f"level is stricter ({words.levels(hopeless.alphas)})."
+            f"level is stricter ({words.levels(levels_of(hopeless))})."
         )
     if any(arm.stopped is not None and arm.stopped.kind == "hopeless" for arm in analysis.stopped):
         notes.append(

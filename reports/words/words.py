@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.analyse import ArmResult
-    from ablate.reports.findings.ends import Target
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Interval
-    from ablate.reports.statistics.stopping import StopRule
+    from ablate.store.lock import StopRule, Target
 
 DASH = "–"
 NBSP = "\u00a0"

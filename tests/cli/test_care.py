@@ -15,6 +15,7 @@ from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 from ablate.store.running import running
 
 IDS = ["00aa000000000000", "00bb000000000000"]
@@ -24,19 +25,10 @@ IDS = ["00aa000000000000", "00bb000000000000"]
 def store(tmp_path):
     """A study with a finished run and one that was never started."""
     store = StudyStore(tmp_path / "s")
-    store.write_plan(
-        {
-            "format": 1, "study": "s", "description": None, "baseline": "bf16",
-            "target": {"kind": "val_loss", "value": 2.0, "crossing": "confirmed"}, "paired_seeds": False,
-            "training": {}, "dropped": [],
-            "arms": [
-                {
-                    "name": "bf16", "description": None, "recipe": "bf16", "tokens": 10, "factors": {},
-                    "differs": {}, "folded": [], "runs": [{"id": i, "seed": n} for n, i in enumerate(IDS)],
-                }
-            ],
-        }
-    )  # fmt: skip
+    runs = tuple(LockedRun(id=run_id, seed=seed) for seed, run_id in enumerate(IDS))
+    arms = (LockedArm(name="bf16", recipe="bf16", tokens=10, runs=runs),)
+    target = Target(kind="val_loss", value=2.0)
+    store.write_plan(LockedPlan(study="s", baseline="bf16", target=target, arms=arms))
     run = store.run(IDS[0])
     run.create({"model": {}, "training": {}, "seed": 0})
     first = Leases(run.attempts).claim()

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from ablate.store import Status, StudyStore
+from ablate.store.lock import plan_from_json
 
 PLAN = {
+    "format": 1,
     "study": "small",
     "description": "A small study",
     "baseline": "bf16",
@@ -29,7 +31,7 @@ PLAN = {
 @pytest.fixture
 def storage(tmp_path):
     store = StudyStore(tmp_path / "runs" / "small")
-    store.write_plan(PLAN)
+    store.write_plan(plan_from_json(PLAN))
     run = store.run("aaaa")
     run.create({"seed": 0})
     row = {"tokens": 4096, "step": 1, "time_unix": 1.7e9}

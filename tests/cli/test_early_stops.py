@@ -55,8 +55,7 @@ def ablate(folder, *arguments):
 
 def states(folder):
     store = StudyStore(folder / "runs/small")
-    runs = [(arm["name"], run) for arm in store.plan()["arms"] for run in arm["runs"]]
-    found = {(arm, run["seed"]): store.run(run["id"]).status() for arm, run in runs}
+    found = {(arm.name, run.seed): store.run(run.id).status() for arm, run in store.plan().runs()}
     return {key: (status.state, status.message) for key, status in found.items()}
 
 

@@ -9,6 +9,7 @@ from ablate.execute.todo import RunRequest
 from ablate.recipes import Recipe
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,8 @@ def requests_of(folder: Path) -> tuple[StudyStore, list[RunRequest]]:
                 resources=ResourcesConfig(),
             )
         )  # fmt: skip
-    runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
-    store.write_plan({"arms": [{"name": "only", "tokens": 30, "runs": runs}]})
+    runs = tuple(LockedRun(id=request.run_id, seed=request.seed) for request in requests)
+    arms = (LockedArm(name="only", tokens=30, runs=runs),)
+    target = Target(kind="val_loss", value=2.0)
+    store.write_plan(LockedPlan(study="s", baseline="only", target=target, arms=arms))
     return store, requests

@@ -4,6 +4,7 @@ from ablate.base.errors import UserError
 from ablate.cli.display import format_count, format_seconds, summary
 from ablate.execute.progress import ProgressReader
 from ablate.store import Status, StudyStore
+from ablate.store.lock import LockedArm, LockedPlan, Target
 from ablate.store.running import is_running, running
 
 
@@ -41,23 +42,32 @@ def test_a_leftover_running_is_read_as_interrupted(study):
 
 def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path):
     store = StudyStore(tmp_path / "s")
+    first, second = (
+        LockedPlan(
+            study="s",
+            baseline="a",
+            target=Target(kind="val_loss", value=2.0),
+            arms=(LockedArm(name="a", differs={"training.tokens": (1, tokens)}, runs=()),),
+        )
+        for tokens in (2, 3)
+    )
     assert not is_running(store.path)
-    with running(store, {"arms": [1]}) as others:
+    with running(store, first) as others:
         assert not others
         assert is_running(store.path)
-        with running(store, {"arms": [1]}) as shared:
+        with running(store, first) as shared:
             assert shared
         assert is_running(store.path)
         with (
             pytest.raises(UserError, match=r"is being run by process .* with another plan"),
-            running(store, {"arms": [2]}),
+            running(store, second),
         ):
             pass
-        assert store.plan() == {"arms": [1]}
+        assert store.plan() == first
     assert not is_running(store.path)
-    with running(store, {"arms": [2]}) as shared:
+    with running(store, second) as shared:
         assert not shared
-    assert store.plan() == {"arms": [2]}
+    assert store.plan() == second
 
 
 def test_damaged_files_are_shown_as_what_they_are(study):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from ablate.base.files import read_json, write_json_atomic
 from ablate.plan import known_plan, to_lock
-from ablate.plan.found import TrialRecord
-from ablate.plan.tuning import fingerprint, found_before, trial_plan, tuned_plan
+from ablate.plan.tuning import fingerprint, trial_plan, tuned_plan
 from ablate.store import StudyStore
+from ablate.store.lock import TrialRecord, plan_to_json
 
 STUDY = """\
 name: s
@@ -54,9 +54,9 @@ def test_before_tuning_the_arms_are_the_studys_own(plan):
     planned = plan(STUDY)
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again"]
     assert not planned.tuning.is_done
-    lock = to_lock(planned)["tuning"]
-    assert (lock["study"], lock["done"], lock["tuned"]) == ("s tune", False, {})
-    assert "tuning" not in to_lock(plan(STUDY.split("tune:", maxsplit=1)[0]))
+    lock = to_lock(planned).tuning
+    assert (lock.study, lock.done, lock.tuned) == ("s tune", False, {})
+    assert "tuning" not in plan_to_json(to_lock(plan(STUDY.split("tune:", maxsplit=1)[0])))
 
 
 def test_arms_whose_values_changed_run_again_at_them(plan):
@@ -67,7 +67,7 @@ def test_arms_whose_values_changed_run_again_at_them(plan):
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
     assert [run.seed for run in tuned.runs] == [0, 1]
     assert {run.id for run in tuned.runs}.isdisjoint(run.id for run in planned.arm("b").runs)
-    assert to_lock(planned)["tuning"]["tuned"] == {
+    assert to_lock(planned).tuning.tuned == {
         "a": "a",
         "b": "b tuned",
         "c": "c tuned",
@@ -106,14 +106,14 @@ def test_trials_are_short_runs_at_seeds_of_their_own(plan):
 def stored(plan, tmp_path):
     store = StudyStore(tmp_path / "s")
     store.path.mkdir()
-    store.write_plan(json.loads(json.dumps(to_lock(found(plan(STUDY))))))
+    store.write_plan(to_lock(found(plan(STUDY))))
     return store
 
 
 def test_what_was_found_is_known_again(plan, stored):
     known = known_plan(plan(STUDY), stored)
     assert known.tuning.is_done
-    assert json.loads(json.dumps(to_lock(known))) == stored.plan()
+    assert plan_to_json(to_lock(known)) == plan_to_json(stored.plan())
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,6 @@ def test_only_the_group_that_changed_has_another_ledger(plan):
 
 
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
-def test_a_damaged_lock_tells_nothing(plan, damage):
-    assert not found_before(plan(STUDY), damage).tuning.is_done
+def test_a_damaged_lock_tells_nothing(plan, stored, damage):
+    write_json_atomic(stored.plan_path, damage and read_json(stored.plan_path) | damage)
+    assert not known_plan(plan(STUDY), stored).tuning.is_done

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ablate.reports import analyse, load_frames
 from ablate.reports.words import words
 from ablate.store import StudyStore
+from ablate.store.lock import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> Iterator[tuple[Cost, float]]:
     """Yield (token cost of the second arm, evaluation interval as a share), for each start of the cadence."""
     place = frames.evals.groupby("run_id").cumcount()
-    plan = frames.plan | {"target": {"kind": "val_loss", "value": target, "crossing": rule}}
+    plan = replace(frames.plan, target=Target(kind="val_loss", value=target, crossing=rule))
     for start in range(every):
         evals = frames.evals[place % every == start].reset_index(drop=True)
         analysis = analyse(replace(frames, evals=evals, plan=plan))

@@ -20,8 +20,9 @@ import numpy as np
 from ablate.reports.findings.speed import alone_speed
 from ablate.reports.statistics.cost import is_settled, token_cost
 from ablate.reports.statistics.intervals import welch_interval
-from ablate.reports.statistics.stopping import Hopeless, StopRule, alpha_of, decide
+from ablate.reports.statistics.stopping import alpha_of, decide
 from ablate.run.outcome import Outcome, outcome
+from ablate.store.lock import Hopeless, StopRule
 
 TARGET = 2.2
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005

@@ -176,7 +176,8 @@ def build_study(
                 "runs": runs,
             }
         )
-    store.write_plan(
+    write_json_atomic(
+        store.plan_path,
         {
             "format": 1,
             "study": study,
@@ -188,7 +189,7 @@ def build_study(
             "arms": arms,
             "dropped": [],
         }
-        | plan
+        | plan,
     )
     return store
 
@@ -281,11 +282,11 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
     curves = {"fp8": [line(3, 2.5, 1.8), line(3, 2.4, 1.8)], "fp4": [line(3, 2.6, 1.9), line(3, 2.5, 1.8)]}
     store = build_study(folder, curves, environment=NATIVE, **plan)
     recipes = {"fp8": PRESETS["te-hybrid-fp8"].recipe, "fp4": PRESETS["amd-fdw"].recipe}
-    for arm in store.plan()["arms"]:
-        for i, entry in enumerate(arm["runs"]):
-            run = store.run(entry["id"])
-            write_json_atomic(run.path / "config.json", config_to_json(whole_config(recipes[arm["name"]], i)))
-            speed = (100 if arm["name"] == "fp8" else 125) + i
+    for arm in store.plan().arms:
+        for i, entry in enumerate(arm.runs):
+            run = store.run(entry.id)
+            write_json_atomic(run.path / "config.json", config_to_json(whole_config(recipes[arm.name], i)))
+            speed = (100 if arm.name == "fp8" else 125) + i
             rows = run.metrics_path.read_text().replace("31000.0", str(float(speed)))
             run.metrics_path.write_text(rows)
     return store
@@ -293,9 +294,9 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
 
 def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
     """Return what ``ablate throughput`` would have measured of an arm, if it had such a device."""
-    entry = next(one for one in store.plan()["arms"] if one["name"] == arm)
+    entry = store.plan().arm(arm)
     speed = Speed(
-        arm=arm, run=entry["runs"][0]["id"], tokens_per_sec=RATES[arm], median=1.0, spread=0.0,
+        arm=arm, run=entry.runs[0].id, tokens_per_sec=RATES[arm], median=1.0, spread=0.0,
         over_baseline=None, peak_memory_bytes=None, threads=1, backend_mode="native", timing_valid=True,
         why_not=None,
     )  # fmt: skip

@@ -102,8 +102,8 @@ def test_the_lock_file_holds_what_was_tried_alone(planned):
         for names in (("bf16", "F sr"), ("bf16",))
     )
     lock = to_lock(tried_plan(found, [first, second]))
-    assert [arm["name"] for arm in lock["arms"]] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
-    assert lock["baseline"] == "bf16 @ 100k"
+    assert [arm.name for arm in lock.arms] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
+    assert lock.baseline == "bf16 @ 100k"
     assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]
     assert arm_name(planned(budgets="[100_000]"), 100_000, "bf16") == "bf16"
 

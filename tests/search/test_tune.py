@@ -119,7 +119,7 @@ def test_each_arm_gets_its_own_rate(searching):
     assert not found.open_runs
     assert len(executor.ran) == len({run.run_id for run in executor.ran}) == 12
     lock = executor.store.plan()
-    assert [arm["name"] for arm in lock["arms"]][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
+    assert [arm.name for arm in lock.arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
 
 
 def test_hopeless_trials_are_stopped_and_counted_as_far_as_they_were_trained(searching):

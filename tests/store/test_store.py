@@ -4,6 +4,7 @@ import pytest
 
 from ablate.base.files import read_json, write_json_atomic
 from ablate.store import RunDir, Status, StudyStore
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -76,6 +77,8 @@ def test_a_study_knows_its_plan(tmp_path):
     store = StudyStore(tmp_path / "study")
     with pytest.raises(FileNotFoundError):
         store.plan()
-    store.write_plan({"study": "study"})
-    assert store.plan() == {"study": "study"}
-    assert json.loads(store.plan_path.read_text()) == {"study": "study"}
+    arm = LockedArm(name="a", differs={"model.width": (1, 2)}, runs=(LockedRun(id="0a", seed=1),))
+    plan = LockedPlan(study="study", baseline="a", target=Target(kind="val_loss", value=2.0), arms=(arm,))
+    store.write_plan(plan)
+    assert store.plan() == plan
+    assert json.loads(store.plan_path.read_text())["arms"][0]["differs"] == {"model.width": [1, 2]}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from ablate.store.lock import Hopeless, StopRule
+
 STUDY = """\
 name: s
 baseline: a
@@ -14,18 +16,16 @@ arms: {a: , b: {recipe: fp8}}
 
 def test_a_whole_rule(study):
     loaded = study(STUDY % (5, "{diverged: 2, hopeless: {cost_above: 0.1, spending: pocock, looks: [2, 3]}}"))
-    assert loaded.stop == {
-        "diverged": 2,
-        "hopeless": {"cost_above": 0.1, "spending": "pocock", "looks": [2, 3, 5]},
-    }
+    assert loaded.stop == StopRule(
+        diverged=2, hopeless=Hopeless(cost_above=0.1, spending="pocock", looks=(2, 3, 5))
+    )
 
 
 def test_defaults(study):
-    assert study(STUDY % (4, "{hopeless: {cost_above: 0}}")).stop == {
-        "diverged": None,
-        "hopeless": {"cost_above": 0.0, "spending": "obrien-fleming", "looks": [2, 3, 4]},
-    }
-    assert study(STUDY % (3, "{diverged: 1}")).stop == {"diverged": 1, "hopeless": None}
+    assert study(STUDY % (4, "{hopeless: {cost_above: 0}}")).stop == StopRule(
+        hopeless=Hopeless(cost_above=0.0, spending="obrien-fleming", looks=(2, 3, 4))
+    )
+    assert study(STUDY % (3, "{diverged: 1}")).stop == StopRule(diverged=1)
     assert study(STUDY % (3, "null")).stop is None
 
 

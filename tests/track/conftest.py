@@ -9,6 +9,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status, StudyStore
+from ablate.store.lock import plan_from_json
 from ablate.track.rows import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink
@@ -49,7 +50,13 @@ class Study:
             ],
             "dropped": [{"name": "x", "reason": "y"}],
         }
-        self.store.write_plan(self.plan)
+        self.write_plan()
+
+    def write_plan(self):
+        self.store.write_plan(self.typed_plan())
+
+    def typed_plan(self):
+        return plan_from_json(self.plan)
 
     def run(self, arm="bf16", seed=0):
         return self.store.run(self.runs[arm, seed])

@@ -74,7 +74,7 @@ def test_experiment_tells_the_design(study, uri):
     experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
     assert "| fprop |" in experiment.tags["mlflow.note.content"]
     study.plan["description"] = "Another question"
-    study.store.write_plan(study.plan)
+    study.write_plan()
     sync(study, uri)
     experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
     assert experiment.tags["mlflow.note.content"].startswith("Another question")
@@ -271,7 +271,7 @@ def test_a_renamed_arm_is_renamed(study, uri, held):
     mirror.sync_once()
     study.plan["arms"][1]["name"] = "only Fprop"
     study.plan["arms"][1]["factors"] = {"recipe.gemms": ["fprop", "changed"]}
-    study.store.write_plan(study.plan)
+    study.write_plan()
     assert mirror.sync_once().complete
     run = held(study, uri)[study.runs["fprop", 0]]
     assert run.info.run_name == "only Fprop seed 0"

@@ -54,11 +54,11 @@ def tuning_of(folder, storage):
     lock = StudyStore(folder / storage / "small").plan()
     return [
         (
-            group["name"],
-            group["chosen"],
-            [(one["number"], one["values"], one["state"], one["loss"]) for one in group["trials"]],
+            group.name,
+            group.chosen,
+            [(one.number, one.values, one.state, one.loss) for one in group.trials],
         )
-        for group in lock["tuning"]["groups"]
+        for group in lock.tuning.groups
     ]
 
 
@@ -79,11 +79,11 @@ def test_tuned_killed_and_resumed(folder):
     assert code == 0, output
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
     lock = StudyStore(folder / "whole" / "small").plan()
-    assert lock["tuning"]["done"]
-    assert all(len(group["trials"]) == 3 for group in lock["tuning"]["groups"])
+    assert lock.tuning.done
+    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
     report = json.loads((folder / "whole" / "small" / "report" / "report.json").read_text())
     assert report["runs_missing"] == 0
-    assert report["baseline"] == lock["tuning"]["tuned"]["bf16"]
+    assert report["baseline"] == lock.tuning.tuned["bf16"]
 
     for count in (1, 4):  # in the first round, and in the second
         process = start(folder, "killed", "run", "small.yaml")

@@ -138,7 +138,7 @@ def test_a_sweep_is_grey_where_either_of_the_two_is_in_its_decay(make_study, arm
 
 
 def test_every_arm_is_named_in_every_figure(wide):
-    names = [arm["name"] for arm in wide.plan()["arms"]]
+    names = [arm.name for arm in wide.plan().arms]
     for name, drawing in figures_of(wide).items():
         for arm in names if name == "convergence" else names[1:]:
             # An arm that diverged has no cost at any target: the caption says so.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -137,7 +139,8 @@ def test_the_baselines_second_arm_makes_no_steps(make_study):
         return [(step.from_arm, step.to_arm) for step in analyse(frames).steps]
 
     assert steps() == [("a", "b"), ("a again", "b")]
-    frames.plan["arms"][2]["again"] = True
+    arms = (*frames.plan.arms[:2], replace(frames.plan.arms[2], again=True))
+    frames = replace(frames, plan=replace(frames.plan, arms=arms))
     assert steps() == [("a", "b")]
 
 
@@ -147,7 +150,7 @@ def test_no_step_where_something_else_differs_too(make_study):
         resolved={"a": resolved_recipe(), "b": resolved_recipe("fprop")},
     )
     assert len(analyse(load_frames(store)).steps) == 1
-    run = store.run(store.plan()["arms"][1]["runs"][0]["id"])
+    run = store.run(store.plan().arms[1].runs[0].id)
     config = run.config()
     config["training"]["learning_rate"] = 1.0
     (run.path / "config.json").unlink()
@@ -197,11 +200,11 @@ def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
     store = make_study({"a": [line(3, 1)], "b": [line(3, 1)]})
     plan = store.plan()
     dy = {"rounding": "stochastic", "scale": None}
-    plan["arms"][1]["differs"] = {
-        "recipe.gemms": [[], ["fprop", "dgrad"]],
-        "recipe.dgrad": [None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}],
+    differs = {
+        "recipe.gemms": ([], ["fprop", "dgrad"]),
+        "recipe.dgrad": (None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}),
     }
-    store.write_plan(plan)
+    store.write_plan(replace(plan, arms=(plan.arms[0], replace(plan.arms[1], differs=differs))))
     rows = arm_table(analyse(load_frames(store))).rows
     gemms, dgrad = rows[1][1].split("; ")
     assert gemms == "recipe.gemms: [] → [fprop, dgrad]"

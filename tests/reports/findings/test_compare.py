@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import compare, compare_table
+from ablate.store.lock import Hopeless, StopRule
 
 
 def study(folder, name, cost, seed, seeds=5, **more):
@@ -56,10 +58,10 @@ def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
 
 
 def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
-    rule = {"diverged": None, "hopeless": {"cost_above": 0.5, "spending": "pocock", "looks": [2, 5]}}
+    rule = StopRule(hopeless=Hopeless(cost_above=0.5, spending="pocock", looks=(2, 5)))
     left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.05, 2)
     plain = both(left, right)
-    right.write_plan(right.plan() | {"stop": rule})
+    right.write_plan(replace(right.plan(), stop=rule))
     ruled = both(left, right)
     assert "with its 95\u00a0% interval" in compare_table(plain).caption
     assert "with its repeated 95\u00a0% interval" in compare_table(ruled).caption
@@ -79,10 +81,10 @@ def test_runs_that_count_in_both_studies_make_no_ratio(tmp_path):
     assert [arm.ratio.note for arm in same.arms] == ["runs in common: the two costs are not independent"] * 2
     assert same.arms[0].left.estimate == same.arms[0].right.estimate
     left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.2, 2)
-    plan, of_left = right.plan(), left.plan()["arms"][0]["runs"]
+    plan, of_left = right.plan(), left.plan().arms[0].runs
     for run in of_left:
-        shutil.copytree(left.run(run["id"]).path, right.run(run["id"]).path)
-    right.write_plan(plan | {"arms": [plan["arms"][0] | {"runs": of_left}, *plan["arms"][1:]]})
+        shutil.copytree(left.run(run.id).path, right.run(run.id).path)
+    right.write_plan(replace(plan, arms=(replace(plan.arms[0], runs=of_left), *plan.arms[1:])))
     found = both(left, right).arms[0]
     assert (found.name, found.ratio.estimate) == ("fp4", None)
     assert found.right.estimate is not None

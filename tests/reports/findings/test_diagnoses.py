@@ -159,8 +159,8 @@ def test_odd_parts_of_a_row_say_nothing_and_stop_nothing():
 
 
 def write_rows(study, arm, rows):
-    for planned in next(one for one in study.plan()["arms"] if one["name"] == arm)["runs"]:
-        path = study.run(planned["id"]).diagnostics_path
+    for planned in study.plan().arm(arm).runs:
+        path = study.run(planned.id).diagnostics_path
         path.write_text("".join(json.dumps(one) + "\n" for one in rows))
     return path
 
@@ -169,7 +169,7 @@ def test_the_section_is_in_every_form_of_the_report(ladder, tmp_path):
     without = write_report(ladder, tmp_path / "without")
     assert "diagnostics" not in without.html.read_text()
     assert json.loads(without.json.read_text())["diagnostics"] == []
-    arm = ladder.plan()["arms"][-1]["name"]
+    arm = ladder.plan().arms[-1].name
     layers = [f"blocks.{n}.ffn.down" for n in range(20)]
     rng = np.random.default_rng(0)
     rows = [

@@ -112,8 +112,8 @@ def test_native_timing_is_in_the_report_with_its_price(tmp_path):
 @pytest.mark.parametrize("mode", ["emulated", "imported"])
 def test_no_other_timing_becomes_a_speed(tmp_path, mode):
     store = native_study(tmp_path)
-    entry = store.plan()["arms"][0]["runs"][0]
-    path = store.run(entry["id"]).environment_path
+    entry = store.plan().arms[0].runs[0]
+    path = store.run(entry.id).environment_path
     write_json_atomic(path, json.loads(path.read_text()) | {"backend_mode": mode, "timing_valid": False})
     analysis = analyse(load_frames(store))
     assert all(arm.measured is None for arm in analysis.arms)

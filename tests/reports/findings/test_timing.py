@@ -132,7 +132,7 @@ def test_the_record_feeds_the_speed_up_of_the_report(tmp_path):
 
 def test_it_serves_where_the_runs_shared_their_gpu(tmp_path):
     store = native_study(tmp_path)
-    for run_id in [entry["id"] for arm in store.plan()["arms"] for entry in arm["runs"]]:
+    for run_id in [entry.id for arm in store.plan().arms for entry in arm.runs]:
         folder = store.run(run_id).attempts
         folder.mkdir(exist_ok=True)
         write_json_atomic(folder / "1.json", vars(attempt(0.0, 9.0)))
@@ -182,8 +182,8 @@ STALE = {"run": "0123456789abcdef"}
 )
 def test_what_does_not_count_is_named_and_gives_no_speed_up(tmp_path, fp8, fp4, record, said):
     store = native_study(tmp_path)
-    for entry in store.plan()["arms"][1]["runs"]:  # so that the runs' own timing does not serve instead
-        path = store.run(entry["id"]).environment_path
+    for entry in store.plan().arms[1].runs:  # so that the runs' own timing does not serve instead
+        path = store.run(entry.id).environment_path
         write_json_atomic(path, NATIVE | {"timing_valid": False, "timing_why_not": "the GPU is 55 % busy"})
     write_throughput(store, speed_of(store, "fp8", **fp8), speed_of(store, "fp4", **fp4), **record)
     analysis, document, warned, timing = page_of(store)
@@ -210,9 +210,9 @@ def test_an_arm_that_was_not_timed_has_the_figure_of_its_runs(tmp_path):
 
 def test_runs_under_emulation_are_not_those_that_were_timed(tmp_path):
     store = native_study(tmp_path)
-    for arm in store.plan()["arms"]:
-        for entry in arm["runs"]:
-            write_json_atomic(store.run(entry["id"]).environment_path, NATIVE | {"backend_mode": "emulated"})
+    for arm in store.plan().arms:
+        for entry in arm.runs:
+            write_json_atomic(store.run(entry.id).environment_path, NATIVE | {"backend_mode": "emulated"})
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     analysis, _, warned, _ = page_of(store)
     assert "its runs had emulated arithmetic (fp8, fp4)" in warned

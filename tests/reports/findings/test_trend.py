@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +23,7 @@ from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.findings.trend import _line, differences_text, sentences, trend, trend_table
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
+from ablate.store.lock import Hopeless, StopRule
 
 WIDTHS = (32, 64, 128)
 
@@ -187,14 +188,14 @@ def test_studies_that_share_runs_are_not_independent(tmp_path):
     small, large, _ = falling(tmp_path)
     again = study(tmp_path, 64, {"steep": 0.1}, study="again")
     plan = again.plan()
-    plan["arms"][0]["runs"] = large.plan()["arms"][0]["runs"]
-    for run in plan["arms"][0]["runs"]:
-        source, target = large.run(run["id"]).path, again.run(run["id"]).path
+    runs = large.plan().arms[0].runs
+    for run in runs:
+        source, target = large.run(run.id).path, again.run(run.id).path
         target.mkdir(parents=True)
         for path in source.iterdir():
             if path.is_file():
                 (target / path.name).write_bytes(path.read_bytes())
-    again.write_plan(plan)
+    again.write_plan(replace(plan, arms=(replace(plan.arms[0], runs=runs), *plan.arms[1:])))
     with pytest.raises(UserError, match="w64 and again have runs in common"):
         of(small, large, again)
 
@@ -301,10 +302,10 @@ def test_one_seed_gives_a_line_without_an_interval(tmp_path):
 
 
 def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
-    rule = {"diverged": None, "hopeless": {"cost_above": 0.5, "spending": "pocock", "looks": [2, 5]}}
+    rule = StopRule(hopeless=Hopeless(cost_above=0.5, spending="pocock", looks=(2, 5)))
     stores = falling(tmp_path)
     plain = of(*stores)
-    stores[1].write_plan(stores[1].plan() | {"stop": rule})
+    stores[1].write_plan(replace(stores[1].plan(), stop=rule))
     ruled = of(*stores)
     assert "with its 95\u00a0% interval" in trend_table(plain).caption
     assert "with its repeated 95\u00a0% interval" in trend_table(ruled).caption
@@ -359,7 +360,7 @@ def test_studies_are_read_where_their_baselines_have_come_to(tmp_path):
     for store, one in zip(stores, found["studies"], strict=True):
         frames = load_frames(store)
         value = target_after(frames, 400_000)
-        assert value != frames.plan["target"]["value"]
+        assert value != frames.plan.target.value
         assert one["target"].replace("\u00a0", " ") == f"a validation loss of {value:g} nats/token"
     assert "tokens is outside what 'bf16'" in refused(*names, "--storage", tmp_path, "--after", "1")
 

@@ -86,8 +86,8 @@ def test_both_costs_stand_side_by_side(tuned):
 
 def test_what_arms_differ_in_is_stated_against_the_tuned_baseline(tuned):
     arms = {arm.name: arm for arm in analyse(load_frames(tuned)).arms}
-    assert arms["fprop tuned"].differs["training.learning_rate"] == [0.004, 0.008]
-    assert arms["alike"].differs["training.learning_rate"] == [0.004, 0.002]
+    assert arms["fprop tuned"].differs["training.learning_rate"] == (0.004, 0.008)
+    assert arms["alike"].differs["training.learning_rate"] == (0.004, 0.002)
 
 
 def test_a_gemms_step_is_found_although_the_rates_differ(tuned):
@@ -149,7 +149,7 @@ def test_a_stop_rule_is_asked_of_both_comparisons(make_study):
     states = {("fprop", 0): "diverged", ("fprop", 1): "pending", ("fprop", 2): "pending"}
     states |= {("alike", 0): "diverged", ("alike", 1): "pending", ("alike", 2): "pending"}
     store = make_study(arms, states=states, target={"value": 1.7}, tuning=TUNING, stop={"diverged": 1})
-    ids = {(arm["name"], run["seed"]): run["id"] for arm in store.plan()["arms"] for run in arm["runs"]}
+    ids = {(arm.name, run.seed): run.id for arm, run in store.plan().runs()}
     unneeded = unneeded_runs(load_frames(store))
     assert set(unneeded) == {ids[arm, seed] for arm in ("fprop", "alike") for seed in (1, 2)}
     analysis = analyse(load_frames(store))

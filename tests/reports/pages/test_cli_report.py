@@ -94,8 +94,8 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study):
     first = process.stdout.readline()
     assert "3 of 4 runs have ended" in first
     assert '<meta http-equiv="refresh" content="1">' in page.read_text()
-    entry = store.plan()["arms"][1]["runs"][1]
-    store.run(entry["id"]).write_status(Status(state="finished", tokens=300))
+    entry = store.plan().arms[1].runs[1]
+    store.run(entry.id).write_status(Status(state="finished", tokens=300))
     rest = process.communicate(timeout=60)[0]
     assert process.returncode == 0
     assert str(page) in rest

@@ -177,7 +177,7 @@ def test_strange_curves_give_a_whole_report(make_study, losses, arms):
 
 
 def test_a_damaged_run_is_named_in_the_report(ladder):
-    run = ladder.run(ladder.plan()["arms"][0]["runs"][0]["id"])
+    run = ladder.run(ladder.plan().arms[0].runs[0].id)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval"}\n')
     report = strict(write_report(ladder).json.read_text())

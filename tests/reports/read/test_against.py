@@ -9,6 +9,19 @@ from ablate.base.errors import UserError
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.read.load import load_frames
+from ablate.store.lock import LockedTuning, StopRule, Target
+
+TUNING = LockedTuning(
+    study="study tune",
+    done=True,
+    fields={},
+    sampler="grid",
+    trials=1,
+    tokens=10,
+    seeds=(1,),
+    groups=(),
+    tuned={},
+)
 
 
 @pytest.fixture
@@ -22,7 +35,7 @@ def frames(make_study):
 
 
 def with_plan(frames, **more):
-    return dataclasses.replace(frames, plan=frames.plan | more)
+    return dataclasses.replace(frames, plan=dataclasses.replace(frames.plan, **more))
 
 
 def test_costs_are_those_against_the_other_arm(frames):
@@ -43,21 +56,23 @@ def test_without_either_it_is_the_study_itself(frames):
 
 
 def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
-    arms = {arm["name"]: arm for arm in frames.plan["arms"]}
-    gemms = {"recipe.gemms": [[], ["fprop"]]}
+    arms = {arm.name: arm for arm in frames.plan.arms}
+    gemms = {"recipe.gemms": ([], ["fprop"])}
     own = {
         "bf16": {},
-        "all": gemms | {"training.learning_rate": [1e-3, 2e-3]},
-        "mended": gemms | {"recipe.stabiliser": ["none", "dht"]},
+        "all": gemms | {"training.learning_rate": (1e-3, 2e-3)},
+        "mended": gemms | {"recipe.stabiliser": ("none", "dht")},
     }
-    plan = [arms[name] | {"differs": pairs, "again": name == "mended"} for name, pairs in own.items()]
-    read = read_against(with_plan(frames, arms=plan), baseline="all").plan["arms"]
-    assert {arm["name"]: arm["differs"] for arm in read} == {
-        "bf16": {"recipe.gemms": [["fprop"], []], "training.learning_rate": [2e-3, 1e-3]},
+    plan = tuple(
+        dataclasses.replace(arms[name], differs=pairs, again=name == "mended") for name, pairs in own.items()
+    )
+    read = read_against(with_plan(frames, arms=plan), baseline="all").plan.arms
+    assert {arm.name: arm.differs for arm in read} == {
+        "bf16": {"recipe.gemms": (["fprop"], []), "training.learning_rate": (2e-3, 1e-3)},
         "all": {},
-        "mended": {"training.learning_rate": [2e-3, 1e-3], "recipe.stabiliser": ["none", "dht"]},
+        "mended": {"training.learning_rate": (2e-3, 1e-3), "recipe.stabiliser": ("none", "dht")},
     }
-    assert not any(arm["again"] for arm in read)
+    assert not any(arm.again for arm in read)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +81,8 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
         ({"baseline": "al"}, {}, "--baseline: no arm 'al' in study 'study' (arms: all, bf16, mended)"),
         ({"target": -1.0}, {}, "--target: -1 is no val_loss (expected above 0)"),
         ({"target": float("nan")}, {}, "--target: nan is no val_loss (expected above 0)"),
-        ({"baseline": "all"}, {"stop": {"diverged": 2}}, "has 'stop', which chose its runs"),
-        ({"target": 2.0}, {"tuning": {"done": True}}, "has 'tune', which chose its runs"),
+        ({"baseline": "all"}, {"stop": StopRule(diverged=2)}, "has 'stop', which chose its runs"),
+        ({"target": 2.0}, {"tuning": TUNING}, "has 'tune', which chose its runs"),
     ],
 )
 def test_what_is_refused(frames, options, plan, line):
@@ -87,7 +102,7 @@ def test_the_target_that_the_baseline_reaches_after_so_many_tokens(make_study):
     assert target_after(frames, 25) == pytest.approx((1.5 + 1.7) / 2)
     # Of the study's own baseline, whatever arm is compared with.
     assert target_after(read_against(frames, baseline="all"), 20) == 8.0
-    perplexity = with_plan(frames, target=frames.plan["target"] | {"kind": "perplexity", "value": 20.0})
+    perplexity = with_plan(frames, target=Target(kind="perplexity", value=20.0))
     assert target_after(perplexity, 20) == pytest.approx(math.exp(2.1), abs=5e-4)
     for outside in (11, 29):
         with pytest.raises(UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"):

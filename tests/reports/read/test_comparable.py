@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from synthetic_study import ENVIRONMENT, line
@@ -15,7 +16,7 @@ CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 
 
 def change(store, arm, number, **environment):
-    run = store.run(store.plan()["arms"][arm]["runs"][number]["id"])
+    run = store.run(store.plan().arms[arm].runs[number].id)
     write_json_atomic(run.environment_path, ENVIRONMENT | environment)
     return run.run_id
 
@@ -49,7 +50,7 @@ def test_waived_in_the_study_or_in_the_call(make_study):
     assert [arm.n for arm in analyse(frames).arms] == [3, 3]
     assert analyse(frames).waived == ("code",)
     assert "differ in code are pooled" in write_report(store).html.read_text()
-    frames.plan["waive"] = []
+    frames = replace(frames, plan=replace(frames.plan, waive=()))
     assert [arm.n for arm in analyse(frames, waive=["code"]).arms] == [3, 3]
     assert [arm.n for arm in analyse(frames).arms] == [3, 2]
 
@@ -66,10 +67,10 @@ def test_waived_in_the_study_or_in_the_call(make_study):
 def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
     store = make_study(CURVES)
     same = {"data_digest": "d", "vocab_size": 256, "training": {"tokens": 300, "eval_tokens": 5}}
-    for arm in store.plan()["arms"]:
-        for entry in arm["runs"]:
-            content = same | (change if arm["name"] == "fp4" else {})
-            write_json_atomic(store.run(entry["id"]).path / "config.json", content)
+    for arm in store.plan().arms:
+        for entry in arm.runs:
+            content = same | (change if arm.name == "fp4" else {})
+            write_json_atomic(store.run(entry.id).path / "config.json", content)
     analysis = analyse(load_frames(store))
     assert {run.setting for run in analysis.set_apart} == {setting}
     assert analysis.arms[1].token_cost.kind == "none"

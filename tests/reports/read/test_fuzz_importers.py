@@ -10,6 +10,7 @@ from ablate.reports.read.imported import ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
 from ablate.reports.read.tables import Columns, read_csv, read_jsonl, read_wandb_chart, runs_of
+from ablate.store.lock import Target
 
 SPLINTERS = [
     b"", b"\x00", b"\xff\xfe", b"\n", b"\r", b",", b'"', b"'", b"{", b"}", b"[" * 3000, b"null",
@@ -102,7 +103,9 @@ def test_no_log_makes_a_traceback(tmp_path, kind):
         read_some += bool(runs)
         if runs and number % 400 == 0:  # and whatever was read can be kept
             arms = {"a": runs[:1], "b": runs[-1:]}
-            study = ImportedStudy(name="s", baseline="a", target_kind="val_loss", target_value=3.3, arms=arms)
+            study = ImportedStudy(
+                name="s", baseline="a", target=Target(kind="val_loss", value=3.3), arms=arms
+            )
             store, _ = write_study(study, tmp_path / f"{kind}-{number}")
             load_frames(store)
             written += 1

@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.base.files import write_json_atomic
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.words.caveats import warnings
 from ablate.store import StudyStore
+from ablate.store.lock import Target
 
 
 def run(seed, *losses, settings=None, **other):
@@ -22,7 +24,7 @@ def run(seed, *losses, settings=None, **other):
 
 def study(**arms):
     return ImportedStudy(
-        name="s", arms=arms, baseline=next(iter(arms)), target_kind="val_loss", target_value=3.0
+        name="s", arms=arms, baseline=next(iter(arms)), target=Target(kind="val_loss", value=3.0)
     )
 
 
@@ -52,7 +54,7 @@ def test_a_second_import_writes_the_same_and_forgets_what_is_gone(tmp_path):
 
 def test_another_study_of_that_name_is_left_alone(tmp_path):
     store = StudyStore(tmp_path / "s")
-    store.write_plan({"format": 1, "study": "s", "arms": []})
+    write_json_atomic(store.plan_path, {"format": 1, "study": "s", "arms": []})
     before = files(tmp_path)
     with pytest.raises(UserError, match="holds a study that was not imported: choose another --study"):
         write_study(study(a=[run(0, 4, 2)]), tmp_path / "s")

@@ -8,10 +8,11 @@ from synthetic_study import line
 from ablate.base.errors import UserError
 from ablate.reports.read.load import load_frames
 from ablate.store import StudyStore
+from ablate.store.lock import plan_to_json
 
 
 def first_run(store):
-    return store.run(store.plan()["arms"][0]["runs"][0]["id"])
+    return store.run(store.plan().arms[0].runs[0].id)
 
 
 def test_runs_and_evaluations(make_study):
@@ -81,7 +82,7 @@ def test_a_plan_that_cannot_be_used(make_study, tmp_path):
     with pytest.raises(FileNotFoundError):
         load_frames(StudyStore(tmp_path / "nothing"))
     store = make_study({"a": [line(3, 2)]})
-    good = store.plan()
+    good = plan_to_json(store.plan())
     for text in ("{", "[]", json.dumps(good | {"format": 99}), json.dumps(good | {"baseline": "zzz"})):
         store.plan_path.write_text(text)
         with pytest.raises(UserError, match=r"plan\.lock\.json"):

@@ -14,6 +14,7 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
+from ablate.store.lock import Target
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "mlperf_v5.1"
 
@@ -151,7 +152,7 @@ def nvfp4_against_fp8(tmp_path):
         assert [faults for _, faults in read if faults] == []
         arms[name] = [run for run, _ in read]
     study = ImportedStudy(
-        name="s", arms=arms, baseline="FP8", target_kind="val_loss", target_value=3.3,
+        name="s", arms=arms, baseline="FP8", target=Target(kind="val_loss", value=3.3),
         waived=("submission_platform",),
     )  # fmt: skip
     store, faults = write_study(study, tmp_path / "s")

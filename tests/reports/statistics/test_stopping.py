@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,17 +17,16 @@ from ablate.reports.findings.unneeded import Unneeded
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import token_cost
 from ablate.reports.statistics.stopping import (
-    Hopeless,
-    StopRule,
     alpha_of,
     decide,
+    levels_of,
     nominal_alphas,
-    read_rule,
     spent,
 )
 from ablate.reports.words import caveats, words
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
+from ablate.store.lock import Hopeless, StopRule
 
 FIFTHS = tuple(k / 5 for k in range(1, 6))
 
@@ -145,7 +145,7 @@ def test_censored_and_diverged_runs_count_with_their_budget_at_a_look():
 
 
 def test_an_arm_that_goes_on_stands_at_the_look_it_has_passed():
-    alphas = RULE.hopeless.alphas
+    alphas = levels_of(RULE.hopeless)
     going = [*hits(100, 102, 101), *missing(2, 3)]
     assert alpha_of(going, BASE, RULE, ended=False) == alphas[1]
     assert alpha_of(going[:1] + missing(4, 1), BASE, RULE, ended=False) == alphas[0]
@@ -207,13 +207,11 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
 def test_a_run_that_ended_after_the_look_by_chance_is_not_used(stopped):
     before = {arm.name: arm for arm in analyse(load_frames(stopped)).arms}["bad"]
     plan = stopped.plan()
-    late = stopped.run(plan["arms"][2]["runs"][3]["id"])
+    late = stopped.run(plan.arms[2].runs[3].id)
     for tokens, loss in line(*[1.9] * 10, every=100_000):
         late.append_metric(
             {"kind": "eval", "tokens": tokens, "step": 1, "time_unix": 1.7e9, "val_loss": loss}
         )
-    from dataclasses import replace
-
     late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
     after = {arm.name: arm for arm in analyse(load_frames(stopped)).arms}["bad"]
     assert after.token_cost == before.token_cost
@@ -235,7 +233,7 @@ def test_the_verdict_names_the_level_the_stops_and_what_they_saved(stopped):
 
 
 def test_the_report_without_a_rule_is_as_it_was(stopped):
-    stopped.write_plan(stopped.plan() | {"stop": None})
+    stopped.write_plan(replace(stopped.plan(), stop=None))
     analysis = analyse(load_frames(stopped))
     arms = {arm.name: arm for arm in analysis.arms}
     assert arms["bad"].n == 3
@@ -304,10 +302,9 @@ def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
     found = Unneeded(stopped)()
     assert set(found) == unused
     assert "2 of its runs have diverged" in found.values()
-    stopped.write_plan(stopped.plan() | {"stop": None})
+    stopped.write_plan(replace(stopped.plan(), stop=None))
     assert Unneeded(stopped)() == {}
 
 
-def test_a_rule_is_read_from_the_lock_file():
-    assert read_rule({"stop": None}) is None
-    assert read_rule({"stop": STOP}).hopeless.looks == (2, 3, 4, 5)
+def test_a_rule_is_read_from_the_lock_file(stopped):
+    assert stopped.plan().stop.hopeless.looks == (2, 3, 4, 5)

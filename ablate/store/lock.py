@@ -1,0 +1,232 @@
+"""``plan.lock.json``: what belongs to a study, for those who read its run store.
+
+Planning writes these types and everybody else reads them. Keys that are not named here are let through, so
+that the file of a later version is still read. ``docs/architecture.md`` shows the file.
+
+How it fails: content that does not fit is a ``ValueError`` of one line, which names the place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter, field_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Whole, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT: Literal[1] = 1
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Target:
+    """The validation loss at which arms are compared, in the unit that the study chose."""
+
+    kind: Literal["val_loss", "perplexity"]
+    value: Annotated[Number, Field(gt=0)]
+    crossing: Literal["confirmed", "first_eval"] = "confirmed"
+
+    @property
+    def val_loss(self) -> float:
+        """The target in nats per token."""
+        return math.log(self.value) if self.kind == "perplexity" else self.value
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Hopeless:
+    """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction).
+
+    ``looks``: after how many seeds, rising; the last is all seeds, where nothing is left to be stopped.
+    """
+
+    cost_above: Annotated[Number, Field(ge=0)]
+    spending: Literal["obrien-fleming", "pocock"]
+    looks: Annotated[
+        tuple[Annotated[Whole, Field(ge=2, lt=1 << 31)], ...], Field(min_length=2, max_length=50)
+    ]
+
+    @field_validator("looks")
+    @classmethod
+    def _rise(cls, looks: tuple[int, ...]) -> tuple[int, ...]:
+        if any(later <= earlier for earlier, later in itertools.pairwise(looks)):
+            raise ValueError("looks must rise")
+        return looks
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class StopRule:
+    """When an arm's other runs are not needed. ``diverged``: after so many of its runs have diverged."""
+
+    diverged: Count | None = None
+    hopeless: Hopeless | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedRun:
+    """One arm with one seed."""
+
+    id: Text
+    seed: Seed
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedArm:
+    """One arm. ``recipe``: in few words. ``tokens``: trained in a run, in whole steps.
+
+    ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
+    that are this same arm. ``again``: the baseline once more, with other seeds.
+    """
+
+    name: Text
+    description: Text | None = None
+    again: Flag = False
+    recipe: Text | None = None
+    tokens: Tokens | None = None
+    factors: dict[str, Any] = Field(default_factory=dict)
+    differs: dict[str, tuple[Any, Any]] = Field(default_factory=dict)
+    folded: tuple[Text, ...] = ()
+    runs: tuple[LockedRun, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class DroppedCell:
+    """A cell of the grid that is not run."""
+
+    name: Text
+    reason: Text
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class TrialRecord:
+    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
+
+    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
+    """
+
+    number: Annotated[Whole, Field(ge=0)]
+    values: dict[str, Any]
+    state: Literal["complete", "pruned"]
+    loss: Number | None
+    diverged: Annotated[Whole, Field(ge=0)]
+    tokens: Tokens
+    runs: tuple[Text, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class GroupTuning:
+    """Arms that are searched together. ``shared``: the study's own values; ``chosen``: None before the end.
+
+    ``fingerprint``: equal for searches that may go on from each other's results.
+    """
+
+    name: Text
+    fingerprint: Text = ""
+    arms: tuple[Text, ...]
+    shared: dict[str, Any]
+    trials: tuple[TrialRecord, ...] = ()
+    chosen: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedTuning:
+    """The search before the seeds. ``study``: of the trials; ``tokens``: of a trial's run.
+
+    ``fields``: what may be tried of each field of training. ``tuned`` maps an arm to the one at the values
+    found for it, once all are found.
+    """
+
+    study: Text
+    done: Flag
+    fields: dict[str, dict[str, Any]]
+    sampler: Text
+    trials: Count
+    at_once: Count = 1
+    prune: Flag = False
+    tokens: Annotated[Tokens, Field(ge=1)]
+    seeds: tuple[Seed, ...]
+    groups: tuple[GroupTuning, ...]
+    tuned: dict[str, Text]
+
+    def group_of(self, arm: str) -> GroupTuning | None:
+        """Return the group of an arm, None where it was not searched for."""
+        return next((group for group in self.groups if arm in group.arms), None)
+
+
+def _check_training(training: dict[str, Any]) -> dict[str, Any]:
+    tokens, schedule = training.get("tokens"), training.get("schedule")
+    if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
+        raise PydanticCustomError("tokens", "'tokens' should be a number of tokens")
+    if not (schedule is None or isinstance(schedule, str)):
+        raise PydanticCustomError("schedule", "'schedule' should be a string")
+    return training
+
+
+Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
+"""A section ``training`` as its file holds it: of a study of ours whole, of an import what its logs tell."""
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedPlan:
+    """What belongs to a study. ``training``: the base's section, which most arms share.
+
+    ``waive``: settings in which runs may differ. ``tuning``: None for a study that tunes nothing.
+    ``imported``: made of logs that others wrote.
+    """
+
+    format: Literal[1] = FORMAT
+    study: Text
+    description: Text | None = None
+    baseline: Text
+    target: Target
+    paired_seeds: Flag = False
+    waive: tuple[Text, ...] = ()
+    stop: StopRule | None = None
+    training: Training = Field(default_factory=dict)
+    arms: Annotated[tuple[LockedArm, ...], Field(min_length=1)]
+    dropped: tuple[DroppedCell, ...] = ()
+    tuning: LockedTuning | None = None
+    imported: Flag = False
+
+    def arm(self, name: str) -> LockedArm:
+        """Return an arm by name; raises ``KeyError``."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise KeyError(name)
+
+    def runs(self) -> Iterator[tuple[LockedArm, LockedRun]]:
+        """Yield every run with its arm."""
+        for arm in self.arms:
+            for run in arm.runs:
+                yield arm, run
+
+
+_PLAN = TypeAdapter(LockedPlan)
+_RARE = ("tuning", "imported")
+"""Keys that the file has only where they say something."""
+
+
+def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
+    """Return the plan as the file holds it; the same plan gives the same bytes."""
+    content: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
+    return {key: value for key, value in content.items() if value or key not in _RARE}
+
+
+def plan_from_json(content: object) -> LockedPlan:
+    """Return the plan that a file holds.
+
+    Raises:
+        ValueError: it does not fit; in one line, with the place.
+    """
+    if isinstance(content, dict) and (form := content.get("format")) != FORMAT:
+        raise ValueError(f"format {form} (expected format {FORMAT})")
+    plan = checked(_PLAN, content)
+    if plan.baseline not in [arm.name for arm in plan.arms]:
+        raise ValueError(f"no arm is the baseline '{plan.baseline}'")
+    return plan
