@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-@pytest.mark.timeout(1200)
-def test_kernels_in_the_interpreter():
+def run(*options):
     folder = Path(__file__).parent / "interpreted"
+    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-p", "no:cacheprovider", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(folder), "-q", "--durations=5", "-p", "no:cacheprovider"],
+        command,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
@@ -22,3 +22,14 @@ def test_kernels_in_the_interpreter():
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout or "[100%]" in done.stdout
+
+
+def test_kernels_in_the_interpreter():
+    run()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
+def test_kernels_in_the_interpreter_with_every_policy(which):
+    run("-m", "exhaustive", "-k", which)

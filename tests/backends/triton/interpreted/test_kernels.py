@@ -1,4 +1,7 @@
-"""Every Triton kernel against the reference, bit for bit, in Triton's interpreter."""
+"""Every Triton kernel against the reference, bit for bit, in Triton's interpreter.
+
+Each kernel is compared in the usual tests with few policies; all policies, shapes and types are exhaustive.
+"""
 
 import dataclasses
 import itertools
@@ -15,7 +18,7 @@ from ablate.backends.protocol import Draw
 from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbles
 from ablate.backends.quantisers.packing import packed_by_torch
 from ablate.backends.select import Selection, load_backend
-from ablate.backends.testing.suite import KEY, POLICIES, awkward, both, checks, label, same_bits
+from ablate.backends.testing.suite import KEY, POLICIES, QUICK, awkward, both, checks, label, same_bits
 from ablate.backends.triton import launch, policies
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
@@ -26,9 +29,23 @@ CLAIMED = [policy for policy in POLICIES if policies.refusal(policy) is None]
 CHECKS = list(checks(BACKEND, "cpu"))
 MXFP4 = OperandPolicy(format="mxfp4")
 FULL = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75, hadamard=16, signs="step")
+assert FULL in QUICK
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+def rest_exhaustive(values, usual, ids=str):
+    """Parameters of which only those that ``usual`` accepts run in the usual tests."""
+    return [
+        pytest.param(value, id=ids(value), marks=[] if usual(value) else [pytest.mark.exhaustive])
+        for value in values
+    ]
+
+
+USUAL_CHECKS = {*(f"quantised bits: {label(policy)}" for policy in (MXFP4, FULL)), "exact probe: mxfp4"}
+
+
+@pytest.mark.parametrize(
+    "check", rest_exhaustive(CHECKS, lambda check: check.name in USUAL_CHECKS, lambda check: check.name)
+)
 def test_conformance(check):
     assert check.run()
 
@@ -45,11 +62,9 @@ def test_what_the_kernel_claims():
     assert {policy.rounding for policy in CLAIMED} == {"nearest", "stochastic"}
 
 
-@pytest.mark.parametrize("policy", CLAIMED, ids=label)
-@pytest.mark.parametrize("axis", [0, 1])
-def test_dequantised_values(policy, axis):
+def check_dequantised_values(policy, axis, dtypes):
     shape = (256, 256) if policy.hadamard > 32 else (96, 160)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for dtype in dtypes:
         x = awkward(*shape, torch.float32).clamp(-60000, 60000).to(dtype)
         if policy.format in ("nvfp4", "fp8_e4m3", "fp8_e5m2"):
             x = torch.nan_to_num(x, nan=0.0)
@@ -59,7 +74,23 @@ def test_dequantised_values(policy, axis):
         assert float(descale) == expected.descale
 
 
-@pytest.mark.parametrize("policy", [p for p in CLAIMED if p.format in ("mxfp4", "mxfp8", "nvfp4")], ids=label)
+@pytest.mark.parametrize("policy", [policy for policy in QUICK if policy in CLAIMED], ids=label)
+def test_dequantised_values(policy):
+    for axis, dtype in ((0, torch.float32), (1, torch.bfloat16)):
+        check_dequantised_values(policy, axis, [dtype])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", CLAIMED, ids=label)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dequantised_values_of_every_policy(policy, axis):
+    check_dequantised_values(policy, axis, [torch.bfloat16, torch.float16, torch.float32])
+
+
+PACKED = [policy for policy in CLAIMED if policy.format in ("mxfp4", "mxfp8", "nvfp4")]
+
+
+@pytest.mark.parametrize("policy", rest_exhaustive(PACKED, lambda policy: policy in QUICK, label))
 def test_codes_and_scale_bytes(policy):
     shape = (256, 256) if policy.hadamard > 32 else (64, 96)
     x = awkward(*shape, torch.bfloat16)
@@ -100,9 +131,20 @@ def test_empty_and_odd_shapes(shape):
     assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_bits(data):
+    check_any_bits(data)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_bits_of_many(data):
+    check_any_bits(data)
+
+
+def check_any_bits(data):
     policy = data.draw(
         st.sampled_from([p for p in CLAIMED if p.format.startswith("mx") and p.hadamard <= 32])
     )
@@ -127,9 +169,14 @@ def test_nibbles_come_first_in_low_bits():
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32)]
+    "shape",
+    rest_exhaustive(
+        [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32)],
+        lambda shape: max(shape) < 128,
+    ),
 )
-def test_gemm_shapes(m, n, k):
+def test_gemm_shapes(shape):
+    m, n, k = shape
     generator = torch.Generator().manual_seed(m * n + k)
     a, b = (torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n))
     left, right = (
@@ -192,7 +239,9 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [(64, 96, 64), (128, 64, 160)])
+@pytest.mark.parametrize(
+    "shape", rest_exhaustive([(64, 96, 64), (128, 64, 160)], lambda shape: shape[0] == 64)
+)
 def test_a_linear_layer_with_all_three_gemms(name, shape):
     tokens, inputs, outputs = shape
     spec = RECIPES[name]
@@ -234,16 +283,30 @@ def test_the_gemm_is_a_well_formed_operator(fmt):
     assert torch.equal(compiled(*arguments), BACKEND.multiply(left, right) * 2)
 
 
+COPIED = [MXFP4, FULL, OperandPolicy(format="mxfp8"), OperandPolicy(format="nvfp4")]
+
+
 def test_both_copies_of_two_policies_in_one_read():
     x = torch.randn(160, 192, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
-    some = [MXFP4, FULL, OperandPolicy(format="mxfp8"), OperandPolicy(format="nvfp4")]
-    for left, right in itertools.permutations(some, 2):
-        other = dataclasses.replace(KEY, gemm="dgrad")
-        rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
-        assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
-        assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
+    for left, right in itertools.pairwise([*COPIED, *COPIED[:1]]):
+        check_both_copies(x, left, right)
 
 
+@pytest.mark.exhaustive
+def test_both_copies_of_any_two_policies_in_one_read():
+    x = torch.randn(160, 192, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    for left, right in itertools.permutations(COPIED, 2):
+        check_both_copies(x, left, right)
+
+
+def check_both_copies(x, left, right):
+    other = dataclasses.replace(KEY, gemm="dgrad")
+    rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
+    assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
+    assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
+
+
+@pytest.mark.exhaustive
 def test_training_on_triton_stays_with_emulation():
     from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
     from ablate.train import train
