@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 
@@ -103,13 +104,19 @@ def curve(config, tokens, **options):
     return result, [{k: v for k, v in row.items() if k != "tokens_per_sec"} for row in rows]
 
 
+def after(steps):
+    """Stop a run after so many steps."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= steps
+
+
 def losses(rows):
     return [row["val_loss"] for row in rows if row["kind"] == "eval"]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_hugging_face_configuration_trains_with_its_layers_quantised(make_config, tokens, hf, kind):
-    config = config_with(make_config, {"hf": hf(kind)})
+    config = config_with(make_config, {"hf": hf(kind)}, tokens=8192, eval_every_tokens=2048)
     network = assemble(config, "cpu").network
     layers = [module for module in network.module.modules() if isinstance(module, QuantLinear)]
     assert len(layers) == 2 * {"gpt2": 4}.get(kind, 7) + 1
@@ -119,8 +126,11 @@ def test_a_hugging_face_configuration_trains_with_its_layers_quantised(make_conf
     assert result.state == "finished"
     assert losses(rows)[0] < 1.05 * math.log(64)
     assert losses(rows)[-1] < losses(rows)[0] - 0.3
-    assert curve(config, tokens)[1] == rows  # dropout and all
-    assert losses(curve(dataclasses.replace(config, seed=1), tokens)[1]) != losses(rows)
+    again = curve(config, tokens, should_stop=after(5))[1]
+    assert again == rows[: len(again)]  # dropout and all
+    assert losses(again) == losses(rows)[:1]
+    [other] = losses(curve(dataclasses.replace(config, seed=1), tokens, should_stop=after(5))[1])
+    assert other != losses(rows)[0]
 
 
 def test_a_checkpoint_gives_its_weights(make_config, tokens, hf, tmp_path):
