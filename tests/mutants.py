@@ -2,8 +2,9 @@
 
     python tests/mutants.py [WORDS OF A NAME]
 
-Each mutant is put into a copy of the tree, never into the tree itself, and the tests of the numerics, the
-back ends and the trainer run there until one fails. Ends with exit code 1 if a mutant survives.
+Each mutant is put into a copy of the tree, never into the tree itself. There runs the test that should notice
+and, if it passes, all tests of the numerics, the back ends and the trainer until one fails. Ends with exit
+code 1 if a mutant survives.
 """
 
 from __future__ import annotations
@@ -33,25 +34,32 @@ class Mutant:
 
     name: str
     edits: tuple[tuple[str, str, str], ...]
-    first: str = TESTS[0]
-    """The tests that should notice, tried before the others."""
+    first: str
+    """The test that should notice, which runs before the others."""
     interpreted: bool = False
     """A kernel's mistake, for the tests of that name that run in Triton's interpreter."""
 
 
-def one(name: str, file: str, old: str, new: str, first: str = TESTS[0]) -> Mutant:
+def one(name: str, file: str, old: str, new: str, *, first: str) -> Mutant:
     return Mutant(name=name, edits=((file, old, new),), first=first)
 
 
 NUMERICS = "ablate/numerics/"
 MUTANTS: tuple[Mutant, ...] = (
-    one("ties away from zero", NUMERICS + "formats.py", "+ ((bits >> drop) & 1)", "+ 1"),
+    one(
+        "ties away from zero",
+        NUMERICS + "formats.py",
+        "+ ((bits >> drop) & 1)",
+        "+ 1",
+        first="tests/numerics/test_formats.py::test_all_ties_go_to_the_even_code",
+    ),
     one(
         "exponent from a float logarithm",
         NUMERICS + "formats.py",
         "byte = (((amax_bits + add) >> 23) - max_exponent).clamp(min=0)",
         "byte = (torch.log2((amax_bits + add).view(torch.float32)).floor().nan_to_num(-200).to(torch.int32)"
         " + 127 - max_exponent).clamp(min=0)",
+        first="tests/numerics/test_formats.py::test_scale_byte_reads_the_exponent_field",
     ),
     Mutant(
         name="prescale before the block's maximum",
@@ -67,6 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "scaled",
             ),
         ),
+        first="tests/numerics/test_mx.py::test_the_prescale_comes_after_the_exponent",
     ),
     Mutant(
         name="4/3 missing on one operand",
@@ -74,6 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ("backends/gemms/emulated.py", "alpha = a.descale * b.descale", "alpha = a.descale"),
             ("backends/gemms/reference.py", "(a.descale * b.descale)", "(a.descale)"),
         ),
+        first="tests/layers/test_linear.py::test_three_gemms_by_the_book",
     ),
     Mutant(
         name="signs after the Hadamard",
@@ -89,20 +99,21 @@ MUTANTS: tuple[Mutant, ...] = (
                 "if not policy.signs_after and signs is not None:\n        v = (v.view(",
             ),
         ),
+        first="tests/numerics/test_rotate.py::test_signs_stand_before_the_matrix",
     ),
     one(
         "Dgrad's w along the wrong axis",
         "ablate/layers/linear.py",
         '(w, "dgrad", "w", 0, at)',
         '(w, "dgrad", "w", 1, at)',
-        first="tests/layers/test_linear.py",
+        first="tests/layers/test_linear.py::test_three_gemms_by_the_book",
     ),
     one(
         "Wgrad's x along the wrong axis",
         "ablate/layers/linear.py",
         '(source, "wgrad", "x", 0, at)',
         '(source, "wgrad", "x", 1, at)',
-        first="tests/layers/test_linear.py",
+        first="tests/layers/test_linear.py::test_three_gemms_by_the_book",
     ),
     one(
         "Hadamard on one operand only",
@@ -112,200 +123,224 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if operand == right and chosen.scale != 'ms_eden':\n"
         "            off = {'signs_after': False, 'permute': False, 'rotated_bf16': False}\n"
         "            chosen = dataclasses.replace(chosen, hadamard=0, signs='none', **off)\n",
+        first="tests/layers/test_linear.py::test_the_rotation_cancels_in_the_product",
     ),
     one(
         "scales of other blocks",
         NUMERICS + "quantize.py",
         "from_blocks(values * scale_.up, v.shape)",
         "from_blocks(values * scale_.up.flip(0), v.shape)",
+        first="tests/numerics/test_mx.py::test_codes_and_scales_are_the_dequantised_values",
     ),
     one(
         "a tile's scale from one row",
         "ablate/recipes/policy.py",
         "return int(rows), int(columns)",
         "return 1, int(columns)",
+        first="tests/numerics/test_mx.py::test_a_square_tile_gives_the_same_numbers_along_either_axis",
     ),
     one(
         "one seed for both operands",
         NUMERICS + "philox.py",
         "(self.seed, self.layer, self.gemm, self.operand)",
         '(self.seed, self.layer, self.gemm, "")',
+        first="tests/numerics/test_philox.py::test_every_field_of_the_key_gives_an_unrelated_stream",
     ),
     one(
         "one seed for all layers",
         NUMERICS + "philox.py",
         "(self.seed, self.layer, self.gemm, self.operand)",
         '(self.seed, "", self.gemm, self.operand)',
+        first="tests/numerics/test_philox.py::test_every_field_of_the_key_gives_an_unrelated_stream",
     ),
     one(
         "step left out of the noise",
         NUMERICS + "philox.py",
         "step = torch.tensor(key.step & _MASK",
         "step = torch.tensor(0 & _MASK",
+        first="tests/numerics/test_philox.py::test_every_field_of_the_key_gives_an_unrelated_stream",
     ),
     one(
         "call left out of the key",
         "ablate/layers/linear.py",
         "step=at.stream_step, call=at.call",
         "step=at.stream_step, call=0",
+        first="tests/layers/test_apply.py::test_every_pass_and_step_draws_anew_and_evaluation_apart",
     ),
     one(
         "signs not renewed",
         NUMERICS + "rotate.py",
         'step = key.step if policy.signs in ("step", "call") else 0',
         "step = 0",
+        first="tests/numerics/test_rotate.py::test_signs_are_renewed_as_their_policy_says",
     ),
     one(
         "a sign of NVIDIA's vector flipped",
         NUMERICS + "rotate.py",
         "_FIXED_16 = (1, 1, 1, -1,",
         "_FIXED_16 = (1, 1, 1, 1,",
+        first="tests/numerics/test_rotate.py::test_nvidias_fixed_signs",
     ),
     one(
         "rounding up when p equals u",
         NUMERICS + "formats.py",
         "torch.where(p > u, low + 1, low)",
         "torch.where(p >= u, low + 1, low)",
+        first="tests/numerics/test_formats.py::test_stochastic_rounding_agrees_with_gfloat_given_the_same_bits",
     ),
     one(
         "block scale one too high",
         NUMERICS + "formats.py",
         "- max_exponent).clamp(min=0)",
         "- max_exponent + 1).clamp(min=0)",
+        first="tests/numerics/test_formats.py::test_scale_rules_turn_where_they_should",
     ),
     one(
         "even turns too late",
         NUMERICS + "formats.py",
         "1 << (22 - element.mantissa_bits)",
         "1 << (21 - element.mantissa_bits)",
+        first="tests/numerics/test_formats.py::test_scale_rules_turn_where_they_should",
     ),
     one(
         "NVFP4's tensor scale left out",
         NUMERICS + "quantize.py",
         "descale = decode / policy.prescale",
         "descale = 1.0 / policy.prescale",
+        first="tests/numerics/test_tensor_scales.py::test_nvfp4_in_transformer_engines_order",
     ),
     one(
         "NVFP4's block scale rounded before the tensor scale",
         NUMERICS + "scales.py",
         "return amax * fp32(encode * fp32(1 / 6))",
         "return amax / 6 * encode",
+        first="tests/numerics/test_tensor_scales.py::test_nvfp4_in_transformer_engines_order",
     ),
     one(
         "four-or-six takes what errs more",
         NUMERICS + "scales.py",
         "(errors[1] < errors[0])",
         "(errors[1] > errors[0])",
+        first="tests/numerics/test_tensor_scales.py::test_four_or_six_takes_what_errs_less_in_each_block",
     ),
     one(
         "MS-EDEN without its correction",
         NUMERICS + "scales.py",
         "round_stochastic(scale * stretch, E4M3",
         "round_stochastic(scale, E4M3",
+        first="tests/numerics/test_tensor_scales.py::test_ms_eden_is_unbiased_and_errs_less_than_stochastic_rounding",
     ),
     one(
         "NaN hidden in a block",
         NUMERICS + "formats.py",
         "return torch.where(amax_bits >= 0x7F800000, 255, byte)",
         "return byte.clamp(max=254)",
+        first="tests/numerics/test_mx.py::test_a_bad_value_makes_its_block_nan_and_no_other",
     ),
     one(
         "double quantisation left out",
         "ablate/layers/linear.py",
         "    if doubly:\n        w = dequantised(",
         "    if False:\n        w = dequantised(",
-        first="tests/layers/test_linear.py",
+        first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
         "gradient not masked",
         "ablate/layers/linear.py",
         "        grad = grad * mask\n",
         "",
-        first="tests/layers/test_linear.py",
+        first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
         "gradient not rotated back",
         "ablate/layers/linear.py",
         "if rotated and policy.hadamard:",
         "if False:",
-        first="tests/layers/test_linear.py",
+        first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
         "delayed scale without its past",
         "ablate/layers/linear.py",
         "if bool(past.any()) else now",
         "if False else now",
-        first="tests/layers/test_apply.py",
+        first="tests/layers/test_apply.py::test_delayed_scales_look_back_and_are_saved_with_the_model",
     ),
-    one("rocm words not shifted", NUMERICS + "quantize.py", "first[..., 2:] >> 16", "first[..., 2:]"),
+    one(
+        "rocm words not shifted",
+        NUMERICS + "quantize.py",
+        "first[..., 2:] >> 16",
+        "first[..., 2:]",
+        first="tests/numerics/test_mx.py::test_the_rocm_variant_shares_a_word_among_four_neighbours",
+    ),
     one(
         "prescale undone in fp32",
         NUMERICS + "quantize.py",
         "done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0",
         "descale = undo",
+        first="tests/numerics/test_mx.py::test_undoing_the_prescale_on_the_operand_leaves_the_grid",
     ),
     one(
         "a phase never begins",
         "ablate/layers/linear.py",
         "if start <= tokens)",
         "if start <= 0)",
-        first="tests/train/test_loop.py",
+        first="tests/layers/test_apply.py::test_phases_move_on_with_the_tokens",
     ),
     one(
         "the first blocks not exempt",
         "ablate/recipes/place.py",
         "place.block < rule.first or ",
         "",
-        first="tests/recipes/test_place.py",
+        first="tests/recipes/test_place.py::test_first_and_last_blocks",
     ),
     one(
         "kernel: one Philox round fewer",
         "backends/kernel/job.h",
         "constexpr int ROUNDS = 7;",
         "constexpr int ROUNDS = 6;",
-        first="tests/backends/test_conformance.py",
+        first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),
     one(
         "kernel: signs forgotten along the rows",
         "backends/kernel/rotate.h",
         "  if (job.before)\n    for (int i = 0; i < rows; ++i)",
         "  if (false)\n    for (int i = 0; i < rows; ++i)",
-        first="tests/backends/test_conformance.py",
+        first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),
     one(
         "kernel: a tile's scale from half of it",
         "backends/kernel/rows.h",
         "if (job.block == 32) m = max_u(m, XOR8(m));",
         "",
-        first="tests/backends/test_conformance.py",
+        first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),
     one(
         "kernel: prescale forgotten",
         "backends/kernel/scales.h",
         "return job_.prescale == 1.0f ? v : v * splat(job_.prescale);",
         "return v;",
-        first="tests/backends/test_conformance.py",
+        first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),
     one(
         "trainer: the step never moves",
         "ablate/train/loop.py",
         "state.step, state.tokens = step, step * plan.tokens_per_step",
         "state.tokens = step * plan.tokens_per_step",
-        first="tests/train/test_loop.py",
+        first="tests/train/test_loop.py::test_no_random_draw_is_used_twice_in_a_run",
     ),
     one(
         "trainer: evaluation draws as training",
         "ablate/train/loop.py",
         "EVAL_CALL + taken",
         "taken",
-        first="tests/train/test_loop.py",
+        first="tests/train/test_loop.py::test_no_random_draw_is_used_twice_in_a_run",
     ),
     one(
         "trainer: processes draw alike",
         "ablate/train/loop.py",
         "        state.call = call\n",
         "        state.call = call // group.size\n",
-        first="tests/train/test_group.py",
+        first="tests/train/test_group.py::test_two_processes_have_the_curve_of_one_to_the_bit",
     ),
 )
 
@@ -384,21 +419,26 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         if old not in text:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
-    tests = tuple(dict.fromkeys((mutant.first, *TESTS)))
     environment = os.environ | {
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
+    rounds: tuple[tuple[str, ...], ...] = ((mutant.first,), TESTS)
     if mutant.interpreted:
-        tests = (INTERPRETED, "-k", mutant.first)
+        rounds = ((INTERPRETED, "-k", mutant.first),)
         environment |= {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
-    )  # fmt: skip
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode == 0, failed[0].removeprefix("FAILED ") if failed else done.stdout[-300:]
+    for tests in rounds:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
+        )  # fmt: skip
+        if done.returncode in (4, 5):  # of pytest: no such test
+            sys.exit(f"mutant '{mutant.name}': no test ran ({' '.join(tests)})\n{done.stdout[-2000:]}")
+        if done.returncode:
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return False, failed[0].removeprefix("FAILED ") if failed else done.stdout[-300:]
+    return True, ""
 
 
 def judge(mutant: Mutant) -> tuple[bool, str, float]:
