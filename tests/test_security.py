@@ -1,5 +1,6 @@
 """What a run opens to others: no port beyond loopback, no file that others can write, no secret anywhere."""
 
+import contextlib
 import os
 import re
 import socket
@@ -26,17 +27,23 @@ arms:
 """
 
 
-def listening(tree):
-    """Return the addresses on which the processes listen, and the command lines of those that do."""
-    found = set()
-    for process in tree:
-        try:
-            for connection in process.net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    found.add((connection.laddr.ip, process.name()))
-        except psutil.Error:
-            continue
-    return found
+def watch(process, until, open_to, sessions):
+    """Collect where a process and its children listen, and the folders of Ray's sessions."""
+    while not until():
+        for one in family(process):
+            # Most of them come and go: one that has ended between two questions listens to nobody.
+            with contextlib.suppress(psutil.Error):
+                sessions |= set(re.findall(r"/tmp/ray/session_[\w-]+", " ".join(one.cmdline())))
+                for connection in one.net_connections("inet"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        open_to.add((connection.laddr.ip, one.name()))
+        time.sleep(0.3)
+
+
+def family(process):
+    with contextlib.suppress(psutil.Error):
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def test_a_run_opens_nothing_to_others(tmp_path):
@@ -51,13 +58,7 @@ def test_a_run_opens_nothing_to_others(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     open_to, sessions = set(), set()
-    while process.poll() is None:
-        if list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")):
-            tree = psutil.Process(process.pid).children(recursive=True)
-            open_to |= listening([psutil.Process(process.pid), *tree])
-            for child in tree:
-                sessions |= set(re.findall(r"/tmp/ray/session_[\w-]+", " ".join(child.cmdline())))
-        time.sleep(0.3)
+    watch(psutil.Process(process.pid), lambda: process.poll() is not None, open_to, sessions)
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "not up to date" in output  # MLflow was not there; the rest was done
