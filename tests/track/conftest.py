@@ -1,9 +1,12 @@
 """A synthetic study with real files, and real MLflow parts that are made once."""
 
+import contextlib
 import json
 import math
 import shutil
 import socket
+import threading
+import time
 
 import pytest
 
@@ -130,6 +133,14 @@ def study(make_study):
     return make_study()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient():
+    """MLflow's server takes seconds to start on an idle machine, and minutes on a busy one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ablate.track.server._START_SEC", 500.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, empty_database):
     """The address of a real MLflow server on loopback."""
@@ -138,6 +149,60 @@ def server(tmp_path_factory, empty_database):
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     with local_server(uri, folder / "mlartifacts", folder / "log", _free_port()) as (url, _):
         yield url
+
+
+class Door:
+    """The way to a server on this machine. Shut, it ends every connection; it can make answers wait."""
+
+    def __init__(self, port):
+        self.port, self.wait_sec, self.is_open = port, 0.0, True
+        self._inside = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._let_in, daemon=True).start()
+
+    def _let_in(self):
+        with contextlib.suppress(OSError):
+            while True:
+                guest, _ = self._socket.accept()
+                if not self.is_open:
+                    guest.close()
+                    continue
+                host = socket.create_connection(("127.0.0.1", self.port))
+                self._inside += [guest, host]
+                for pair in ((guest, host, False), (host, guest, True)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source, target, is_answer):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                time.sleep(self.wait_sec * is_answer)
+                target.sendall(piece)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def shut(self):
+        self.is_open = False
+        for one in self._inside:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._inside.clear()
+
+    def open(self):
+        self.is_open = True
+
+    def remove(self):
+        self.shut()
+        self._socket.close()
+
+
+@pytest.fixture
+def door(server):
+    """A way to the session's server that a test can shut: an outage without another server's start."""
+    made = Door(int(server.rpartition(":")[2]))
+    yield made
+    made.remove()
 
 
 @pytest.fixture

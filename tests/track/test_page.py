@@ -44,63 +44,84 @@ def browser(tmp_path):
     driver.quit()
 
 
-def test_pages_of_a_finished_study(make_study, server, browser, held, summary, tmp_path):
+@pytest.fixture
+def see(browser):
+    """Open a page, wait until it shows all the words, and give its text."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    def wait_for_text(*wanted):
-        def is_there(_):
-            text = browser.find_element(By.TAG_NAME, "body").text
-            return text if all(part in text for part in wanted) else None
+    def is_there(wanted):
+        text = browser.find_element(By.TAG_NAME, "body").text
+        return text if all(part in text for part in wanted) else None
 
-        return WebDriverWait(browser, 60).until(is_there)
+    def open_page(address, *wanted):
+        if address:
+            browser.get(address)
+        return WebDriverWait(browser, 240).until(lambda _: is_there(wanted))
 
-    study = make_study(name="pages", arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
-    study.sample(range(1, 60), "all three", 1)
-    write_report(study.store)
-    report = Mirror(study.store, server).sync_once()
-    assert report.problem is None
+    return open_page
 
-    browser.get(page(server, report.experiment_id))
+
+@pytest.fixture
+def mirrored(make_study, server):
+    """Mirror a finished study with its report, and give it with the experiment's id."""
+
+    def make(name):
+        study = make_study(name=name, arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
+        study.sample(range(1, 60), "all three", 1)
+        write_report(study.store)
+        report = Mirror(study.store, server).sync_once()
+        assert report.problem is None
+        return study, report.experiment_id
+
+    return make
+
+
+def test_a_finished_study_and_its_report(mirrored, server, browser, see, held, summary):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    study, experiment = mirrored("pages")
     names = [f"{arm} seed {seed}" for arm, seed in study.runs]
-    text = wait_for_text("Which GEMM suffers?", "report: pages", "val_loss", "200k", *names)
+    address = page(server, experiment)
+    text = see(address, "Which GEMM suffers?", "report: pages", "val_loss", "200k", *names)
     browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
-    WebDriverWait(browser, 60).until(lambda _: not browser.find_elements(By.CSS_SELECTOR, "[class*=spinner]"))
-    time.sleep(2)  # the charts take the panel's place
-    browser.save_screenshot(str(PICTURES / "mlflow.png" if PICTURES else tmp_path / "experiment.png"))
+    if PICTURES:
+        WebDriverWait(browser, 60).until(
+            lambda _: not browser.find_elements(By.CSS_SELECTOR, "[class*=spinner]")
+        )
+        time.sleep(2)  # the charts take the panel's place
+        browser.save_screenshot(str(PICTURES / "mlflow.png"))
     assert all(f"{name} (val_loss)" in text for name in names)
-
-    # The same page as a table, with the columns that the study asks for.
-    browser.get(page(server, report.experiment_id).replace("=CHART", "=TABLE"))
-    wait_for_text("factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")
-    browser.save_screenshot(str(tmp_path / "table.png"))
 
     # From a run's description to the report, by its link.
     run = held(study, server)[study.runs["all three", 1]]
-    browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}")
-    links = WebDriverWait(browser, 60).until(
-        lambda _: browser.find_elements(By.PARTIAL_LINK_TEXT, "The study's report")
-    )
-    browser.save_screenshot(str(tmp_path / "overview.png"))
-    report_page = links[0].get_attribute("href")
-
-    browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}/system-metrics")
-    wait_for_text("cpu_utilization_percentage")
-    browser.save_screenshot(str(tmp_path / "system.png"))
-
-    browser.get(f"{server}/#/experiments/{report.experiment_id}/runs/{run.info.run_id}/model-metrics")
-    text = wait_for_text("all three seed 1 (val_loss)", "Step", "200k")
-    browser.save_screenshot(str(tmp_path / "run.png"))
-    charts = [name for name in ("train_loss", "val_loss", "val_perplexity", "grad_norm") if name in text]
-    assert len(charts) == 4
-    assert "NaN" not in text
+    see(f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}", "The study's report")
+    [link, *_] = browser.find_elements(By.PARTIAL_LINK_TEXT, "The study's report")
+    report_page = link.get_attribute("href")
 
     # The report itself, in the artifact viewer of the summary run: a frame that runs and loads nothing.
     assert summary(study, server).info.run_id in report_page
     browser.get(report_page)
-    frame = WebDriverWait(browser, 60).until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))[0]
+    frame = WebDriverWait(browser, 240).until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))[0]
     browser.switch_to.frame(frame)
-    wait_for_text("Verdict", "Arms against the baseline", "How to repeat it")
+    see(None, "Verdict", "Arms against the baseline", "How to repeat it")
     assert browser.find_elements(By.CSS_SELECTOR, "figure svg")
     wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
     assert wide <= inner
+
+
+@pytest.mark.exhaustive
+def test_the_table_and_the_pages_of_a_run(mirrored, server, see, held):
+    study, experiment = mirrored("more pages")
+    # The experiment's page as a table, with the columns that the study asks for.
+    table = page(server, experiment).replace("=CHART", "=TABLE")
+    see(table, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")
+
+    run = held(study, server)[study.runs["all three", 1]]
+    address = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"
+    see(f"{address}/system-metrics", "cpu_utilization_percentage")
+    text = see(f"{address}/model-metrics", "all three seed 1 (val_loss)", "Step", "200k")
+    charts = [name for name in ("train_loss", "val_loss", "val_perplexity", "grad_norm") if name in text]
+    assert len(charts) == 4
+    assert "NaN" not in text

@@ -12,12 +12,13 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.track import Mirror, pending
 from ablate.track.server import choose_port, local_server
+from ablate.track.sink import Sink
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")
 
 
 def counts(held):
@@ -43,7 +44,7 @@ def test_study_through_a_server(make_study, server, held, summary):
     assert all(run.info.status == "FINISHED" for run in runs.values())
 
 
-def test_server_is_killed_and_comes_back(study, empty_database, tmp_path, free_port, held):
+def test_server_is_killed_and_comes_back(study, empty_database, tmp_path, free_port, held, monkeypatch):
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     url = f"http://127.0.0.1:{free_port}"
@@ -52,20 +53,26 @@ def test_server_is_killed_and_comes_back(study, empty_database, tmp_path, free_p
         study.start(arm, seed)
         study.train(range(1, 401), arm, seed)
     with local_server(uri, tmp_path / "a", tmp_path / "log", free_port) as (_, process):
-        killer = threading.Timer(0.5, os.killpg, (process.pid, 9))
-        killer.start()
-        reports = [mirror.sync_once()]
-        killer.join()
-        process.wait()
-    reports.append(mirror.sync_once())
-    assert "refused" in reports[-1].problem
-    assert reports[-1].unsent
+        log, logged = Sink.log, []
+
+        def log_and_kill(self, *args, **kwargs):
+            log(self, *args, **kwargs)
+            logged.append(args)
+            if len(logged) == 3:
+                os.killpg(process.pid, 9)
+                process.wait()
+
+        monkeypatch.setattr(Sink, "log", log_and_kill)
+        assert mirror.sync_once().problem is not None
+        monkeypatch.setattr(Sink, "log", log)
+    report = mirror.sync_once()
+    assert "refused" in report.problem
+    assert report.unsent
     for arm, seed in study.runs:
         study.train(range(401, 501), arm, seed)
         study.end(arm, seed)
     with local_server(uri, tmp_path / "a", tmp_path / "log", free_port):
-        reports.append(mirror.sync_once())
-        assert reports[-1].problem is None
+        assert mirror.sync_once().problem is None
         assert pending(study.store, url).complete
         assert counts(held(study, url)) == whole(study, 500)
 
@@ -104,7 +111,8 @@ def test_ill_servers(study, status):
     assert len(report.unsent) == 4
 
 
-def test_a_server_that_hangs_costs_one_request(study):
+def test_a_server_that_hangs_costs_one_request(study, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     study.whole(4)
     asked = []
     with answering(200, wait_sec=6, asked=asked) as url:
