@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.store.checkpoints import (
@@ -138,10 +138,19 @@ def test_none_at_first_and_none_after_the_end(tmp_path, metrics):
     drop_checkpoints(tmp_path / "c")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
-@given(data=st.data(), newest=st.booleans())
-def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(tmp_path, metrics, data, newest):
-    folder = tmp_path / "c"
+@pytest.mark.parametrize(
+    "examples", [pytest.param(15, id="some"), pytest.param(150, id="all", marks=pytest.mark.exhaustive)]
+)
+def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(tmp_path, metrics, examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data(), newest=st.booleans())
+    def holds(data, newest):
+        check_fallback(tmp_path / "c", metrics, data, newest)
+
+    holds()
+
+
+def check_fallback(folder, metrics, data, newest):
     saved = [checkpoint(step, metrics) for step in (1, 2)]
     for one in saved:
         save_checkpoint(folder, one)

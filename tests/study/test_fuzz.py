@@ -124,59 +124,91 @@ def check(tmp_path_factory):
     return check
 
 
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+SHARES = pytest.mark.parametrize(
+    "share", [pytest.param(0.1, id="some"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
+)
+"""How many of its examples a test draws: a tenth, or as a long proof all of them."""
 
 
-@FUZZ
-@given(content=st.binary(max_size=200))
-@example(content=b"")
-def test_random_bytes(check, content):
-    check(content)
+def draws(count, share, **strategies):
+    """Make a property a function that tests it on that share of ``count`` examples."""
+    return lambda holds: settings(FUZZ, max_examples=int(count * share))(given(**strategies)(holds))
 
 
-@FUZZ
-@given(text=st.text(max_size=200))
-def test_random_text(check, text):
-    check(text.encode("utf-8", "surrogatepass"))
+@SHARES
+def test_random_bytes(check, share):
+    @draws(300, share, content=st.binary(max_size=200))
+    @example(content=b"")
+    def holds(content):
+        check(content)
+
+    holds()
 
 
-@FUZZ
-@given(parts=st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30))
-def test_random_splinters_of_yaml(check, parts):
-    check(" ".join(parts).encode("utf-8", "surrogatepass"))
+@SHARES
+def test_random_text(check, share):
+    @draws(300, share, text=st.text(max_size=200))
+    def holds(text):
+        check(text.encode("utf-8", "surrogatepass"))
+
+    holds()
 
 
-@settings(FUZZ, max_examples=600)
-@given(data=st.data())
-def test_mutations_of_a_valid_file(check, data):
-    text = VALID
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        length = data.draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
-        text = text[:start] + data.draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
-    check(text.encode("utf-8", "surrogatepass"))
+@SHARES
+def test_random_splinters_of_yaml(check, share):
+    @draws(300, share, parts=st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30))
+    def holds(parts):
+        check(" ".join(parts).encode("utf-8", "surrogatepass"))
+
+    holds()
 
 
-@settings(FUZZ, max_examples=300)
-@given(data=st.data())
-def test_values_of_a_valid_file_replaced(check, data):
+@SHARES
+def test_mutations_of_a_valid_file(check, share):
+    @draws(600, share, data=st.data())
+    def holds(data):
+        text = VALID
+        for _ in range(data.draw(st.integers(1, 4))):
+            start = data.draw(st.integers(0, len(text)))
+            length = data.draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
+            text = text[:start] + data.draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
+        check(text.encode("utf-8", "surrogatepass"))
+
+    holds()
+
+
+@SHARES
+def test_values_of_a_valid_file_replaced(check, share):
     """Replace a word by another: mostly valid YAML, so that the later stages are reached."""
-    text = VALID
-    for _ in range(data.draw(st.integers(1, 3))):
-        word, other = data.draw(st.sampled_from(WORDS)), data.draw(st.sampled_from(SPLINTERS))
-        text = text.replace(word, other, 1)
-    check(text.encode("utf-8", "surrogatepass"))
+
+    @draws(300, share, data=st.data())
+    def holds(data):
+        text = VALID
+        for _ in range(data.draw(st.integers(1, 3))):
+            word, other = data.draw(st.sampled_from(WORDS)), data.draw(st.sampled_from(SPLINTERS))
+            text = text.replace(word, other, 1)
+        check(text.encode("utf-8", "surrogatepass"))
+
+    holds()
 
 
-@settings(FUZZ, max_examples=200)
-@given(order=st.permutations(range(len(LINES))), keep=st.sets(st.integers(0, len(LINES) - 1)))
-def test_lines_of_a_valid_file_reordered(check, order, keep):
-    check("".join(LINES[i] for i in order if i in keep).encode())
+@SHARES
+def test_lines_of_a_valid_file_reordered(check, share):
+    order, keep = st.permutations(range(len(LINES))), st.sets(st.integers(0, len(LINES) - 1))
+
+    @draws(200, share, order=order, keep=keep)
+    def holds(order, keep):
+        check("".join(LINES[i] for i in order if i in keep).encode())
+
+    holds()
 
 
-def test_many_mutations_of_a_valid_file(check):
+@SHARES
+def test_many_mutations_of_a_valid_file(check, share):
     draw = random.Random(0)
-    for _ in range(12_000):
+    for _ in range(int(12_000 * share)):
         text = VALID
         for _ in range(draw.choice([1, 1, 2, 3])):
             if draw.random() < 0.5:
