@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ablate.data import DataIdentity
 from ablate.plan import build_plan, to_lock
 from ablate.store.lock import plan_to_json
 from ablate.study import load_study
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from ablate.run.config import DataConfig
 
 TARGET_SEC = 2.0
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Stands in for the corpus, whose hashing is not what is timed."""
-
-    digest: str = "0" * 64
-    vocab_size: int = 256
 
 
 def named_arms() -> str:
@@ -56,9 +48,10 @@ grid:
 """
 
 
-def identify(data: DataConfig) -> Identity:
+def identify(data: DataConfig) -> DataIdentity:
+    """Stand in for the corpus, whose hashing is not what is timed."""
     del data
-    return Identity()
+    return DataIdentity(digest="0" * 64, vocab_size=256, num_bytes=1)
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ablate.plan import Estimate, Plan, PlannedArm, Progress
+    from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.plan.layers import LayerGroup
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
@@ -113,7 +113,9 @@ def command(
         raise UserError(*plan.missing)
 
 
-def _with_neighbours(plan: Plan, store: StudyStore, progress: Progress) -> tuple[Progress, dict[str, str]]:
+def _with_neighbours(
+    plan: Plan, store: StudyStore, progress: StudyProgress
+) -> tuple[StudyProgress, dict[str, str]]:
     """Count results of other studies in the storage, which a run would take; return whose each is, too."""
     from dataclasses import replace
 
@@ -126,7 +128,7 @@ def _with_neighbours(plan: Plan, store: StudyStore, progress: Progress) -> tuple
     return replace(progress, states=progress.states | there), studies
 
 
-def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
+def to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
     """Return everything about a plan: the lock file's content, and what it amounts to here and now."""
     from dataclasses import asdict
 
@@ -166,8 +168,8 @@ def to_json(plan: Plan, progress: Progress, costs: Estimate) -> dict[str, Any]:
 
 def show(
     plan: Plan,
-    progress: Progress,
-    costs: Estimate,
+    progress: StudyProgress,
+    costs: PlanCosts,
     *,
     all_runs: bool,
     on_hardware: Iterable[str] = (),
@@ -249,7 +251,7 @@ def _uncovered_text(arm: PlannedArm) -> str:
     )
 
 
-def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
+def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
     rows = []
     for arm in plan.arms:
         own = "; ".join(f"{_leaf(field)} {_value(pair[1])}" for field, pair in arm.differs.items())
@@ -258,7 +260,9 @@ def _arms_table(plan: Plan, progress: Progress, width: int) -> str:
     return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
 
 
-def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping[str, str]) -> list[str]:
+def _figures(
+    plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: Mapping[str, str]
+) -> list[str]:
     from ablate.execute.reuse import taken_text
     from ablate.models.arithmetic import schedule_text
 
@@ -286,7 +290,7 @@ def _figures(plan: Plan, progress: Progress, costs: Estimate, elsewhere: Mapping
 
 def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     """Return the budget of tuning, and what was found or that it comes first."""
-    from ablate.plan import Progress, estimate
+    from ablate.plan import StudyProgress, estimate
     from ablate.plan.tuning import range_text, trial_plan, values_text
 
     tuning = plan.tuning
@@ -303,7 +307,7 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     lines.append(f"{runs:,} runs, {most}{runs * budget:,} tokens, before the runs of the arms")
     if tuning.is_done:
         return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
-    seconds = estimate(trials, Progress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
+    seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
     lines.append(f"about {_duration(seconds)} (modelled), not in the time below")
     return [*lines, "not done yet: arms at the values found come on top of those above"]
 
@@ -368,7 +372,7 @@ def _carried_text(arm: PlannedArm) -> str:
     return text
 
 
-def _time_text(plan: Plan, costs: Estimate) -> str:
+def _time_text(plan: Plan, costs: PlanCosts) -> str:
     from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
 
     if not costs.wall_seconds:
@@ -395,7 +399,7 @@ def _ids_table(plan: Plan, width: int) -> str:
     return format_table(("arm", "ids of its runs (--runs lists all)"), rows, width=width)
 
 
-def _runs_table(plan: Plan, progress: Progress, width: int) -> str:
+def _runs_table(plan: Plan, progress: StudyProgress, width: int) -> str:
     rows = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
     return format_table(("id", "arm", "seed", "state"), rows, width=width)
 
@@ -416,7 +420,7 @@ def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
     return lines
 
 
-def _states(progress: Progress, ids: Iterable[str]) -> str:
+def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
     counts: dict[str, int] = {}
     names = {"pending": "to do", "finished": "done"}
     for run_id in ids:

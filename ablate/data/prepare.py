@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ablate.data.tokenise import Progress
+    from ablate.data.tokenise import OnProgress
     from ablate.run.config import DataConfig
 
 _DIGEST_CHARACTERS = 16
@@ -42,7 +42,7 @@ _POLL_SEC = 0.1
 
 
 def prepare(
-    data: DataConfig, cache_dir: Path, *, progress: Progress | None = None, num_workers: int | None = None
+    data: DataConfig, cache_dir: Path, *, progress: OnProgress | None = None, num_workers: int | None = None
 ) -> TokenFiles:
     """Return the corpus's token files, making them if they are not there.
 
@@ -83,7 +83,7 @@ def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
 
 
 def _make(
-    data: DataConfig, corpus: Corpus, folder: Path, num_workers: int | None, progress: Progress
+    data: DataConfig, corpus: Corpus, folder: Path, num_workers: int | None, progress: OnProgress
 ) -> TokenFiles:
     partial = folder.with_name(f"{_partial_prefix(folder)}{uuid.uuid4().hex[:8]}")
     partial.mkdir()
@@ -102,7 +102,7 @@ def _make(
 
 
 def _write_tokens(
-    data: DataConfig, corpus: Corpus, partial: Path, num_workers: int | None, progress: Progress
+    data: DataConfig, corpus: Corpus, partial: Path, num_workers: int | None, progress: OnProgress
 ) -> dict[str, Any]:
     if data.source == "tokens":
         from ablate.data.pretokenised import prepare_tokens
@@ -118,7 +118,7 @@ def _write_tokens(
 
 
 @contextmanager
-def _kept_parts(data: DataConfig, partial: Path, progress: Progress) -> Iterator[Path]:
+def _kept_parts(data: DataConfig, partial: Path, progress: OnProgress) -> Iterator[Path]:
     """Yield the folder of what earlier attempts finished; it goes when this one is through."""
     named = partial.with_name(f"{key_of(asdict(data))[:_DIGEST_CHARACTERS]}.parts")
     with _alone(named, lambda: progress(0.0, "another process prepares text of this data section")) as locked:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ablate.run.config import DataConfig
 
     Listed = tuple[Part, PartTable]
-    Progress = Callable[[float, str], None]
+    OnProgress = Callable[[float, str], None]
 
 # Where stages end on the progress bar: a stream waits for the network, and tokenising takes most of the rest.
 _FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5
@@ -61,7 +61,7 @@ _CHECK_PATHS = "check data.paths and data.validation_paths"
 
 
 def prepare_text(
-    data: DataConfig, corpus: Corpus, folder: Path, kept: Path, num_workers: int | None, progress: Progress
+    data: DataConfig, corpus: Corpus, folder: Path, kept: Path, num_workers: int | None, progress: OnProgress
 ) -> dict[str, Any]:
     """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``.
 
@@ -123,7 +123,7 @@ def _num_workers(wanted: int | None, num_parts: int) -> int:
     return workers if workers > 1 else 0
 
 
-def _parts(data: DataConfig, corpus: Corpus, kept: Path, progress: Progress) -> list[Part]:
+def _parts(data: DataConfig, corpus: Corpus, kept: Path, progress: OnProgress) -> list[Part]:
     """Return the training text in parts, in the order in which it is read."""
     text_field: str | None
     if corpus.hub:
@@ -144,7 +144,7 @@ def _mixed(file: SourceFile) -> bytes:
 
 
 def _list_documents(
-    data: DataConfig, parts: Sequence[Part], kept: Path, workers: Workers, progress: Progress
+    data: DataConfig, parts: Sequence[Part], kept: Path, workers: Workers, progress: OnProgress
 ) -> list[Listed]:
     """List the documents of the parts until there is ``max_bytes`` of text.
 
@@ -167,7 +167,7 @@ def _list_documents(
     return listed
 
 
-def _own_validation(data: DataConfig, corpus: Corpus, progress: Progress) -> Iterator[str]:
+def _own_validation(data: DataConfig, corpus: Corpus, progress: OnProgress) -> Iterator[str]:
     def report(_units: int) -> None:
         progress(_READ, "reading validation text")
 
@@ -184,7 +184,7 @@ def _own_validation(data: DataConfig, corpus: Corpus, progress: Progress) -> Ite
 
 
 def _held_out(
-    listed: Sequence[Listed], wanted: Path, workers: Workers, progress: Progress
+    listed: Sequence[Listed], wanted: Path, workers: Workers, progress: OnProgress
 ) -> Iterator[bytes]:
     """Yield the documents of the validation side, the first of each, in the order of the source."""
     read = [table.read() for _, table in listed]
@@ -220,7 +220,7 @@ def _encoding(
     listed: Sequence[Listed],
     side: ValidationSide,
     folder: Path,
-    progress: Progress,
+    progress: OnProgress,
 ) -> tuple[Encoding, str]:
     """Return how to encode and its description; ``tokenizer.json``, learnt or not, is put into the folder."""
     if data.tokenizer == "bytes":
@@ -317,7 +317,7 @@ def _hash_of_next(file: BinaryIO, start: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def _stage(progress: Progress, low: float, high: float, what: str, total: int) -> Callable[[int], None]:
+def _stage(progress: OnProgress, low: float, high: float, what: str, total: int) -> Callable[[int], None]:
     """Return a callback that turns units done of one stage into the fraction of the whole."""
 
     def report(done: int) -> None:

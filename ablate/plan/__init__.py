@@ -7,19 +7,19 @@
 ['bf16', 'fp8']
 """
 
-from ablate.plan.estimate import Estimate, estimate
+from ablate.plan.estimate import PlanCosts, estimate
 from ablate.plan.lock import to_lock
 from ablate.plan.plan import Plan, PlannedArm, PlannedRun, build_plan
-from ablate.plan.progress import Progress, known_plan, read_progress
+from ablate.plan.progress import StudyProgress, known_plan, read_progress
 from ablate.run.ids import RESULT_VERSION, run_id
 
 __all__ = [
     "RESULT_VERSION",
-    "Estimate",
     "Plan",
+    "PlanCosts",
     "PlannedArm",
     "PlannedRun",
-    "Progress",
+    "StudyProgress",
     "build_plan",
     "estimate",
     "known_plan",

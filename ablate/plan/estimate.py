@@ -14,7 +14,7 @@ from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.plan.progress import Progress
+    from ablate.plan.progress import StudyProgress
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
@@ -27,7 +27,7 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class PlanCosts:
     """Time and storage. ``wall_seconds`` is for the runs still to do, on ``cores`` cores or one GPU a run."""
 
     run_seconds: dict[str, float]
@@ -38,7 +38,7 @@ class Estimate:
     storage_bytes: int
 
 
-def estimate(plan: Plan, progress: Progress, *, cores: int) -> Estimate:
+def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     """Estimate a plan on a machine with so many CPU cores."""
     modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
     ratios = [
@@ -57,7 +57,7 @@ def estimate(plan: Plan, progress: Progress, *, cores: int) -> Estimate:
         else:
             run_seconds[arm.name] = _measured_seconds(arm, speed)
             ground[arm.name] = "measured"
-    return Estimate(
+    return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
         wall_seconds=_wall_seconds(plan, progress, run_seconds, cores),
@@ -83,7 +83,7 @@ def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
     return _work_tokens(arm) / tokens_per_sec
 
 
-def _wall_seconds(plan: Plan, progress: Progress, run_seconds: dict[str, float], cores: int) -> float:
+def _wall_seconds(plan: Plan, progress: StudyProgress, run_seconds: dict[str, float], cores: int) -> float:
     """Spread the runs to do over the cores, and those on GPUs one after the other; none shorter than one."""
     longest = cpu_work = gpu_work = 0.0
     for arm in plan.arms:

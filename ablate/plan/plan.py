@@ -12,7 +12,7 @@ the plan of a study whose data are not there is its arithmetic alone: ``missing`
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
@@ -35,23 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ablate.base.section import Section
+    from ablate.data import DataIdentity
     from ablate.recipes import Recipe
     from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
-
-
-class DataIdentity(Protocol):
-    """What planning must know of a corpus; ``ablate.data.identify`` returns one."""
-
-    @property
-    def digest(self) -> str:
-        """Hash of the content and of how it becomes tokens."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of different tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +112,6 @@ class Plan:
         for arm in self.arms:
             for run in arm.runs:
                 yield arm, run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Absent:
-    """Data that cannot be identified, but whose vocabulary the study states."""
-
-    digest: str = ""
-    vocab_size: int
 
 
 def build_plan(
@@ -265,23 +246,24 @@ def _identify_all(
             identities[data] = identify(data)
         except UserError as error:
             problems |= dict.fromkeys(error.problems)
-            vocab_size = _stated_vocabulary(data)
-            if vocab_size is None:
+            absent = _absent(data)
+            if absent is None:
                 without_data = False
             else:
-                identities[data] = _Absent(vocab_size=vocab_size)
+                identities[data] = absent
     if problems and not without_data:
         raise UserError(*problems)
     return identities, tuple(problems)
 
 
-def _stated_vocabulary(data: DataConfig) -> int | None:
-    """Return the size of the vocabulary as far as the study itself tells it."""
-    if data.vocab_size is None and data.tokenizer == "bytes" and data.source != "tokens":
-        from ablate.data.identity import BYTES_VOCABULARY
+def _absent(data: DataConfig) -> DataIdentity | None:
+    """Stand in for data that are not there, if the study itself tells the size of their vocabulary."""
+    from ablate.data.identity import BYTES_VOCABULARY, DataIdentity
 
-        return BYTES_VOCABULARY
-    return data.vocab_size
+    vocab_size = data.vocab_size
+    if vocab_size is None and data.tokenizer == "bytes" and data.source != "tokens":
+        vocab_size = BYTES_VOCABULARY
+    return None if vocab_size is None else DataIdentity(digest="", vocab_size=vocab_size, num_bytes=0)
 
 
 def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:

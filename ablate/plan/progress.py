@@ -20,7 +20,7 @@ _MEASURED_RUNS_PER_ARM = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class StudyProgress:
     """States by run id (those that are not pending), and measured tokens per second by arm."""
 
     states: dict[str, State]
@@ -41,7 +41,7 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
         return plan
 
 
-def read_progress(plan: Plan, store: StudyStore) -> Progress:
+def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
     """Look up the runs of a plan in the store."""
     try:
         there = {path.name for path in (store.path / "runs").iterdir()}
@@ -64,7 +64,7 @@ def read_progress(plan: Plan, store: StudyStore) -> Progress:
             speed = _mean_tokens_per_sec(run_dir)
             known += [speed] if speed else []
     measured = {arm: sum(values) / len(values) for arm, values in speeds.items() if values}
-    return Progress(states=states, tokens_per_sec=measured)
+    return StudyProgress(states=states, tokens_per_sec=measured)
 
 
 def _mean_tokens_per_sec(run_dir: RunDir) -> float | None:

@@ -25,7 +25,8 @@ from ablate.store.lock import DroppedCell
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ablate.plan.plan import DataIdentity, PlannedArm
+    from ablate.data import DataIdentity
+    from ablate.plan.plan import PlannedArm
     from ablate.run.config import DataConfig
     from ablate.study import Study
     from ablate.study.searching import Search

@@ -42,7 +42,7 @@ class MirrorProcess:
         It is killed when it has sent nothing for ``idle_sec``, or has taken ``whole_sec``.
         """
         self.process.terminate()
-        progress = Progress(self.store, self.tracking_uri)
+        progress = MirrorProgress(self.store, self.tracking_uri)
         give_up = time.monotonic() + whole_sec
         while self.process.poll() is None:
             if progress.idle_sec() > idle_sec or time.monotonic() > give_up:
@@ -52,7 +52,7 @@ class MirrorProcess:
         return pending(self.store, self.tracking_uri)
 
 
-class Progress:
+class MirrorProgress:
     """How long ago the mirror last noted that it had sent something, by this process's own clock."""
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:

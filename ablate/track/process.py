@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ablate.store import StudyStore
-from ablate.track.launch import LAST_PASS_SEC, STOP_SEC, Progress
+from ablate.track.launch import LAST_PASS_SEC, STOP_SEC, MirrorProgress
 from ablate.track.mirror import Mirror
 from ablate.track.uri import redact, resolve_tracking_uri
 
@@ -43,7 +43,7 @@ def main() -> None:
 
     uri = resolve_tracking_uri(arguments.study.parent, arguments.tracking_uri)
     store = StudyStore(arguments.study)
-    stopping = _watch(arguments.parent, Progress(store, uri))
+    stopping = _watch(arguments.parent, MirrorProgress(store, uri))
     os.nice(_NICENESS)
     sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
     logging.basicConfig(
@@ -72,7 +72,7 @@ def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
         stopping.wait(delay_sec)
 
 
-def _watch(parent: int | None, progress: Progress) -> threading.Event:
+def _watch(parent: int | None, progress: MirrorProgress) -> threading.Event:
     """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
 
     A thread of its own takes the signal, because the main one may hang in a request, and because setting an

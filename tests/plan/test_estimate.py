@@ -4,7 +4,7 @@ import pytest
 
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE
-from ablate.plan.progress import Progress
+from ablate.plan.progress import StudyProgress
 from ablate.store import Status, StudyStore
 
 STUDY = """\
@@ -18,7 +18,7 @@ arms:
   a:
   b: {recipe: mxfp4}
 """
-NOTHING = Progress(states={}, tokens_per_sec={})
+NOTHING = StudyProgress(states={}, tokens_per_sec={})
 
 
 @pytest.fixture
