@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ablate.backends.device import Device
-    from ablate.numerics import Key, OperandPolicy
-    from ablate.recipes import GemmPolicy
+    from ablate.numerics.philox import Key
+    from ablate.recipes import GemmPolicy, OperandPolicy
 
 Mode = Literal["native", "upcast", "emulated", "reference", "no"]
 """native: the device's own instruction for this format. upcast: the device multiplies the packed codes after

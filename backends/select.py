@@ -48,13 +48,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def is_high_precision(gemm: GemmPolicy) -> bool:
-    """Tell whether a GEMM is not quantised at all."""
-    return all(
-        policy.format in ("bf16", "fp16") and not policy.hadamard for policy in (gemm.left, gemm.right)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """Who does one GEMM of a recipe, and how."""
@@ -101,7 +94,8 @@ class Selection:
                     return backend, support
             return emulated, emulated.support(gemm, device)
         # What is not quantised is no back end's business but the reference's: the device's own GEMM.
-        if is_high_precision(gemm) and self.name != "reference":
+        untouched = all(one.is_high_precision and not one.hadamard for one in (gemm.left, gemm.right))
+        if untouched and self.name != "reference":
             return emulated, emulated.support(gemm, device)
         backend = load_backend(self.name)
         support = backend.support(gemm, device)

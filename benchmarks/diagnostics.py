@@ -53,10 +53,7 @@ def main() -> None:
         )  # fmt: skip
         trainee = assemble(config, args.device)
         rows: list[dict[str, object]] = []
-        recorder = Recorder(
-            trainee.state, Diagnostics(), tokens_per_step=trainee.plan.tokens_per_step,
-            seq_len=args.seq_len, on_row=rows.append,
-        )  # fmt: skip
+        recorder = Recorder(trainee, Diagnostics(), rows.append)
         plain, more = [], []
         for repeat in range(args.repeats + 1):
             for diagnosed in (False, True):

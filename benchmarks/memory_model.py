@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from ablate.modelled.memory import Memory, step_memory
 from ablate.recipes import RecipeSpec, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
-from ablate.train.group import join_group
+from ablate.train.group import Layout, join_group
 from ablate.train.loop import assemble, gradients
 from ablate.train.throughput import time_steps
 
@@ -138,7 +138,7 @@ def _member(config: RunConfig, rank: int, devices: int, folder: str) -> None:
     group = join_group("cpu")
 
     def two_steps() -> None:
-        trainee = assemble(config, "cpu", group=group)
+        trainee = assemble(config, "cpu", Layout(group=group))
         shape = (config.training.batch_size, config.training.seq_len + 1)
         for window in np.random.default_rng(0).integers(0, config.vocab_size, (2, *shape)):
             gradients(trainee, window, config.training.grad_clip)

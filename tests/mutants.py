@@ -104,15 +104,15 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "Dgrad's w along the wrong axis",
         "ablate/layers/linear.py",
-        '(w, "dgrad", "w", 0, at)',
-        '(w, "dgrad", "w", 1, at)',
+        "axis = contracted_axis(gemm, operand)",
+        'axis = contracted_axis(gemm, operand) ^ ((gemm, operand) == ("dgrad", "w"))',
         first="tests/layers/test_linear.py::test_three_gemms_by_the_book",
     ),
     one(
         "Wgrad's x along the wrong axis",
         "ablate/layers/linear.py",
-        '(source, "wgrad", "x", 0, at)',
-        '(source, "wgrad", "x", 1, at)',
+        "axis = contracted_axis(gemm, operand)",
+        'axis = contracted_axis(gemm, operand) ^ ((gemm, operand) == ("wgrad", "x"))',
         first="tests/layers/test_linear.py::test_three_gemms_by_the_book",
     ),
     one(

@@ -103,10 +103,13 @@ def _layers(arm: PlannedArm) -> Iterator[tuple[str, int, int, int, LayerRecipe]]
 def _rows(
     plan: Plan, names: tuple[str, ...], tokens: int | None, repeats: int, where: str, backend: str | None
 ) -> Iterator[dict[str, Any]]:
+    from ablate.backends.device import device_of
     from ablate.backends.select import Selection
     from ablate.backends.testing.bench import Shape, time_gemm
+    from ablate.modelled.hardware import peak_tflops
     from ablate.recipes import GEMMS, describe_gemm
 
+    name = device_of(where).name
     timed: dict[Any, Any] = {}
     for arm in plan.arms:
         if names and arm.name not in names:
@@ -126,9 +129,11 @@ def _rows(
                 except ValueError as error:
                     raise UserError(f"arm '{arm.name}', {part}, {gemm.capitalize()}: {error}") from None
                 one = timed[key]
+                peak = peak_tflops(name, policy.left.format) if one.mode == "native" else None
                 yield {
                     "arm": arm.name, "layer": part, "layers": count, "operands": describe_gemm(policy),
-                    **asdict(one), "total_ms": one.total_ms, "speed_over_bf16": one.speed_over_bf16,
+                    **asdict(one), "share_of_peak": peak and one.tflops / peak, "total_ms": one.total_ms,
+                    "speed_over_bf16": one.speed_over_bf16,
                     "speed_over_fp8": one.speed_over_fp8,
                 }  # fmt: skip
 

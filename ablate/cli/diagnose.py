@@ -87,9 +87,7 @@ def command(
         cells = _cells(trainee, layers, draws=draws)
         passes = 1 + sum(cell.draws for cell in cells)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
-            ranked = predict_harm(
-                trainee, window, cells, seq_len=subject.config.training.seq_len, draws=draws, done=bar.update
-            )
+            ranked = predict_harm(trainee, window, cells, draws=draws, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
         raise UserError(Problem(what=f"{model}: {error}", hint="another --recipe or --seq-len?")) from None
     content = {

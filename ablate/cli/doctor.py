@@ -38,8 +38,9 @@ def command(
     the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
     """
     from ablate.backends.select import load_backend
-    from ablate.backends.testing.selftest import self_test, trains_like_emulation
+    from ablate.backends.testing.selftest import self_test
     from ablate.backends.testing.suite import POLICIES, both
+    from ablate.layers.selftest import trains_like_emulation
     from ablate.run.backends import BUILT_IN, backend_names
 
     for name in names:

@@ -177,10 +177,9 @@ def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
 def _differences(policy: OperandPolicy) -> dict[str, Any]:
     from dataclasses import fields
 
-    from ablate.recipes import sense
-    from ablate.recipes.policy import HIGH_PRECISION
+    from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
 
-    usual = {"scale": sense.DEFAULT_SCALE, "block": sense.DEFAULT_BLOCK}
+    usual = {"scale": DEFAULT_SCALE, "block": DEFAULT_BLOCK}
     found: dict[str, Any] = {}
     for field in fields(policy):
         value = getattr(policy, field.name)

@@ -17,9 +17,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer, is_quantised, is_random
+from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer, is_random
 from ablate.diagnose.recorder import tapped_copy
-from ablate.layers.linear import QuantLinear
+from ablate.layers.linear import QuantLinear, quantised_layers
+from ablate.layers.state import Position
 from ablate.recipes import GEMMS, LayerRecipe
 from ablate.train.loop import gradients
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from ablate.layers.state import Position
     from ablate.recipes import Gemm
     from ablate.train.loop import Trainee
 
@@ -63,15 +63,13 @@ class Cell:
 
 def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Cell]:
     """Return what is to be measured in the named layers, in the model's order."""
-    layers = {
-        module.name: module for module in trainee.network.module.modules() if isinstance(module, QuantLinear)
-    }
+    layers = quantised_layers(trainee.network.module)
     found = []
     for name in names:
         layer = layers[name]
-        at = _here(trainee)
+        at = Position(step=trainee.state.step, call=0, tokens=trainee.state.tokens)
         for gemm in GEMMS:
-            if is_quantised(layer.recipe_at(at.tokens).gemm(gemm)):
+            if not layer.recipe_at(at.tokens).gemm(gemm).is_untouched:
                 count = draws if is_random(layer, gemm, at) else 1
                 found.append(Cell(layer=layer, gemm=gemm, draws=count))
     return found
@@ -82,7 +80,6 @@ def predict_harm(
     window: np.ndarray[Any, Any],
     cells: Sequence[Cell],
     *,
-    seq_len: int,
     draws: int,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
@@ -92,7 +89,6 @@ def predict_harm(
         trainee: model and recipe; its weights are not changed.
         window: tokens [sequences, seq_len + 1].
         cells: what is to be measured.
-        seq_len: tokens per sequence.
         draws: of the recipe's randomness, for the error of each GEMM's own output.
         done: called with the number of passes that have been made since the last call.
 
@@ -103,14 +99,14 @@ def predict_harm(
     module.eval()  # without dropout, which would be an error of its own
     tapped: dict[str, Tapped] = {}
 
-    def tap(layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        if layer.name not in tapped:
-            tapped[layer.name] = tapped_copy(layer, at, dy, x, weight, seq_len=seq_len)
+    def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        if name not in tapped:
+            tapped[name] = tapped_copy(layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len)
 
     high = LayerRecipe()
     own = {cell.layer.name: cell.layer.recipe_at(trainee.state.tokens) for cell in cells}
-    layers = [layer for layer in module.modules() if isinstance(layer, QuantLinear)]
-    for layer in layers:
+    layers = quantised_layers(module)
+    for layer in layers.values():
         layer.override = high
     trainee.state.tap = tap
     exact_loss, _ = gradients(trainee, window, None)
@@ -150,7 +146,7 @@ def predict_harm(
                 diagnosis=one,
             )
         )
-    for layer in layers:
+    for layer in layers.values():
         layer.override = None
     module.zero_grad(set_to_none=True)
     return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
@@ -161,12 +157,6 @@ def _alone(recipe: LayerRecipe, gemm: Gemm) -> LayerRecipe:
     policy = recipe.gemm(gemm)
     doubly = "forward" in (policy.left.source, policy.right.source)
     return LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
-
-
-def _here(trainee: Trainee) -> Position:
-    from ablate.layers.state import Position
-
-    return Position(step=trainee.state.step, call=0, tokens=trainee.state.tokens)
 
 
 def _add_errors(module: nn.Module, exact: Sequence[Tensor | None], sums: list[Tensor | None]) -> float:

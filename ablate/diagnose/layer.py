@@ -24,6 +24,7 @@ from ablate.diagnose.product import ProductFigures, product_figures
 from ablate.layers.linear import dequantised, product
 from ablate.numerics.quantize import on_grid
 from ablate.recipes import GEMMS, OPERANDS
+from ablate.recipes.policy import contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +32,8 @@ if TYPE_CHECKING:
     from ablate.diagnose.noise import DataNoise
     from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
-    from ablate.recipes import Gemm, GemmPolicy, OperandPolicy
+    from ablate.recipes import Gemm, OperandPolicy
 
-_HIGH = ("bf16", "fp16")
-_AXES: dict[tuple[str, str], int] = {
-    ("fprop", "x"): 1, ("fprop", "w"): 1,
-    ("dgrad", "dy"): 1, ("dgrad", "w"): 0,
-    ("wgrad", "dy"): 0, ("wgrad", "x"): 0,
-}  # fmt: skip
-"""The axis of each stored operand that is contracted."""
 _PARTS = 4
 
 
@@ -81,7 +75,7 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
     recipe = layer.recipe_at(at.tokens)
     for gemm in GEMMS:
         policy = recipe.gemm(gemm)
-        if not is_quantised(policy):
+        if policy.is_untouched:
             continue
         noise = None
         if gemm == "wgrad":
@@ -100,15 +94,10 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
             operands={
                 name: _operand(tapped, gemm, name, one)
                 for name, one in zip(OPERANDS[gemm], (policy.left, policy.right), strict=True)
-                if one.format not in _HIGH
+                if not one.is_high_precision
             },
             data_noise=noise,
         )
-
-
-def is_quantised(policy: GemmPolicy) -> bool:
-    """Tell whether a GEMM does anything but multiply in bf16."""
-    return any(one.format != "bf16" or one.hadamard for one in (policy.left, policy.right))
 
 
 def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
@@ -148,13 +137,13 @@ def _exact_weight_gradient(tapped: Tapped) -> tuple[Tensor, DataNoise | None]:
 
 def _operand(tapped: Tapped, gemm: Gemm, name: str, policy: OperandPolicy) -> OperandFigures:
     layer, at = tapped.layer, tapped.at.redrawn(1)
-    axis = _AXES[gemm, name]
+    axis = contracted_axis(gemm, name)
     stored = {"x": tapped.x, "dy": tapped.dy, "w": tapped.weight}[name]
     if policy.source == "forward":  # this second quantisation alone
-        stored = dequantised(layer.operand(stored, "fprop", name, 1, at))
+        stored = dequantised(layer.operand(stored, "fprop", name, at))
     draw = layer.draw(stored, gemm, name, at)
     grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
-    quantised = dequantised(layer.operand(stored, gemm, name, axis, at)).to(torch.float32)
+    quantised = dequantised(layer.operand(stored, gemm, name, at)).to(torch.float32)
     last = stored.to(torch.float32)
     if axis == 0:
         quantised, last = quantised.t(), last.t()

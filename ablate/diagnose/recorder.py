@@ -9,7 +9,6 @@ How it fails: figures that are not defined are None; a run that diverges is not 
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,16 @@ import torch
 from torch import Tensor
 
 from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer
-from ablate.run.diagnostics import Diagnostics, chosen_layers
+from ablate.layers.linear import quantised_layers
+from ablate.run.diagnostics import chosen_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.layers.linear import QuantLinear
-    from ablate.layers.state import Position, RecipeState
+    from ablate.layers.state import Position
+    from ablate.run.diagnostics import Diagnostics
+    from ablate.train.loop import Trainee
 
 MAX_ROWS = 512
 """Tokens of a layer that are measured, at most."""
@@ -37,42 +39,35 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        state: RecipeState,
-        settings: Diagnostics,
-        *,
-        tokens_per_step: int,
-        seq_len: int,
-        on_row: Callable[[dict[str, Any]], None],
+        self, trainee: Trainee, settings: Diagnostics, on_row: Callable[[dict[str, Any]], None]
     ) -> None:
-        self._state, self._settings, self._on_row = state, settings, on_row
-        self._tokens_per_step, self._seq_len = tokens_per_step, seq_len
-        names = chosen_layers(settings.layers, state.recipe, state.places.values())
-        self._chosen = dict.fromkeys(names)
+        self._settings, self._on_row = settings, on_row
+        self._state, self._tokens_per_step = trainee.state, trainee.plan.tokens_per_step
+        self._seq_len = trainee.settings.seq_len
+        layers = quantised_layers(trainee.network.module)
+        names = chosen_layers(settings.layers, self._state.recipe, self._state.places.values())
+        self._chosen = {name: layers[name] for name in names}
         self._found: dict[str, Tapped] = {}
 
     def before(self, step: int) -> None:
         """Tap the layers if this step is due: the first, and the first after each interval of tokens."""
-        every = self._settings.interval(self._tokens_per_step)
-        before = (step - 1) * self._tokens_per_step // every if step else -1
-        if step * self._tokens_per_step // every > before:
+        tokens = self._tokens_per_step
+        every = self._settings.interval(tokens)
+        before = (step - 1) * tokens // every if step else -1
+        if step * tokens // every > before:
             self._state.tap = self._tap
 
-    def after(self) -> float:
-        """Measure what was tapped and hand the rows over; return the seconds that it took."""
-        if self._state.tap is None:
-            return 0.0
-        started = time.perf_counter()
+    def after(self) -> None:
+        """Measure what was tapped and hand the rows over."""
         self._state.tap = None
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is not None:
                 for one in diagnose_layer(tapped, draws=self._settings.draws):
                     self._on_row(to_row(one, tokens=self._state.tokens, step=self._state.step))
-        return time.perf_counter() - started
 
-    def _tap(self, layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        if at.call == 0 and layer.name in self._chosen and layer.name not in self._found and len(x):
-            self._found[layer.name] = tapped_copy(layer, at, dy, x, weight, seq_len=self._seq_len)
+    def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        if at.call == 0 and name in self._chosen and name not in self._found and len(x):
+            self._found[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
 
 
 def tapped_copy(

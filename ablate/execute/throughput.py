@@ -26,6 +26,7 @@ from ablate.backends.select import overall_mode
 from ablate.base.errors import UserError
 from ablate.execute.alone import other_work, why_not_valid
 from ablate.execute.environment import code_digest
+from ablate.train.group import Layout
 from ablate.train.throughput import StepTimes, time_steps
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
         return time_steps(
             arm.config.with_seed(arm.runs[0].seed),
             device=device,
-            checkpoint_activations=arm.resources.activation_checkpointing,
+            layout=Layout(checkpoint_activations=arm.resources.activation_checkpointing),
             **settings,
         )
     except ValueError as error:

@@ -288,21 +288,23 @@ def _keeper(
 def _call_trainer(
     task: RunTask, config: RunConfig, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any
 ) -> Any:
-    """Call the study's trainer, or ours, which alone knows of groups, layouts and diagnostics."""
+    """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.base.code import load_function
     from ablate.data import load, open_tokens
 
     name = config.trainer or task.trainer
     ours: dict[str, Any] = {}
     if name == DEFAULT_TRAINER:
-        ours = {
-            "group": group,
-            "checkpoint_activations": task.resources.get("activation_checkpointing", False),
-        }
+        from ablate.train.group import Layout
+
+        twice = task.resources.get("activation_checkpointing", False)
+        ours = {"layout": Layout(group=group, checkpoint_activations=twice)}
         if diagnosed is not None:
+            from ablate.diagnose.recorder import Recorder
             from ablate.run.diagnostics import Diagnostics
 
-            ours |= {"diagnostics": Diagnostics(**task.diagnostics or {}), "on_diagnosis": diagnosed}
+            settings = Diagnostics(**task.diagnostics or {})
+            ours["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
     return load_function(name)(
         config,
         tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,

@@ -28,6 +28,7 @@ from ablate.numerics.quantize import check_operand
 from ablate.numerics.rotate import unrotate
 from ablate.recipes import OPERANDS
 from ablate.recipes.place import LayerPlace, places
+from ablate.recipes.policy import contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,8 +168,9 @@ class QuantLinear(nn.Linear):
         amax = self._delayed_amax(tensor, (gemm, operand), at) if chosen.scale == "delayed" else None
         return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
 
-    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, axis: int, at: Position) -> Operand:
+    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Operand:
         """Quantise one operand of one GEMM as the recipe says at this position."""
+        axis = contracted_axis(gemm, operand)
         with self._named(gemm, operand):
             done = self.backend(gemm, at, tensor).quantize(
                 tensor, self.draw(tensor, gemm, operand, at), axis=axis
@@ -179,10 +181,10 @@ class QuantLinear(nn.Linear):
     def both_of_dy(self, dy: Tensor, at: Position) -> tuple[Operand, Operand]:
         """Quantise dy for Dgrad and for Wgrad in one read, by the back end that does both."""
         for_dgrad, for_wgrad = self.draw(dy, "dgrad", "dy", at), self.draw(dy, "wgrad", "dy", at)
-        with self._named("dgrad", "dy"):
-            check_operand(dy, for_dgrad.policy, 1, for_dgrad.key)
-        with self._named("wgrad", "dy"):
-            check_operand(dy, for_wgrad.policy, 0, for_wgrad.key)
+        draws: dict[Gemm, Draw] = {"dgrad": for_dgrad, "wgrad": for_wgrad}
+        for gemm, draw in draws.items():
+            with self._named(gemm, "dy"):
+                check_operand(dy, draw.policy, contracted_axis(gemm, "dy"), draw.key)
         done = self.backend("dgrad", at, dy).quantize_both(dy, for_dgrad, for_wgrad)
         self._show("dgrad", "dy", done[0])
         self._show("wgrad", "dy", done[1])
@@ -202,7 +204,7 @@ class QuantLinear(nn.Linear):
     def show_backward(self, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         """Show what a backward pass multiplies to whoever has asked for it."""
         if self.state.tap is not None:
-            self.state.tap(self, at, dy, x, weight)
+            self.state.tap(self.name, at, dy, x, weight)
 
     def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
         """Return the largest magnitude of past steps, and note this one's; its own if there is no past."""
@@ -217,6 +219,11 @@ class QuantLinear(nn.Linear):
             history[slot] = max(now, float(history[slot])) if same_step else now
             steps[slot] = at.step
         return known
+
+
+def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
+    """Return the quantised layers of a model by name, in the model's order."""
+    return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
 
 
 def _fresh(*shape: int) -> nn.Parameter:
@@ -242,7 +249,7 @@ def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -
     """Dy [M, N] bf16 → dx [M, K] bf16."""
     layer, at = _sites[site], _position(position)
     layer.show_backward(at, dy, x, weight)
-    return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
+    return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
 
 
 @_dgrad.register_fake
@@ -255,7 +262,7 @@ def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -
     """Dy [M, N] bf16, x [M, K] bf16 → dw [N, K] in the weight's dtype."""
     layer, at = _sites[site], _position(position)
     layer.show_backward(at, dy, x, weight)
-    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
+    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
 
 
 @_wgrad.register_fake
@@ -273,8 +280,8 @@ def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: 
         along_n, along_m = layer.both_of_dy(dy, at)
         return _input_gradient(layer, at, along_n, x, weight), _weight_gradient(layer, at, along_m, x, weight)
     # One after the other: only one copy of dy at a time.
-    dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
-    return dx, _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
+    dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
+    return dx, _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
 
 
 @_dgrad_wgrad.register_fake
@@ -297,13 +304,13 @@ def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tens
     if gemm == "fprop":
         return _output(layer, at, x, weight)
     if gemm == "dgrad":
-        return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", 1, at), x, weight)
-    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", 0, at), x, weight)
+        return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
+    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
 
 
 def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tensor:
     return layer.backend("fprop", at, x).multiply(
-        layer.operand(x, "fprop", "x", 1, at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", 1, at)
+        layer.operand(x, "fprop", "x", at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", at)
     )
 
 
@@ -311,15 +318,15 @@ def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, we
     w = weight.to(torch.bfloat16)
     doubly = layer.recipe_at(at.tokens).dgrad.right.source == "forward"
     if doubly:
-        w = dequantised(layer.operand(w, "fprop", "w", 1, at))
-    dx = layer.backend("dgrad", at, w).multiply(dy, layer.operand(w, "dgrad", "w", 0, at))
+        w = dequantised(layer.operand(w, "fprop", "w", at))
+    dx = layer.backend("dgrad", at, w).multiply(dy, layer.operand(w, "dgrad", "w", at))
     return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
 
 
 def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
     doubly = layer.recipe_at(at.tokens).wgrad.right.source == "forward"
-    source = dequantised(layer.operand(x, "fprop", "x", 1, at)) if doubly else x
-    dw = layer.backend("wgrad", at, x).multiply(dy, layer.operand(source, "wgrad", "x", 0, at))
+    source = dequantised(layer.operand(x, "fprop", "x", at)) if doubly else x
+    dw = layer.backend("wgrad", at, x).multiply(dy, layer.operand(source, "wgrad", "x", at))
     w = weight.to(torch.bfloat16)
     return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
 
@@ -346,7 +353,7 @@ def _through_quantiser(
     forward = layer.recipe_at(at.tokens).fprop
     policy = forward.left if name == "x" else forward.right
     if policy.mask:
-        mask = layer.operand(tensor, "fprop", name, 1, at).mask
+        mask = layer.operand(tensor, "fprop", name, at).mask
         assert mask is not None
         grad = grad * mask
     if rotated and policy.hadamard:

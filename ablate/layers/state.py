@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ablate.backends.protocol import Operand
     from ablate.backends.select import Selection
-    from ablate.layers.linear import QuantLinear
     from ablate.recipes import Gemm, LayerRecipe, Recipe
 
 EVAL_CALL = 1 << 31
@@ -61,8 +60,8 @@ class RecipeState:
     ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the
     budget, needed by phases that start at a fraction of it. ``watch``, if set, sees every quantised operand:
     (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees what each backward pass
-    multiplies: (layer, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]); it must
-    change nothing.
+    multiplies: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
+    it must change nothing.
     """
 
     recipe: Recipe
@@ -73,9 +72,7 @@ class RecipeState:
     tokens: int = 0
     total_tokens: int | None = None
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
-    tap: Callable[[QuantLinear, Position, Tensor, Tensor, Tensor], None] | None = field(
-        default=None, repr=False
-    )
+    tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
     places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
 

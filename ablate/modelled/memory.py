@@ -278,7 +278,7 @@ def _moments(
 
 def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
     """Return bytes an element of an operand's copy for its GEMM: none where it is taken as it is."""
-    if policy.format == "bf16" and not policy.hadamard:
+    if policy.is_untouched:
         return 0.0
     if native:
         return operand_bytes(policy) + policy.mask

@@ -254,7 +254,7 @@ def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, Layer
 
 def _bits(policy: OperandPolicy) -> float:
     """Return the width of an element, scales left out."""
-    if policy.format in ("bf16", "fp16"):
+    if policy.is_high_precision:
         return 16.0
     return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
 

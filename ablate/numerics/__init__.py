@@ -1,15 +1,27 @@
-"""FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer."""
+"""FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer.
 
+A face for users, loaded name by name on first use. The product's own modules import from where things lie.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from ablate.layers.state import RecipeState
-from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
-from ablate.numerics.philox import Key
-from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
-from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 if TYPE_CHECKING:
     from ablate.layers.apply import apply_recipe
+    from ablate.layers.state import RecipeState
+    from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
+    from ablate.numerics.philox import Key
+    from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
+    from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
+
+_PLACES = {
+    "ablate.layers.apply": ("apply_recipe",),
+    "ablate.layers.state": ("RecipeState",),
+    "ablate.numerics.hadamard": ("hadamard_last", "hadamard_matrix"),
+    "ablate.numerics.philox": ("Key",),
+    "ablate.numerics.quantize": ("Codes", "Quantized", "fake_quantize", "quantize", "round_operand"),
+    "ablate.recipes": ("GemmPolicy", "LayerRecipe", "OperandPolicy", "Recipe"),
+}
 
 __all__ = [
     "Codes",
@@ -30,9 +42,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Not at the top: it needs the back ends, which need this package.
-    if name == "apply_recipe":
-        from ablate.layers.apply import apply_recipe
-
-        return apply_recipe
+    for place, names in _PLACES.items():
+        if name in names:
+            found = globals()[name] = getattr(import_module(place), name)
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

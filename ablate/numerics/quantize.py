@@ -138,10 +138,10 @@ def round_operand(
     """
     check_operand(x, policy, axis, key)
     along_rows = axis % 2 == 0
-    if policy.format in _HIGH_PRECISION and not policy.hadamard:
+    if policy.is_high_precision and not policy.hadamard:
         return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
     v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
-    if policy.format in _HIGH_PRECISION:
+    if policy.is_high_precision:
         done = Quantized(values=v.to(_HIGH_PRECISION[policy.format]))
     else:
         done = _Rounder(x, policy, along_rows=along_rows, key=key).round(v, amax)
@@ -336,7 +336,7 @@ def quantize(
         ValueError: as ``fake_quantize``, or a policy that leaves high precision.
     """
     check_operand(x, policy, axis, key)
-    if policy.format in _HIGH_PRECISION:
+    if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no codes")
     along_rows = axis % 2 == 0
     v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
@@ -377,7 +377,7 @@ def on_grid(
         ValueError: as ``round_operand``, or a policy that leaves high precision.
     """
     check_operand(x, policy, axis, key)
-    if policy.format in _HIGH_PRECISION:
+    if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no grid")
     along_rows = axis % 2 == 0
     v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)

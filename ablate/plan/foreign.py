@@ -15,6 +15,7 @@ from ablate.base.code import code_digest
 from ablate.base.errors import Problem, UserError
 from ablate.recipes import block_shape, group_size
 from ablate.recipes.place import stages
+from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import layer_places
 from ablate.study.stages import rule_faults
 
@@ -108,20 +109,17 @@ def _misfit(layers: tuple[LinearLayer, ...], arm: ResolvedArm) -> str | None:
     tokens = (training.micro_batch_size or training.batch_size // devices) * training.seq_len
     where = layer_places(layers)
     for layer in layers:
-        m, n, k = (
-            (tokens, f"{tokens} tokens of a micro-batch, which go through {layer.name},"),
-            (layer.outputs, f"out-features {layer.outputs} of {layer.name}"),
-            (layer.inputs, f"in-features {layer.inputs} of {layer.name}"),
-        )
-        # Of each operand the dimension that its GEMM contracts over, and the other.
-        dimensions = {
-            ("fprop", "x"): (k, m), ("fprop", "w"): (k, n), ("dgrad", "dy"): (n, m),
-            ("dgrad", "w"): (n, k), ("wgrad", "dy"): (m, n), ("wgrad", "x"): (m, k),
-        }  # fmt: skip
+        sizes = {
+            "M": (tokens, f"{tokens} tokens of a micro-batch, which go through {layer.name},"),
+            "N": (layer.outputs, f"out-features {layer.outputs} of {layer.name}"),
+            "K": (layer.inputs, f"in-features {layer.inputs} of {layer.name}"),
+        }
         for stage in stages(arm.recipe, where[layer.name]):
             for gemm, operand, policy in stage.recipe.operands():
                 needs = (group_size(policy), block_shape(policy)[0])
-                for (size, words), divisor in zip(dimensions[gemm, operand], needs, strict=True):
+                letters = (CONTRACTED[gemm], other_dimension(gemm, operand))
+                for letter, divisor in zip(letters, needs, strict=True):
+                    size, words = sizes[letter]
                     if size % divisor:
                         return f"{words} is not a multiple of {divisor}, as {gemm.capitalize()} needs it"
     return None

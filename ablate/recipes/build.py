@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ablate.recipes.policy import (
     GEMMS,
+    HIGH_FORMATS,
     OPERANDS,
     Block,
     Format,
@@ -78,7 +79,7 @@ def gemm_policy(
     Raises:
         SenselessRecipe: parts that contradict each other; its path is the GEMM.
     """
-    if fmt in ("bf16", "fp16"):
+    if fmt in HIGH_FORMATS:
         high = OperandPolicy(format=fmt)
         return GemmPolicy(left=high, right=high)
     if fmt.startswith("fp8"):

@@ -93,14 +93,8 @@ def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
 
 def never_runs(recipe: Recipe, layers: Iterable[LayerPlace]) -> bool:
     """Tell whether a recipe means low precision but its rules keep every layer in high precision."""
-    low = [
-        policy.format not in ("bf16", "fp16")
-        for place in layers
-        for stage in stages(recipe, place)
-        for _, _, policy in stage.recipe.operands()
-    ]
-    meant = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
-    return meant and not any(low)
+    followed = (stage.recipe for place in layers for stage in stages(recipe, place))
+    return not recipe.is_high_precision and all(one.is_high_precision for one in followed)
 
 
 def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:

@@ -23,7 +23,6 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from ablate.base.section import Section
-from ablate.recipes import sense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +30,29 @@ if TYPE_CHECKING:
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
 OPERANDS: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+"""The left and the right operand of each GEMM."""
+STORED: dict[str, str] = {"x": "MK", "w": "NK", "dy": "MN"}
+"""The shape in which each tensor is stored: tokens M, out-features N, in-features K."""
+CONTRACTED: dict[Gemm, str] = {"fprop": "K", "dgrad": "N", "wgrad": "M"}
+"""The dimension that each GEMM sums over."""
+
+
+def contracted_axis(gemm: Gemm, operand: str) -> int:
+    """Return the axis, 0 or 1, of a stored operand that its GEMM sums over."""
+    return STORED[operand].index(CONTRACTED[gemm])
+
+
+def other_dimension(gemm: Gemm, operand: str) -> str:
+    """Return the dimension of a stored operand that its GEMM keeps: M, N or K."""
+    return STORED[operand][1 - contracted_axis(gemm, operand)]
+
 
 Format = Literal[
     "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0",
     "nvfp4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
+HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
+"""The formats of high precision."""
 Scale = Literal[
     "none", "tensor", "delayed", "row", "1x128", "128x128", "searched",
     "floor", "even", "rceil", "ceil", "uos", "quest", "two_level", "four_six", "ms_eden",
@@ -50,6 +67,32 @@ Undo = Literal["accumulator", "operand"]
 
 MX_BLOCK = 32
 """Elements that share one E8M0 scale (OCP MX v1.0)."""
+
+_E8M0 = ("floor", "even", "rceil", "ceil", "quest")
+_FP32 = ("tensor", "delayed", "row", "1x128", "128x128")
+SCALES: dict[str, tuple[str, ...]] = {
+    "bf16": ("none",),
+    "fp16": ("none",),
+    "fp8_e4m3": _FP32,
+    "fp8_e5m2": _FP32,
+    "mxfp8": _E8M0[:4],
+    "mxfp6_e3m2": _E8M0[:4],
+    "mxfp6_e2m3": _E8M0[:4],
+    "mxfp4": (*_E8M0, "uos"),
+    "mxfp4_e3m0": _E8M0[:4],
+    "nvfp4": ("two_level", "four_six", "ms_eden"),
+    "fp4_e2m1": ("tensor", "row", "searched"),
+    "fp4_e3m0": ("tensor", "row", "searched"),
+}
+"""The scale rules that each format can take; the first is its default."""
+
+DEFAULT_SCALE = {name: scales[0] for name, scales in SCALES.items()}
+BLOCKS: dict[str, tuple[str, ...]] = {
+    **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
+    "nvfp4": ("1x16", "16x16"),
+}
+"""The block layouts of each format that has block scales; the first is its default."""
+DEFAULT_BLOCK = {name: blocks[0] for name, blocks in BLOCKS.items()}
 
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -94,11 +137,65 @@ class OperandPolicy:
 
     def __post_init__(self) -> None:
         if self.scale == "none":
-            object.__setattr__(self, "scale", sense.DEFAULT_SCALE.get(self.format, "none"))
+            object.__setattr__(self, "scale", DEFAULT_SCALE.get(self.format, "none"))
         if self.block == "none":
-            object.__setattr__(self, "block", sense.DEFAULT_BLOCK.get(self.format, "none"))
-        if fault := sense.operand_fault(self):
+            object.__setattr__(self, "block", DEFAULT_BLOCK.get(self.format, "none"))
+        if fault := self._fault():
             raise ValueError(fault)
+
+    def _fault(self) -> str | None:
+        """Return what contradicts itself in one operand's policy, or None."""
+        if self.scale not in SCALES[self.format]:
+            return f"scale '{self.scale}' on {self.format} (it takes {', '.join(SCALES[self.format])})"
+        blocks = BLOCKS.get(self.format, ("none",))
+        if self.block not in blocks:
+            return f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
+        rounded = (
+            self.rounding != "nearest" or self.prescale != 1.0 or self.mask or self.source != "high_precision"
+        )
+        if self.is_high_precision and rounded:
+            return f"rounding, prescale, mask or source on {self.format}, which is high precision"
+        if not 0 < self.prescale <= 1:
+            return f"prescale {self.prescale} (above 0, at most 1)"
+        if self.prescale != 1.0 and self.rounding == "nearest":
+            return (
+                f"prescale {self.prescale} with nearest rounding (it keeps stochastic rounding from clipping)"
+            )
+        if self.undo == "operand" and self.prescale == 1.0:
+            return "undo 'operand' without a prescale to undo"
+        if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
+            return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
+        if self.scale == "ms_eden" and (
+            self.rounding != "nearest" or not self.hadamard or self.block != "1x16"
+        ):
+            needs = "a Hadamard, nearest elements (its scales are stochastic) and block 1x16"
+            return f"scale 'ms_eden' needs {needs}"
+        if self.scale == "delayed" and self.hadamard:
+            return "scale 'delayed' under a Hadamard (its history is of values that are not rotated)"
+        if self.scale == "quest" and self.block == "32x32":
+            return "scale 'quest' on block 32x32 (it is of one row)"
+        if not self.hadamard:
+            parts = {"signs": self.signs != "none", "permute": self.permute}
+            parts["rotated_bf16"] = self.rotated_bf16
+            for name in (name for name, given in parts.items() if given):
+                return f"{name} without a Hadamard"
+        if self.permute and self.signs == "none":
+            return "permute without signs (a permutation is drawn with them)"
+        if self.signs_after and self.signs == "none":
+            return "signs_after without signs"
+        if self.mask and self.format != "mxfp4":
+            return f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
+        return None
+
+    @property
+    def is_high_precision(self) -> bool:
+        """Whether the elements stay in bf16 or fp16."""
+        return self.format in HIGH_FORMATS
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the operand enters its GEMM as it is, in bf16: neither rounded nor rotated."""
+        return self.format == "bf16" and not self.hadamard
 
 
 HIGH_PRECISION = OperandPolicy()
@@ -112,8 +209,22 @@ class GemmPolicy:
     right: OperandPolicy = HIGH_PRECISION
 
     def __post_init__(self) -> None:
-        if fault := sense.gemm_fault(self):
+        if fault := self._fault():
             raise ValueError(fault)
+
+    def _fault(self) -> str | None:
+        """Return what contradicts itself between the two operands of a GEMM, or None."""
+        left, right = self.left, self.right
+        for name in ("hadamard", "signs", "signs_after", "permute"):
+            a, b = getattr(left, name), getattr(right, name)
+            if a != b:
+                return f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
+        return None
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing is quantised: both operands enter in bf16 as they are."""
+        return self.left.is_untouched and self.right.is_untouched
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -125,13 +236,48 @@ class LayerRecipe:
     wgrad: GemmPolicy = GemmPolicy()
 
     def __post_init__(self) -> None:
-        if fault := sense.layer_fault(self):
+        if fault := self._fault():
             raise ValueError(fault)
+
+    def _fault(self) -> str | None:
+        """Return what contradicts itself between the GEMMs of a layer, or None."""
+        forward, backward = self.fprop.right, self.dgrad.right
+        square = ("32x32", "16x16", "128x128")
+        shared = forward.block in square or forward.scale in square
+        same_tile = shared and (backward.block, backward.scale) == (forward.block, forward.scale)
+        if same_tile and (forward.hadamard or backward.hadamard):
+            return (
+                "a square weight tile under a Hadamard: Fprop rotates it along in-features and Dgrad along "
+                "out-features, so one tile cannot serve both"
+            )
+        for gemm, operand, policy in self.operands():
+            where = f"{gemm}.{operand}"
+            if policy.mask and gemm != "fprop":
+                return f"mask on {where} (it is of forward operands)"
+            if policy.source != "forward":
+                continue
+            if where not in ("dgrad.w", "wgrad.x"):
+                return f"source 'forward' on {where}, which the forward GEMM does not use"
+            source = self.fprop.right if operand == "w" else self.fprop.left
+            if source.is_high_precision:
+                return f"source 'forward' on {where}, but Fprop's {operand} is in {source.format}"
+        for forward, backward, name in (
+            (self.fprop.left, self.wgrad.right, "x"),
+            (self.fprop.right, self.dgrad.right, "w"),
+        ):
+            if forward.mask and forward.hadamard and backward.source != "forward":
+                return f"mask on fprop.{name} under a Hadamard needs source 'forward' on its backward operand"
+        return None
 
     def gemm(self, name: Gemm) -> GemmPolicy:
         """Return the policy of one GEMM."""
         policy: GemmPolicy = getattr(self, name)
         return policy
+
+    @property
+    def is_high_precision(self) -> bool:
+        """Whether all six operands stay in bf16 or fp16."""
+        return all(policy.is_high_precision for _, _, policy in self.operands())
 
     def operands(self) -> Iterator[tuple[Gemm, str, OperandPolicy]]:
         """Yield (GEMM, operand's name, policy) for all six operands."""

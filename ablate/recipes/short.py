@@ -31,6 +31,7 @@ from ablate.recipes.build import (
 from ablate.recipes.policy import (
     GEMMS,
     OPERANDS,
+    STORED,
     Block,
     Format,
     Gemm,
@@ -55,7 +56,7 @@ _CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part
 SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"rest": "fp8"},
-    "mxfp4": {"gemms": ["fprop", "dgrad", "wgrad"]},
+    "mxfp4": {"gemms": list(GEMMS)},
     **{name: {"preset": name} for name in PRESETS},
 }
 """Recipes that a study may call by one word."""
@@ -320,7 +321,7 @@ def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
         own: GemmSpec = getattr(spec, gemm) or GemmSpec()
         policy = start.gemm(gemm)
         anew = {f.name: value for f in fields(own) if (value := getattr(own, f.name)) is not None}
-        anew = {key: value for key, value in anew.items() if key not in ("x", "w", "dy")}
+        anew = {key: value for key, value in anew.items() if key not in STORED}
         if anew:
             if "format" not in anew:
                 given = ", ".join(anew)
@@ -337,7 +338,7 @@ def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
 def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
     """Lay the fields that are given for single operands over a GEMM's policy."""
     operands = dict(zip(OPERANDS[gemm], (policy.left, policy.right), strict=True))
-    for name in ("x", "w", "dy"):
+    for name in STORED:
         override: OperandSpec | None = getattr(own, name)
         if override is None:
             continue

@@ -75,7 +75,7 @@ def chosen_layers(
         place
         for place in places
         if any(
-            policy.format != "bf16" or policy.hadamard
+            not policy.is_untouched
             for stage in stages(recipe, place)
             for _, _, policy in stage.recipe.operands()
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
 from ablate.recipes.place import stages
+from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import HEAD, block_layers, model_places, part_of
 
 if TYPE_CHECKING:
@@ -20,15 +21,7 @@ if TYPE_CHECKING:
 
 FieldPath = tuple[str, ...]
 
-_OTHER: dict[tuple[Gemm, str], Gemm] = {
-    ("fprop", "x"): "wgrad",
-    ("fprop", "w"): "dgrad",
-    ("dgrad", "dy"): "wgrad",
-    ("dgrad", "w"): "fprop",
-    ("wgrad", "dy"): "dgrad",
-    ("wgrad", "x"): "fprop",
-}
-"""The GEMM that contracts over an operand's other dimension."""
+_SUMS_OVER: dict[str, Gemm] = {dimension: gemm for gemm, dimension in CONTRACTED.items()}
 _WORDS = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up")}
 """The projections that one linear layer holds, where its last name does not say."""
 
@@ -105,7 +98,8 @@ def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
         part = part_of(place.name)
         for stage in stages(recipe, place):
             for gemm, operand, policy in stage.recipe.operands():
-                for which, rows in ((gemm, False), (_OTHER[gemm, operand], True)):
+                other = _SUMS_OVER[other_dimension(gemm, operand)]
+                for which, rows in ((gemm, False), (other, True)):
                     before = needs.get((part, which), Need())
                     needs[part, which] = before.with_policy(policy, gemm, rows=rows)
     return {key: need for key, need in needs.items() if need.divisor > 1}

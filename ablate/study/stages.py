@@ -60,8 +60,8 @@ def rule_faults(where: Mapping[str, LayerPlace], recipe: Recipe) -> tuple[StageF
         elif not any(rules[:1] == [index] for rules in naming.values()):
             what = "an entry that decides nothing: an earlier one names every layer that it names"
             found.append(StageFault(what=what, hint="put it first", index=index))
-    is_low = any(policy.format not in ("bf16", "fp16") for _, _, policy in recipe.operands())
-    if is_low and all(naming[name] for name, place in where.items() if not place.is_head):
+    no_layer_left = all(naming[name] for name, place in where.items() if not place.is_head)
+    if no_layer_left and not recipe.is_high_precision:
         blocks = next(iter(where.values())).num_blocks
         what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"

@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ablate.backends.select import Selection
-from ablate.layers.linear import QuantLinear
+from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import RecipeState
 from ablate.models.network import build_network
 from ablate.numerics.philox import Key
 from ablate.numerics.quantize import check_operand
+from ablate.recipes.policy import STORED, contracted_axis
 
 if TYPE_CHECKING:
-    from ablate.recipes import Gemm
     from ablate.run.config import RunConfig
-
-
-_OPERANDS: dict[tuple[Gemm, str], tuple[str, int]] = {
-    ("fprop", "x"): ("MK", 1), ("fprop", "w"): ("NK", 1),
-    ("dgrad", "dy"): ("MN", 1), ("dgrad", "w"): ("NK", 0),
-    ("wgrad", "dy"): ("MN", 0), ("wgrad", "x"): ("MK", 0),
-}  # fmt: skip
-"""Each operand's shape in M tokens, N out-features and K in-features, and the axis that is contracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +48,9 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
     with torch.device("meta"):
         network = build_network(config, state, initial_seed=0)
         model = network.module
-        for module in model.modules():
-            if isinstance(module, QuantLinear):
-                module.register_forward_pre_hook(_check_operands)
+        layers = quantised_layers(model)
+        for layer in layers.values():
+            layer.register_forward_pre_hook(_check_operands)
         tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
         network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
     wrong = [name for name, p in model.named_parameters() if p.grad is None or p.grad.shape != p.shape]
@@ -66,7 +58,7 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
         raise ValueError(f"no gradient of its shape for {wrong[0]}")
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        linear_layers=sum(isinstance(module, QuantLinear) for module in model.modules()),
+        linear_layers=len(layers),
         tokens=tokens.numel(),
     )
 
@@ -78,10 +70,10 @@ def _check_operands(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) ->
     sizes = {"M": x.numel() // layer.in_features, "N": layer.out_features, "K": layer.in_features}
     for _, recipe in layer.state.stages(layer.place):
         for gemm, operand, policy in recipe.operands():
-            shape, axis = _OPERANDS[gemm, operand]
-            values = torch.empty([sizes[letter] for letter in shape], dtype=torch.bfloat16, device="meta")
+            shape = [sizes[letter] for letter in STORED[operand]]
+            values = torch.empty(shape, dtype=torch.bfloat16, device="meta")
             key = Key(seed=0, layer=layer.name, gemm=gemm, operand=operand, step=0)
             try:
-                check_operand(values, policy, axis, key)
+                check_operand(values, policy, contracted_axis(gemm, operand), key)
             except ValueError as error:
                 raise ValueError(f"{gemm.capitalize()}'s {operand} of {layer.name}: {error}") from None

@@ -68,6 +68,20 @@ class Group:
 ALONE = Group()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a run lies on its devices: the processes that train it, and what they keep of the forward pass.
+
+    ``checkpoint_activations``: of each block its input alone; the rest is computed again, to the same bits.
+    """
+
+    group: Group = ALONE
+    checkpoint_activations: bool = False
+
+
+ONE_DEVICE = Layout()
+
+
 def join_group(device: str) -> Group:
     """Return the group of the process group that torch has been given.
 

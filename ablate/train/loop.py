@@ -15,7 +15,7 @@ import hashlib
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ablate.models.decoder import Decoder
 from ablate.models.network import Network, build_network
 from ablate.models.rows import is_sharded
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
-from ablate.train.group import ALONE, Group
+from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.heap import keep_freed_memory
 from ablate.train.shard import compile_blocks, compute_twice, shard
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.protocol import Operand
-    from ablate.diagnose.recorder import Recorder
     from ablate.recipes import Gemm
     from ablate.run.config import RunConfig, TrainingConfig
-    from ablate.run.diagnostics import Diagnostics
+    from ablate.train.group import Group
 
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -70,10 +69,8 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     checkpoints: Checkpoints | None = None,
     device: str = "cpu",
-    group: Group = ALONE,
-    checkpoint_activations: bool = False,
-    diagnostics: Diagnostics | None = None,
-    on_diagnosis: Callable[[Metrics], None] = lambda _: None,
+    layout: Layout = ONE_DEVICE,
+    observe: Callable[[Trainee], Observer] | None = None,
 ) -> TrainResult:
     """Train one run and return how it ended. From a checkpoint it goes on to the same bits.
 
@@ -89,10 +86,9 @@ def train(
         should_stop: asked after every step; true ends the run as interrupted, with a checkpoint.
         checkpoints: where snapshots are kept and a run goes on from; by default none are.
         device: a torch device.
-        group: the processes that train this run together; ``on_metrics`` matters in the first alone.
-        checkpoint_activations: keep of each block its input alone; the bits stay the same.
-        diagnostics: what to measure of the quantised GEMMs, by default nothing; the bits stay the same.
-        on_diagnosis: called with what was measured, rows as ``diagnostics.jsonl`` holds them.
+        layout: the processes that train this run together, and whether activations are computed twice;
+            ``on_metrics`` matters in the first process alone.
+        observe: makes an observer of the model once it stands, such as ``ablate.diagnose.recorder.Recorder``.
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
@@ -100,9 +96,9 @@ def train(
     keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
     settings = config.training
-    trainee = assemble(config, device, group=group, checkpoint_activations=checkpoint_activations)
+    trainee, group = assemble(config, device, layout), layout.group
     plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
-    recorder = _recorder(trainee, settings, diagnostics, on_diagnosis)
+    observer = observe(trainee) if observe else None
     guard = _DivergenceGuard(settings, config.vocab_size)
     window = _Window()
     first = 0
@@ -124,8 +120,8 @@ def train(
             parameters["lr"] = rate
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
-        if recorder is not None:
-            recorder.before(step)
+        if observer is not None:
+            observer.before(step)
         loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
         done = step + 1
         seen = done * plan.tokens_per_step
@@ -135,8 +131,10 @@ def train(
             return TrainResult(
                 state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
             )
-        if recorder is not None:
-            started += recorder.after()  # what is measured of a step is no part of its speed
+        if observer is not None:
+            stepped = time.perf_counter() - started
+            observer.after()
+            started = time.perf_counter() - stepped  # what is measured of a step is no part of its speed
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.tokens = seen
@@ -145,7 +143,7 @@ def train(
         if done % plan.log_every_steps == 0 or done == plan.steps:
             on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.flush()})
         if done % plan.eval_every_steps == 0 or done == plan.steps:
-            val_loss = evaluate(trainee, validation_tokens, settings)
+            val_loss = evaluate(trainee, validation_tokens)
             if math.isfinite(val_loss):
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
             if message := guard.verdict(val_loss):
@@ -160,29 +158,21 @@ def train(
     return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
 
 
-def _recorder(
-    trainee: Trainee,
-    settings: TrainingConfig,
-    diagnostics: Diagnostics | None,
-    on_diagnosis: Callable[[Metrics], None],
-) -> Recorder | None:
-    if diagnostics is None:
-        return None
-    from ablate.diagnose.recorder import Recorder
+class Observer(Protocol):
+    """Looks at the steps of a run. It changes nothing that training reads, random generators included."""
 
-    return Recorder(
-        trainee.state,
-        diagnostics,
-        tokens_per_step=trainee.plan.tokens_per_step,
-        seq_len=settings.seq_len,
-        on_row=on_diagnosis,
-    )
+    def before(self, step: int) -> None:
+        """Look at a step, counted from 0, before its gradients are taken."""
+
+    def after(self) -> None:
+        """Look at the model with the step's gradients in it, before its weights move."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """What a step works on: the run's arithmetic, recipe state, model and optimizer, on this device."""
+    """What a step works on: settings, arithmetic, recipe state, model and optimizer, on this device."""
 
+    settings: TrainingConfig
     plan: StepPlan
     state: RecipeState
     network: Network
@@ -191,16 +181,14 @@ class Trainee:
     group: Group
 
 
-def assemble(
-    config: RunConfig, device: str, *, group: Group = ALONE, checkpoint_activations: bool = False
-) -> Trainee:
+def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Trainee:
     """Put a run's parts together, with initial weights.
 
     Raises:
         UserError: a model that is not built in and cannot be used.
         ValueError: a model without blocks that is to be laid out by blocks.
     """
-    settings = config.training
+    settings, group = config.training, layout.group
     plan = plan_steps(settings, group.size)
     state = RecipeState(
         recipe=config.recipe,
@@ -216,7 +204,7 @@ def assemble(
     if settings.master_weights == "bf16":
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
-    if checkpoint_activations:
+    if layout.checkpoint_activations:
         compute_twice(module)
     if settings.compile:
         compile_blocks(module)
@@ -229,6 +217,7 @@ def assemble(
     else:
         module.to(device)
     return Trainee(
+        settings=settings,
         plan=plan,
         state=state,
         network=network,
@@ -246,9 +235,9 @@ def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float |
     return loss, (norm.full_tensor() if is_sharded(norm) else norm).item()  # type: ignore[attr-defined]
 
 
-def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any], settings: TrainingConfig) -> float:
+def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
     """Return the mean loss in nats per token on the fixed validation set, with the recipe's own Fprop."""
-    network, state, group = trainee.network, trainee.state, trainee.group
+    network, state, group, settings = trainee.network, trainee.state, trainee.group, trainee.settings
     micro = settings.micro_batch_size or settings.batch_size // group.size
     windows = list(
         validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)

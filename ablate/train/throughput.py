@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.heap import keep_freed_memory
 from ablate.train.loop import assemble, gradients, stream_seed
 
@@ -37,7 +38,7 @@ def time_steps(
     steps: int,
     warmup: int,
     repeats: int,
-    checkpoint_activations: bool = False,
+    layout: Layout = ONE_DEVICE,
 ) -> StepTimes:
     """Time ``repeats`` times ``steps`` optimizer steps of a run, after ``warmup`` steps that do not count.
 
@@ -45,7 +46,7 @@ def time_steps(
         ValueError: an operand that its policy cannot take.
     """
     keep_freed_memory()
-    trainee = assemble(config, device, checkpoint_activations=checkpoint_activations)
+    trainee = assemble(config, device, layout)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"

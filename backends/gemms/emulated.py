@@ -30,9 +30,7 @@ class EmulatedBackend(Backend):
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Do everything; what is not quantised at all is the device's own bf16 GEMM."""
-        if device.kind != "cpu" and not any(
-            policy.format != "bf16" or policy.hadamard for policy in (gemm.left, gemm.right)
-        ):
+        if device.kind != "cpu" and gemm.is_untouched:
             return Support(mode="native", detail="bf16 GEMM")
         if device.kind == "cpu":
             return Support(mode="emulated", detail="bf16 GEMM of dequantised values on the CPU")

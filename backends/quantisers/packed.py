@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ablate.numerics import formats
-from ablate.numerics.formats import ELEMENTS
+from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements along K that share a scale byte, of the formats that have one."""
@@ -50,14 +49,14 @@ class Packed:
         """Return the stored matrix dequantised to bf16, without ``descale``."""
         codes = unpack_nibbles(self.codes) if self.shape[1] != self.codes.shape[1] else self.codes
         element = ELEMENTS[self.format]
-        values = formats.decode(codes, element)
+        values = decode(codes, element)
         if self.scales is None:
             values = torch.where((codes & NAN_CODE) == NAN_CODE, torch.nan, values)
         else:
             up = (
-                torch.where(self.scales == NAN_CODE, torch.nan, formats.decode(self.scales, formats.E4M3))
+                torch.where(self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3))
                 if self.format == "nvfp4"
-                else formats.e8m0_decode(self.scales.to(torch.int32))
+                else e8m0_decode(self.scales.to(torch.int32))
             )
             values = values * up.repeat_interleave(BLOCK[self.format], dim=1)
         values = values.to(torch.bfloat16)

@@ -17,8 +17,7 @@ from ablate.recipes import block_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ablate.numerics import OperandPolicy
-    from ablate.recipes import GemmPolicy
+    from ablate.recipes import GemmPolicy, OperandPolicy
 
 
 class PackedBackend(Backend):

@@ -9,29 +9,28 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Draw
-from ablate.modelled.hardware import peak_tflops
+from ablate.backends.select import Selection
 from ablate.numerics.philox import Key
 from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy
+from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.backends.protocol import Backend
-    from ablate.backends.select import Selection
+    from ablate.backends.protocol import Backend, Operand
     from ablate.recipes import Gemm
 
 _WARM_UPS = 3
 _BF16 = GemmPolicy()
 _FP8_OPERAND = OperandPolicy(format="fp8_e4m3")
 _FP8 = GemmPolicy(left=_FP8_OPERAND, right=_FP8_OPERAND)
-_AXES: dict[Gemm, tuple[Literal[0, 1], Literal[0, 1]]] = {"fprop": (1, 1), "dgrad": (1, 0), "wgrad": (0, 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,11 @@ class Shape:
     tokens: int
     inputs: int
     outputs: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The dimensions by their letters."""
+        return {"M": self.tokens, "N": self.outputs, "K": self.inputs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,6 @@ class GemmTime:
     fp8_ms: float
     fp8_mode: str
     tflops: float
-    share_of_peak: float | None
 
     @property
     def total_ms(self) -> float:
@@ -82,11 +85,10 @@ class GemmTime:
 
 def dimensions(gemm: Gemm, shape: Shape) -> tuple[int, int, int]:
     """Return (rows, columns of the result, what is summed over) of a GEMM of a layer."""
-    return {
-        "fprop": (shape.tokens, shape.outputs, shape.inputs),
-        "dgrad": (shape.tokens, shape.inputs, shape.outputs),
-        "wgrad": (shape.outputs, shape.inputs, shape.tokens),
-    }[gemm]
+    left, right = OPERANDS[gemm]
+    letters = other_dimension(gemm, left), other_dimension(gemm, right), CONTRACTED[gemm]
+    m, n, k = (shape.sizes[letter] for letter in letters)
+    return m, n, k
 
 
 def time_gemm(
@@ -97,37 +99,33 @@ def time_gemm(
     Raises:
         ValueError: a back end that cannot, or a shape that the policy's groups do not divide.
     """
-    from ablate.backends.select import Selection as AnySelection
-
     device = device_of(where)
     backend, support = selection.choose(policy, device)
-    fp8, fp8_support = AnySelection("auto").choose(_FP8, device)
+    fp8, fp8_support = Selection("auto").choose(_FP8, device)
     tensors = _tensors(gemm, shape, where)
     quantise, multiply = _work(backend, gemm, policy, tensors)
     fp8_quantise, fp8_multiply = _work(fp8, gemm, _FP8, tensors)
-    bf16, _ = AnySelection("auto").choose(_BF16, device)
+    bf16, _ = Selection("auto").choose(_BF16, device)
     _, bf16_multiply = _work(bf16, gemm, _BF16, tensors)
     quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = _medians(
         [quantise, multiply, fp8_quantise, fp8_multiply, bf16_multiply], where, repeats
     )
     m, n, k = dimensions(gemm, shape)
     tflops = 2 * m * n * k / (multiply_ms * 1e-3) / 1e12
-    peak = peak_tflops(device.name, policy.left.format) if support.mode == "native" else None
     return GemmTime(
         gemm=gemm, m=m, n=n, k=k, backend=backend.name, mode=support.mode, quantise_ms=quantise_ms,
         multiply_ms=multiply_ms, bf16_ms=bf16_ms, fp8_ms=fp8_quantise_ms + fp8_multiply_ms,
-        fp8_mode=fp8_support.mode, tflops=tflops, share_of_peak=None if peak is None else tflops / peak,
+        fp8_mode=fp8_support.mode, tflops=tflops,
     )  # fmt: skip
 
 
 def _tensors(gemm: Gemm, shape: Shape, where: str) -> tuple[Tensor, Tensor]:
-    sizes = {
-        "x": (shape.tokens, shape.inputs),
-        "w": (shape.outputs, shape.inputs),
-        "dy": (shape.tokens, shape.outputs),
-    }
     left, right = (
-        torch.randn(sizes[name], generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16).to(where)
+        torch.randn(
+            [shape.sizes[letter] for letter in STORED[name]], generator=torch.Generator().manual_seed(seed)
+        )
+        .to(torch.bfloat16)
+        .to(where)
         for seed, name in enumerate(OPERANDS[gemm])
     )
     return left, right
@@ -139,18 +137,15 @@ def _work(
     """Return what quantises both operands, and what multiplies operands that are quantised already."""
     keys = [Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1) for name in ("left", "right")]
     draws = [Draw(policy=one, key=key) for one, key in zip((policy.left, policy.right), keys, strict=True)]
-    axes = _AXES[gemm]
+    axes = [contracted_axis(gemm, name) for name in OPERANDS[gemm]]
 
-    def quantise() -> tuple[object, ...]:
+    def quantise() -> tuple[Operand, ...]:
         return tuple(
             backend.quantize(tensor, draw, axis=axis)
             for tensor, draw, axis in zip(tensors, draws, axes, strict=True)
         )
 
-    left, right = (
-        backend.quantize(tensor, draw, axis=axis)
-        for tensor, draw, axis in zip(tensors, draws, axes, strict=True)
-    )
+    left, right = quantise()
     return quantise, lambda: backend.multiply(left, right)
 
 

@@ -11,7 +11,7 @@ from ablate.backends.quantisers.packed import BLOCK
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 
 if TYPE_CHECKING:
-    from ablate.numerics import OperandPolicy
+    from ablate.recipes import OperandPolicy
 
 OFF, CODES, VALUES = 0, 1, 2
 """What one side of the kernel writes: nothing; codes and scale bytes, contraction last; dequantised bf16."""

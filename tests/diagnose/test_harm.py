@@ -40,7 +40,7 @@ def harms(recipe, names, draws=3):
     trainee = trainee_of(recipe)
     cells = cells_of(trainee, names, draws=draws)
     passes = []
-    found = predict_harm(trainee, WINDOW, cells, seq_len=32, draws=draws, done=passes.append)
+    found = predict_harm(trainee, WINDOW, cells, draws=draws, done=passes.append)
     assert sum(passes) == 1 + sum(cell.draws for cell in cells)
     return trainee, found
 

@@ -113,11 +113,11 @@ def second_process_dies_once(config, on_metrics, **options):
     from torch import distributed
 
     from ablate.train import train
-    from ablate.train.group import join_group
+    from ablate.train.group import Layout, join_group
 
     tokens = (np.arange(60_000) % 61, np.arange(10_000) % 61)
 
-    group, checkpoints = join_group(options["device"]), options["checkpoints"]
+    layout, checkpoints = Layout(group=join_group(options["device"])), options["checkpoints"]
     fresh = checkpoints.load() is None
 
     class Deadly:
@@ -129,7 +129,7 @@ def second_process_dies_once(config, on_metrics, **options):
             if fresh and snapshot.step == 2 and distributed.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(config, on_metrics, **{**options, "checkpoints": Deadly(), "tokens": tokens}, group=group)
+    return train(config, on_metrics, **{**options, "checkpoints": Deadly(), "tokens": tokens}, layout=layout)
 
 
 def _fails(rank, which):

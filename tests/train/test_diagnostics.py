@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ablate.data.batches import batch, sequence_starts
-from ablate.diagnose.recorder import MAX_ROWS, sampled_rows
+from ablate.diagnose.recorder import MAX_ROWS, Recorder, sampled_rows
 from ablate.diagnose.sketch import sketch_cosine
 from ablate.layers.linear import QuantLinear
 from ablate.recipes import GEMMS, PRESETS, RecipeSpec, resolve
@@ -27,12 +27,11 @@ STEP = 32 * 16  # tokens
 SHORT = {"tokens": 12 * STEP, "eval_every_tokens": 3 * STEP, "micro_batch_size": 8}
 
 
-def run(config, tokens, diagnostics=None, **options):
+def run(config, tokens, diagnostics=None, *, speeds=False, **options):
     rows, found = [], []
-    result = train(
-        config, rows.append, tokens=tokens, diagnostics=diagnostics, on_diagnosis=found.append, **options
-    )
-    for row in rows:
+    observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, found.append))
+    result = train(config, rows.append, tokens=tokens, observe=observe, **options)
+    for row in rows if not speeds else ():
         row.pop("tokens_per_sec", None)
     return result, rows, found
 
@@ -114,9 +113,7 @@ def test_the_speed_of_steps_leaves_the_measuring_out(make_config, tokens):
     config = make_config(RECIPES["sr and rht"], **SHORT)
     speeds = []
     for every in (10**9, STEP):
-        rows = []
-        settings = Diagnostics(every_tokens=every, layers=["*"], draws=24)
-        train(config, rows.append, tokens=tokens, diagnostics=settings)
+        _, rows, _ = run(config, tokens, Diagnostics(every_tokens=every, layers=["*"], draws=24), speeds=True)
         speeds.append(sum(row["tokens_per_sec"] for row in rows if row["kind"] == "train"))
     assert speeds[1] > 0.4 * speeds[0]  # 24 draws of everything take many times a step
 
@@ -153,7 +150,7 @@ def test_micro_batches_after_the_first_and_evaluation_are_not_measured(make_conf
 
     def tap(layer, at, dy, x, weight):
         assert (len(dy), weight.shape[1]) == tuple(x.shape)
-        seen.append((layer.name, at.call, len(x)))
+        seen.append((layer, at.call, len(x)))
 
     trainee.state.tap = tap
     window = batch(tokens[0], sequence_starts(0, 0, 16, 32, len(tokens[0])), 32)

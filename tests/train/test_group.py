@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from torch import distributed
 from torch.multiprocessing import spawn
 
+from ablate.diagnose.recorder import Recorder
 from ablate.execute.keeper import Keeper
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig, TrainingConfig
@@ -18,7 +19,7 @@ from ablate.run.diagnostics import Diagnostics
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train
-from ablate.train.group import join_group
+from ablate.train.group import Layout, join_group
 
 ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 NVFP4 = {"preset": "nvidia-nvfp4", "layers": [{"last": 1, "recipe": "bf16"}]}
@@ -28,6 +29,8 @@ MODELS = {
     "gpt": {"architecture": "gpt"},
     "experts": {"experts": 3},
 }
+
+TWICE = Layout(checkpoint_activations=True)
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +68,11 @@ def member(rank, size, folder, stop_after):
             metrics.append(row)
 
     diagnosed = []
-    if "diagnostics" in options:  # of the first process, as the worker has it
-        options |= {"on_diagnosis": diagnosed.append} if rank == 0 else {"diagnostics": None}
+    if (settings := options.pop("diagnostics", None)) and rank == 0:  # as the worker has it
+        options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed.append)
+    options["layout"] = Layout(group=group, **options.pop("layout", {}))
     keeper = Keeper(folder / "c", metrics, start, every_sec=1e9, group=group)
-    result = train(
-        config, on_metrics, tokens=tokens, group=group, checkpoints=keeper, should_stop=should_stop, **options
-    )
+    result = train(config, on_metrics, tokens=tokens, checkpoints=keeper, should_stop=should_stop, **options)
     if rank == 0:
         (folder / "out").write_text(json.dumps([result.state, result.step, rows]))
         (folder / "diagnosed").write_text(json.dumps(diagnosed))
@@ -108,7 +110,7 @@ def test_the_first_process_measures_what_one_alone_would(tmp_path, make_config, 
     )  # fmt: skip
     settings = Diagnostics(every_tokens=1024, layers=["*"], draws=2)
     found = []
-    train(config, lambda _: None, tokens=tokens, diagnostics=settings, on_diagnosis=found.append)
+    train(config, [].append, tokens=tokens, observe=lambda trainee: Recorder(trainee, settings, found.append))
     state, step, rows = together(tmp_path / "two", config, tokens, diagnostics=settings)
     _, _, plain = together(tmp_path / "plain", config, tokens)
     assert (state, step, rows) == ("finished", 4, plain)
@@ -206,7 +208,7 @@ def test_computing_activations_twice_changes_no_bit(make_config, tokens, model):
     config = make_config(recipe, model=model, tokens=2048, eval_every_tokens=1024)
     once, twice = [], []
     train(config, once.append, tokens=tokens)
-    train(config, twice.append, tokens=tokens, checkpoint_activations=True)
+    train(config, twice.append, tokens=tokens, layout=TWICE)
     assert clean(once) == clean(twice)
 
 
@@ -217,7 +219,7 @@ def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, tokens
     )
     config = replace(make_config(), model=ModelConfig(function=f"{tmp_path}/m.py:build"))
     with pytest.raises(ValueError, match="activation_checkpointing needs blocks"):
-        train(config, print, tokens=tokens, checkpoint_activations=True)
+        train(config, print, tokens=tokens, layout=TWICE)
 
 
 def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path, make_config, tokens):
@@ -232,5 +234,5 @@ def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path
     config = replace(config, model=ModelConfig(hf=str(tmp_path / "hf")))
     alone = []
     train(config, alone.append, tokens=tokens)
-    _, _, rows = together(tmp_path / "two", config, tokens, checkpoint_activations=True)
+    _, _, rows = together(tmp_path / "two", config, tokens, layout={"checkpoint_activations": True})
     assert losses(rows) == losses(clean(alone))

@@ -1,0 +1,67 @@
+"""A short training run on a back end beside emulation: the part of the self-test that needs whole layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ablate.backends.testing.selftest import Result, in_short
+from ablate.layers.apply import apply_recipe
+from ablate.recipes import GEMMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STEPS = 10
+_SHARE_APART = 0.02
+"""Largest distance between two loss curves, as a share of the first loss: far above what another order of
+accumulation does in ten steps, far below what a wrong operand does."""
+_TRAINED: dict[str, Any] = {
+    "mxfp4": {"gemms": list(GEMMS), "stabiliser": "sr+rht"},
+    "nvfp4": {"preset": "nvidia-nvfp4", "layers": []},
+    "fp8": "fp8",
+}
+
+
+def trains_like_emulation(name: str, where: str) -> Iterator[Result]:
+    """Train a tiny model for some steps beside emulation on the CPU, by every recipe that the back end does.
+
+    The quantised bits are equal, so losses part only by the order of accumulation, and slowly.
+    """
+    for recipe, spec in _TRAINED.items():
+        try:
+            ours = _losses(spec, name, where)
+        except ValueError:
+            continue  # not a recipe for this back end
+        except Exception as error:
+            yield Result(backend=name, check=f"training {recipe}", passed=False, detail=in_short(error))
+            continue
+        theirs = _losses(spec, "emulated", "cpu")
+        apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        passed = apart < _SHARE_APART * theirs[0] and ours[-1] < ours[0]
+        detail = f"loss {ours[0]:.4f} → {ours[-1]:.4f} in {_STEPS} steps, at most {apart:.5f} from emulation"
+        yield Result(backend=name, check=f"training {recipe}", passed=passed, detail=detail)
+
+
+def _losses(spec: Any, name: str, where: str) -> list[float]:
+    """Return the losses of a small network that learns a fixed random one."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128, bias=False), nn.GELU(), nn.Linear(128, 64, bias=False))
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.05, generator=generator)
+    x, y = (torch.randn(128, size, generator=generator) for size in (128, 64))
+    state = apply_recipe(model, spec, seed=1, backend=name, total_tokens=_STEPS * 128)
+    model.to(where)
+    x, y = x.to(where), y.to(where)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        state.advance(128)
+        losses.append(loss.item())
+    return losses
