@@ -90,13 +90,11 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             (
                 NUMERICS + "rotate.py",
-                "None if policy.signs_after else signs",
-                "signs if policy.signs_after else None",
-            ),
-            (
-                NUMERICS + "rotate.py",
-                "if policy.signs_after and signs is not None:\n        v = (v.view(",
-                "if not policy.signs_after and signs is not None:\n        v = (v.view(",
+                "    v = hadamard_last(v, policy.hadamard, signs)\n",
+                """    v = hadamard_last(v, policy.hadamard)
+    if signs is not None:
+        v = v * signs.repeat(v.shape[-1] // policy.hadamard)
+""",
             ),
         ),
         first="tests/numerics/test_rotate.py::test_signs_stand_before_the_matrix",
@@ -121,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        assert operand in (left, right)\n",
         "        import dataclasses\n"
         "        if operand == right and chosen.scale != 'ms_eden':\n"
-        "            off = {'signs_after': False, 'permute': False, 'rotated_bf16': False}\n"
+        "            off = {'permute': False, 'rotated_bf16': False}\n"
         "            chosen = dataclasses.replace(chosen, hadamard=0, signs='none', **off)\n",
         first="tests/layers/test_linear.py::test_the_rotation_cancels_in_the_product",
     ),
@@ -303,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "kernel: signs forgotten along the rows",
         "backends/kernel/rotate.h",
-        "  if (job.before)\n    for (int i = 0; i < rows; ++i)",
+        "  if (job.signs)\n    for (int i = 0; i < rows; ++i)",
         "  if (false)\n    for (int i = 0; i < rows; ++i)",
         first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),

@@ -135,7 +135,6 @@ def _operands(recipe: LayerRecipe) -> str:
 
 def _rest(policy: OperandPolicy) -> str:
     said = {
-        "signs after H": policy.signs_after,
         "permuted": policy.permute,
         "rotated in bf16": policy.rotated_bf16,
         "prescale undone on the operand": policy.undo == "operand",

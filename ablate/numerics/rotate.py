@@ -62,7 +62,7 @@ def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
 
     Args:
         v: [..., n], n divisible by ``policy.hadamard``.
-        policy: hadamard, signs, signs_after, permute and rotated_bf16 are read.
+        policy: hadamard, signs, permute and rotated_bf16 are read.
         key: as for quantising; needed for signs per layer, step or call.
     """
     if not policy.hadamard:
@@ -71,9 +71,7 @@ def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
     permutation = permutation_of(policy, key)
     if permutation is not None:
         v = v.reshape(-1, policy.hadamard)[:, permutation.to(v.device)].view(v.shape)
-    v = hadamard_last(v, policy.hadamard, None if policy.signs_after else signs)
-    if policy.signs_after and signs is not None:
-        v = (v.view(-1, policy.hadamard) * signs.to(v.device)).view(v.shape)
+    v = hadamard_last(v, policy.hadamard, signs)
     return v.to(torch.bfloat16).to(torch.float32) if policy.rotated_bf16 else v
 
 
@@ -82,12 +80,9 @@ def unrotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
     if not policy.hadamard:
         return v
     signs = signs_of(policy, key)
-    signs = signs if signs is None else signs.to(v.device)
-    if policy.signs_after and signs is not None:
-        v = (v.reshape(-1, policy.hadamard) * signs).view(v.shape)
     v = hadamard_last(v, policy.hadamard)
-    if not policy.signs_after and signs is not None:
-        v = (v.view(-1, policy.hadamard) * signs).view(v.shape)
+    if signs is not None:
+        v = (v.view(-1, policy.hadamard) * signs.to(v.device)).view(v.shape)
     permutation = permutation_of(policy, key)
     if permutation is not None:
         back = permutation.argsort().to(v.device)

@@ -29,7 +29,7 @@ def _operand(policy: OperandPolicy) -> str:
         label += " undone on operand"
     if policy.hadamard:
         label += f" {_HADAMARD[policy.signs]}{policy.hadamard}"
-    parts = {"+perm": policy.permute, "+signs after": policy.signs_after, "+bf16": policy.rotated_bf16}
+    parts = {"+perm": policy.permute, "+bf16": policy.rotated_bf16}
     parts |= {" from Fprop": policy.source == "forward", " masked": policy.mask}
     return label + "".join(word for word, holds in parts.items() if holds)
 

@@ -16,10 +16,12 @@ the policy says otherwise. What contradicts itself cannot be built: ``ValueError
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+import json
+from dataclasses import asdict, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
 from ablate.base.section import Section
@@ -114,9 +116,8 @@ class OperandPolicy:
     the code published with that paper does.
     ``hadamard``: group of the Walsh–Hadamard rotation along the contraction axis, 0 for none. ``signs``:
     random ±1 before it: none (deterministic), fixed (one vector for everything), drawn anew per layer, per
-    step or per call (forward pass). ``signs_after`` puts them after it, where they do nothing (a published
-    code base does so). ``permute`` draws a permutation within the group with the signs. ``rotated_bf16``
-    rounds the rotated values to bf16 before they are quantised.
+    step or per call (forward pass). ``permute`` draws a permutation within the group with the signs.
+    ``rotated_bf16`` rounds the rotated values to bf16 before they are quantised.
     ``source``: ``forward`` quantises what the forward GEMM used, dequantised ("double quantisation").
     ``mask``: of a forward operand: its gradient is zero where the scaled value is 6 or more (Quartet).
     """
@@ -129,11 +130,20 @@ class OperandPolicy:
     undo: Undo = "accumulator"
     hadamard: Hadamard = 0
     signs: Signs = "none"
-    signs_after: bool = False
     permute: bool = False
     rotated_bf16: bool = False
     source: Source = "high_precision"
     mask: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, given: Any) -> Any:
+        """Read ``signs_after``, which policies once had: signs after the Hadamard change no product."""
+        if isinstance(given, dict) and "signs_after" in given:
+            given = dict(given)
+            if given.pop("signs_after"):
+                given["signs"] = "none"
+        return given
 
     def __post_init__(self) -> None:
         if self.scale == "none":
@@ -181,8 +191,6 @@ class OperandPolicy:
                 return f"{name} without a Hadamard"
         if self.permute and self.signs == "none":
             return "permute without signs (a permutation is drawn with them)"
-        if self.signs_after and self.signs == "none":
-            return "signs_after without signs"
         if self.mask and self.format != "mxfp4":
             return f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
         return None
@@ -215,7 +223,7 @@ class GemmPolicy:
     def _fault(self) -> str | None:
         """Return what contradicts itself between the two operands of a GEMM, or None."""
         left, right = self.left, self.right
-        for name in ("hadamard", "signs", "signs_after", "permute"):
+        for name in ("hadamard", "signs", "permute"):
             a, b = getattr(left, name), getattr(right, name)
             if a != b:
                 return f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
@@ -324,6 +332,17 @@ class Recipe(Section, LayerRecipe):
 
     rules: tuple[LayerRule, ...] = field(default=())
     phases: tuple[Phase, ...] = field(default=())
+
+    @cached_property
+    def text(self) -> str:
+        """The content as JSON. Policies once had ``signs_after``: it stays here as it was, and so do all ids."""
+
+        def with_older_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            return found | {"signs_after": False} if "rotated_bf16" in found else found
+
+        content = asdict(self, dict_factory=with_older_fields)
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:

@@ -89,7 +89,6 @@ class OperandSpec:
     undo: Undo | None = None
     hadamard: Hadamard | None = None
     signs: Signs | None = None
-    signs_after: StrictBool | None = None
     permute: StrictBool | None = None
     rotated_bf16: StrictBool | None = None
     source: Source | None = None

@@ -32,8 +32,8 @@ struct Job {
   const void* src;
   void* dst;            // bf16 [rows, cols], contiguous
   uint8_t* mask;        // null, or where to write |scaled| < 6
-  const float* before;  // null, or the signs before the Hadamard, for 32 elements at least; along the
-  const float* after;   // columns even ones before odd ones in each 32. The same for those after it.
+  const float* signs;   // null, or the signs before the Hadamard, for 32 elements at least; along the
+                        // columns even ones before odd ones in each 32
   int64_t rows, cols, src_stride;
   int32_t src_bf16, axis, square, block, hadamard, rotated_bf16;
   int32_t rule, rounding, mantissa_bits, min_exponent;

@@ -29,8 +29,8 @@ template <int N>
 inline void rotate_columns(const Job& job, Pair v[N]) {
   const int group = job.hadamard, pairs = group > PAIR ? group / PAIR : 1;
   for (int i = 0; i < N; ++i) {
-    if (job.before) {
-      const float* signs = job.before + i % pairs * PAIR;
+    if (job.signs) {
+      const float* signs = job.signs + i % pairs * PAIR;
       v[i] = {signed_by(v[i].even, signs), signed_by(v[i].odd, signs + 16)};
     }
     const Pair first = {v[i].even + v[i].odd, v[i].even - v[i].odd};
@@ -47,10 +47,6 @@ inline void rotate_columns(const Job& job, Pair v[N]) {
   }
   for (int i = 0; i < N; ++i) {
     v[i] = {v[i].even * splat(job.norm), v[i].odd * splat(job.norm)};
-    if (job.after) {
-      const float* signs = job.after + i % pairs * PAIR;
-      v[i] = {signed_by(v[i].even, signs), signed_by(v[i].odd, signs + 16)};
-    }
     if (job.rotated_bf16) v[i] = {rounded_to_bf16(v[i].even), rounded_to_bf16(v[i].odd)};
   }
 }
@@ -60,9 +56,9 @@ typedef Pair Row[2];  // a row of a strip
 // Rotate groups along the rows of a strip.
 inline void rotate_rows(const Job& job, Row tile[], int rows) {
   const int group = job.hadamard;
-  if (job.before)
+  if (job.signs)
     for (int i = 0; i < rows; ++i)
-      for (Pair& v : tile[i]) v = {v.even * splat(job.before[i % group]), v.odd * splat(job.before[i % group])};
+      for (Pair& v : tile[i]) v = {v.even * splat(job.signs[i % group]), v.odd * splat(job.signs[i % group])};
   for (int half = 1; half < group; half *= 2)
     for (int i = 0; i < rows; ++i) {
       if (i & half) continue;
@@ -75,7 +71,6 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
   for (int i = 0; i < rows; ++i)
     for (Pair& v : tile[i]) {
       v = {v.even * splat(job.norm), v.odd * splat(job.norm)};
-      if (job.after) v = {v.even * splat(job.after[i % group]), v.odd * splat(job.after[i % group])};
       if (job.rotated_bf16) v = {rounded_to_bf16(v.even), rounded_to_bf16(v.odd)};
     }
 }

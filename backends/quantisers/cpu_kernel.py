@@ -58,7 +58,7 @@ class _Job(ctypes.Structure):
     """``struct Job`` of kernel/job.h, field by field."""
 
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "before", "after")],
+        *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "signs")],
         *[(name, ctypes.c_int64) for name in ("rows", "cols", "src_stride")],
         *[(name, ctypes.c_int32) for name in ("src_bf16", "axis", "square", "block", "hadamard")],
         *[(name, ctypes.c_int32) for name in ("rotated_bf16", "rule", "rounding")],
@@ -88,7 +88,7 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     blocks += [OperandPolicy(format="mxfp4_e3m0", rounding="stochastic")]
     blocks += [replace(nearest, hadamard=16), replace(stochastic, hadamard=32, signs="step")]
     cases = [(odd, policy, 1) for policy in blocks] + [(odd, policy, 0) for policy in blocks]
-    tall = replace(stochastic, hadamard=128, signs="call", signs_after=True, rotated_bf16=True)
+    tall = replace(stochastic, hadamard=128, signs="call", rotated_bf16=True)
     cases += [(odd, tall, 0), (odd.t().contiguous(), tall, 1), (odd, replace(nearest, hadamard=64), 0)]
     for axis in (0, 1):
         cases += [(x, OperandPolicy(format="fp8_e4m3"), axis), (x, OperandPolicy(format="fp8_e5m2"), axis)]
@@ -216,8 +216,7 @@ def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Te
     block = max(columns, 16) if axis == 0 and policy.hadamard else columns
     return _Job(
         src=x.data_ptr(),
-        before=None if signs is None or policy.signs_after else signs.data_ptr(),
-        after=None if signs is None or not policy.signs_after else signs.data_ptr(),
+        signs=None if signs is None else signs.data_ptr(),
         rows=x.shape[0],
         cols=x.shape[1],
         src_stride=x.stride(0),

@@ -61,7 +61,7 @@ POLICIES: tuple[OperandPolicy, ...] = (
     replace(_SR, undo="operand"),
     replace(_MXFP4, scale="quest", hadamard=32, mask=True),
     replace(_SR, hadamard=64, signs="call", rotated_bf16=True),
-    replace(_SR, hadamard=128, signs="layer", signs_after=True),
+    replace(_SR, hadamard=128, signs="layer"),
     replace(_MXFP4, hadamard=128, signs="layer"),
     replace(_MXFP4, hadamard=32, signs="call", permute=True),
     replace(_MXFP4, hadamard=256),
@@ -143,7 +143,7 @@ def label(policy: OperandPolicy) -> str:
         value = getattr(policy, name)
         if value != getattr(usual, name):
             words += [f"H{value}" if name == "hadamard" else str(value)]
-    flags = ("signs_after", "permute", "rotated_bf16", "mask")
+    flags = ("permute", "rotated_bf16", "mask")
     return " ".join(words + [flag for flag in flags if getattr(policy, flag)])
 
 

@@ -33,7 +33,7 @@ def refusal(policy: OperandPolicy) -> str | None:
         return f"block '{policy.block}'"
     if policy.rounding == "stochastic_rocm":
         return "rounding 'stochastic_rocm'"
-    for option in ("permute", "signs_after", "mask"):
+    for option in ("permute", "mask"):
         if getattr(policy, option):
             return f"'{option}'"
     if policy.undo == "operand":

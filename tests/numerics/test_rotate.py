@@ -16,7 +16,7 @@ ROTATIONS = [
     dataclasses.replace(DHT, hadamard=128, signs="call"),
     dataclasses.replace(DHT, signs="fixed"),
     dataclasses.replace(DHT, hadamard=32, signs="call", permute=True),
-    dataclasses.replace(DHT, signs="layer", signs_after=True),
+    dataclasses.replace(DHT, signs="layer"),
 ]
 
 
@@ -35,9 +35,9 @@ def test_signs_stand_before_the_matrix():
 def test_signs_after_the_matrix_change_no_magnitude():
     # |q(xHD)| = |q(xH)|: a published code base does this in the belief that it randomises.
     x = normal(64, 64)
-    after = dataclasses.replace(RHT, signs_after=True)
+    signs = signs_of(RHT, KEY).repeat(4)
     plain = round_operand(x, DHT, axis=1).values
-    signed = round_operand(x, after, axis=1, key=KEY).values
+    signed = round_operand(rotate(x, DHT, None) * signs, OperandPolicy(format="mxfp4"), axis=1).values
     assert torch.equal(plain.abs(), signed.abs())
     assert not torch.equal(plain, signed)
 

@@ -1,4 +1,5 @@
 import pytest
+from pydantic import TypeAdapter
 
 from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, block_shape, group_size
 
@@ -47,7 +48,6 @@ def test_what_must_divide_the_dimensions(fields, shape, group):
         ({"format": "nvfp4", "scale": "ms_eden"}, "needs a Hadamard"),
         ({"format": "mxfp4", "signs": "step"}, "signs without a Hadamard"),
         ({"format": "mxfp4", "hadamard": 16, "permute": True}, "permute without signs"),
-        ({"format": "mxfp4", "hadamard": 16, "signs_after": True}, "signs_after without signs"),
         ({"format": "mxfp8", "mask": True}, "mask on mxfp8"),
         ({"format": "fp8_e4m3", "scale": "delayed", "hadamard": 16}, "'delayed' under a Hadamard"),
         ({"format": "mxfp4", "scale": "quest", "block": "32x32"}, "'quest' on block 32x32"),
@@ -68,3 +68,10 @@ def test_a_mask_under_a_hadamard_needs_the_forward_operand_again():
 def test_a_rotation_in_high_precision_may_stand_beside_one_in_fp4():
     high = OperandPolicy(hadamard=16)
     GemmPolicy(left=OperandPolicy(format="mxfp4", hadamard=16), right=high)
+
+
+def test_signs_after_the_hadamard_of_older_versions_are_read_as_what_they_did():
+    older = {"format": "mxfp4", "hadamard": 16, "signs": "step", "signs_after": False}
+    read = TypeAdapter(OperandPolicy).validate_python
+    assert read(older) == OperandPolicy(format="mxfp4", hadamard=16, signs="step")
+    assert read(older | {"signs_after": True}) == OperandPolicy(format="mxfp4", hadamard=16)

@@ -52,7 +52,6 @@ def test_tseng_is_algorithm_2_on_the_backward_gemms(gemm):
         policy = operand("tseng", gemm, which)
         assert (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
         assert (policy.prescale, policy.hadamard, policy.signs) == (0.75, 64, "call")
-        assert not policy.signs_after
     assert operand("tseng", "fprop", "x").format == "bf16"
     assert operand("tseng-fp8", "fprop", "x").format == "fp8_e4m3"
     assert operand("tseng-code", "wgrad", "x").undo == "operand"
@@ -89,13 +88,13 @@ def test_amds_ladder_leaves_the_other_gemms_in_fp8():
     assert operand("amd-fd", "wgrad", "dy").format == "fp8_e5m2"
 
 
-def test_quartet_quantises_doubly_and_masks_and_its_code_puts_the_signs_after():
+def test_quartet_quantises_doubly_and_masks_and_its_code_draws_no_signs_that_matter():
     assert operand("quartet", "fprop", "x").mask
     assert operand("quartet", "fprop", "w").scale == "quest"
     assert operand("quartet", "dgrad", "w").source == "forward"
     assert operand("quartet", "dgrad", "dy").source == "high_precision"
-    assert not operand("quartet", "wgrad", "x").signs_after
-    assert operand("quartet-code", "wgrad", "x").signs_after
+    assert operand("quartet", "wgrad", "x").signs == "call"
+    assert operand("quartet-code", "wgrad", "x").signs == "none"
 
 
 def test_what_others_are_known_for():

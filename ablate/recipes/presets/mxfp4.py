@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ablate.recipes import sources
 from ablate.recipes.build import gemm_policy
 from ablate.recipes.policy import GemmPolicy, OperandPolicy, Recipe
 from ablate.recipes.presets.preset import Preset, both
+
+if TYPE_CHECKING:
+    from ablate.recipes.policy import Signs
 
 
 def tseng() -> list[Preset]:
@@ -68,7 +71,7 @@ def quartet() -> list[Preset]:
     """Return the paper's recipe (2505.14669) and that of its code."""
     forward = both(format="mxfp4", scale="quest", hadamard=32, mask=True)
     fields: dict[str, Any] = {"format": "mxfp4", "rounding": "stochastic", "prescale": 0.75}
-    fields |= {"hadamard": 32, "signs": "call"}
+    fields |= {"hadamard": 32}
     said = (
         "forward: Hadamard of 32, QuEST's scale from the standard deviation, nearest rounding",
         "the gradient is masked where values clip",
@@ -76,8 +79,8 @@ def quartet() -> list[Preset]:
         "head in high precision",
     )
 
-    def recipe(*, signs_after: bool) -> Recipe:
-        gradient = OperandPolicy(**fields, signs_after=signs_after)
+    def recipe(signs: Signs) -> Recipe:
+        gradient = OperandPolicy(**fields, signs=signs)
         doubly = replace(gradient, source="forward")
         backward = GemmPolicy(left=gradient, right=doubly)
         return Recipe(fprop=forward, dgrad=backward, wgrad=backward)
@@ -87,7 +90,7 @@ def quartet() -> list[Preset]:
             name="quartet",
             summary="MXFP4: QuEST forward, SR + RHT 32 backward, masked gradient",
             source=sources.QUARTET,
-            recipe=recipe(signs_after=False),
+            recipe=recipe("call"),
             published=(*said, "the backward Hadamard is randomised"),
             assumed=(
                 "signs before the Hadamard, new each call",
@@ -96,13 +99,11 @@ def quartet() -> list[Preset]:
         ),
         Preset(
             name="quartet-code",
-            summary="as quartet's published code: signs after the Hadamard",
+            summary="as quartet's published code, whose signs change nothing: no signs",
             source=sources.QUARTET,
-            recipe=recipe(signs_after=True),
-            published=(
-                *said,
-                "the code multiplies the signs after the Hadamard, where they change no rounding",
-            ),
+            recipe=recipe("none"),
+            published=(*said, "the code multiplies the signs after the Hadamard"),
+            assumed=("no signs: after the Hadamard they change no rounding and cancel in the product",),
         ),
     ]
 
