@@ -9,9 +9,6 @@ BUILT_IN = {
     "reference": "ablate.backends.gemms.reference:ReferenceBackend",
     "torch": "ablate.backends.gemms.torch_scaled:TorchBackend",
     "triton": "ablate.backends.gemms.triton_scaled:TritonBackend",
-    "qutlass": "ablate.backends.gemms.libraries:QutlassBackend",
-    "primus_turbo": "ablate.backends.gemms.libraries:PrimusTurboBackend",
-    "aiter": "ablate.backends.gemms.libraries:AiterBackend",
 }
 """Where the class of each back end of the package lies, by its name."""
 

@@ -13,6 +13,7 @@ from ablate.backends.quantisers.packed import Packed
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.suite import both
 from ablate.recipes import OperandPolicy
+from ablate.run.backends import backend_names
 
 MXFP4 = OperandPolicy(format="mxfp4")
 SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
@@ -141,3 +142,9 @@ def test_a_library_that_is_not_installed_says_how_to_get_it(name):
     with pytest.raises(ValueError, match="is not installed"):
         Selection(name).choose(both(MXFP4), device_of_arch(LIBRARIES[name]))
     assert "is for" in load_backend(name).support(both(MXFP4), device_of_arch("cpu")).detail
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_study_file_knows_the_name_by_its_entry_point(name):
+    assert name in backend_names()
+    assert type(load_backend(name)).__module__ == "ablate_libraries"

@@ -1,7 +1,7 @@
-"""GEMMs of optional libraries: QuTLASS (Blackwell), Primus-Turbo and AITER (gfx950). Imported on first use.
+"""Back ends over the GEMMs of libraries: QuTLASS (Blackwell), Primus-Turbo and AITER (gfx950).
 
-Only their GEMM is used: our quantiser stands before it. The calls follow the libraries' public tests; they
-are checked against stand-ins, and nobody has run them through this project yet (docs/native.md).
+A library is imported on first use. Only its GEMM is used: the quantiser of ablate stands before it. The calls
+follow the libraries' public tests and are checked against stand-ins; nobody has run them through ablate yet.
 """
 
 from __future__ import annotations
