@@ -32,7 +32,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "import": ("Results", "Make a study of logs that others wrote.", "ablate.cli.import_"),
     "sync": ("Results", "Send what MLflow lacks of a study.", "ablate.cli.sync"),
     "dashboard": ("Results", "Open MLflow's pages at a study.", "ablate.cli.dashboard"),
-    "backends": ("Hardware", "Show which formats this machine runs, and how.", "ablate.cli.backends"),
+    "backends": (
+        "Hardware",
+        "Show which formats this machine runs, how and how fast.",
+        "ablate.cli.backends",
+    ),
     "doctor": ("Hardware", "Test the back ends on this machine's device, bit by bit.", "ablate.cli.doctor"),
     "diagnose": (
         "Hardware",
@@ -40,7 +44,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "ablate.cli.diagnose",
     ),
     "throughput": ("Hardware", "Time the training steps of a study's arms.", "ablate.cli.throughput"),
-    "bench-gemm": ("Hardware", "Time the GEMMs of a study's arms on this machine.", "ablate.cli.bench_gemm"),
 }
 
 

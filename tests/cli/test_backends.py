@@ -1,4 +1,4 @@
-"""``ablate bench-gemm``: each arm's GEMMs at the shapes of its model."""
+"""``ablate backends --time``: each arm's GEMMs at the shapes of its model, or those of each format."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
     out = tmp_path / "gemms.json"
     result = CliRunner().invoke(
         cli,
-        ["bench-gemm", study, "--device", "cpu", "--repeats", "1", "--out", str(out)],
+        ["backends", "--time", study, "--device", "cpu", "--repeats", "1", "--out", str(out)],
         catch_exceptions=False,
     )
     assert result.exit_code == 0
@@ -80,7 +80,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
     ],
 )
 def test_bad_options_are_one_line(study, capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr("sys.argv", ["ablate", "bench-gemm", study, "--device", "cpu", *arguments])
+    monkeypatch.setattr("sys.argv", ["ablate", "backends", "--time", study, "--device", "cpu", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -93,3 +93,27 @@ def test_peaks():
     assert peak_tflops("AMD Instinct MI355X", "mxfp4") == PEAKS["MI355X"].fp4
     assert peak_tflops("CPU", "bf16") is None
     assert all(one.source for one in PEAKS.values())
+
+
+def test_without_a_study_each_format_is_timed(tmp_path):
+    arguments = ["backends", "--time", "--tokens", "64", "--repeats", "1", "--device", "cpu", "--json"]
+    content = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).output)
+    assert {"bf16", "mxfp4", "nvfp4"} <= {one["arm"] for one in content["arms"]}
+    assert {(row["m"], row["n"], row["k"]) for row in content["gemms"] if row["gemm"] == "fprop"} == {
+        (64, 1024, 1024)
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["quickstart"], "'quickstart': a study is given to --time alone"),
+        (["--time", "--arm", "fp4"], "--arm: without a study there are no arms"),
+    ],
+)
+def test_what_belongs_to_a_study_needs_one(capsys, monkeypatch, arguments, line):
+    monkeypatch.setattr("sys.argv", ["ablate", "backends", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert line in capsys.readouterr().err
