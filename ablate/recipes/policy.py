@@ -335,7 +335,7 @@ class Recipe(Section, LayerRecipe):
 
     @cached_property
     def text(self) -> str:
-        """The content as JSON. Policies once had ``signs_after``; it stays here, so that ids stay the same."""
+        """The content as JSON. Policies once had ``signs_after``; it stays here, so that ids stay."""
 
         def with_older_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
