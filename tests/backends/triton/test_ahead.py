@@ -126,6 +126,7 @@ def oldest(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
     done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json")
@@ -139,6 +140,7 @@ def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_and_variant_with_the_oldest_triton(target, oldest, tmp_path):
     done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json", path=oldest)
