@@ -1,15 +1,17 @@
 """Processes that train one run together, through gloo: the curve of one, to the bit where it can be."""
 
+import contextlib
 import json
-import os
+import multiprocessing
 import pickle
+import queue
+import traceback
 from dataclasses import replace
 
 import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import distributed
-from torch.multiprocessing import spawn
 
 from ablate.diagnose.recorder import Recorder
 from ablate.execute.keeper import Keeper
@@ -49,7 +51,6 @@ def changed(config, **settings):
 
 def member(rank, size, folder, stop_after):
     """One process of a group; the first writes its rows and how it ended."""
-    torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     config, tokens, options = pickle.loads((folder / "task").read_bytes())
     group = join_group("cpu")
@@ -77,32 +78,93 @@ def member(rank, size, folder, stop_after):
         (folder / "out").write_text(json.dumps([result.state, result.step, rows]))
         (folder / "diagnosed").write_text(json.dumps(diagnosed))
     distributed.destroy_process_group()
-    # With gloo's threads alive the interpreter's own end aborts now and then (torch 2.13).
-    os._exit(0)
 
 
-def together(folder, config, tokens, size=2, stop_after=-1, **options):
-    folder.mkdir(exist_ok=True)
-    (folder / "meet").unlink(missing_ok=True)
-    (folder / "task").write_bytes(pickle.dumps((config, tokens, options)))
-    if size == 1:
-        config, tokens, options = pickle.loads((folder / "task").read_bytes())
-        start, _ = load_newest(folder / "c", folder / "metrics")
-        rows = []
-        with MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) as metrics:
-            keeper = Keeper(folder / "c", metrics, start, every_sec=1e9)
-            result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
-        return result.state, result.step, clean(rows)
-    spawn(member, args=(size, folder, stop_after), nprocs=size)
-    state, step, rows = json.loads((folder / "out").read_text())
-    return state, step, clean(rows)
+class Gang:
+    """Processes that wait for tasks: a start of each costs more than what most tests have them do."""
+
+    def __init__(self, size):
+        context = multiprocessing.get_context("spawn")
+        self.members = []
+        for _ in range(size):
+            inbox, outbox = context.Queue(), context.Queue()
+            process = context.Process(target=serve, args=(inbox, outbox), daemon=True)
+            process.start()
+            self.members.append((process, inbox, outbox))
+
+    def run(self, *task):
+        """Give each its rank, the size and the task; return the first fault."""
+        for rank, (_, inbox, _) in enumerate(self.members):
+            inbox.put((rank, len(self.members), *task))
+        waiting = list(self.members)
+        while waiting:
+            for member in list(waiting):
+                process, _, outbox = member
+                with contextlib.suppress(queue.Empty):
+                    if fault := outbox.get(timeout=0.2):
+                        return fault
+                    waiting.remove(member)
+                    continue
+                if not process.is_alive():
+                    return "a process has ended"
+        return None
+
+    def end(self):
+        for process, _, _ in self.members:
+            process.kill()
+
+
+def serve(inbox, outbox):
+    torch.set_num_threads(1)
+    while True:
+        task = inbox.get()
+        fault = None
+        try:
+            member(*task)
+        except BaseException:
+            fault = traceback.format_exc()
+        outbox.put(fault)
+
+
+@pytest.fixture(scope="module")
+def gangs():
+    """The gangs by their size: what torch keeps of one size is no good for another."""
+    found = {}
+    yield found
+    for gang in found.values():
+        gang.end()
+
+
+@pytest.fixture
+def together(gangs):
+    """Train in a group of processes (``size`` 1: in this one); give the state, the steps and the rows."""
+
+    def run(folder, config, tokens, size=2, stop_after=-1, **options):
+        folder.mkdir(exist_ok=True)
+        if size == 1:
+            start, _ = load_newest(folder / "c", folder / "metrics")
+            rows = []
+            with MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) as metrics:
+                keeper = Keeper(folder / "c", metrics, start, every_sec=1e9)
+                result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
+            return result.state, result.step, clean(rows)
+        (folder / "meet").unlink(missing_ok=True)
+        (folder / "task").write_bytes(pickle.dumps((config, tokens, options)))
+        gang = gangs[size] = gangs.get(size) or Gang(size)
+        if fault := gang.run(folder, stop_after):
+            gangs.pop(size).end()
+            pytest.fail(fault)
+        state, step, rows = json.loads((folder / "out").read_text())
+        return state, step, clean(rows)
+
+    return run
 
 
 def clean(rows):
     return [{key: value for key, value in row.items() if key != "tokens_per_sec"} for row in rows]
 
 
-def test_the_first_process_measures_what_one_alone_would(tmp_path, make_config, tokens):
+def test_the_first_process_measures_what_one_alone_would(tmp_path, make_config, tokens, together):
     """Its micro-batch is the first, and the gathered weight is whole when it is copied."""
     config = make_config(
         TypeAdapter(RecipeSpec).validate_python(ALL), tokens=2048, eval_every_tokens=1024, micro_batch_size=8,
@@ -125,7 +187,9 @@ def losses(rows):
 @pytest.mark.parametrize(("model", "recipe"), [
     ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}), ("experts", ALL),
 ])  # fmt: skip
-def test_two_processes_have_the_curve_of_one_to_the_bit(tmp_path, make_config, tokens, model, recipe):
+def test_two_processes_have_the_curve_of_one_to_the_bit(
+    tmp_path, make_config, tokens, together, model, recipe
+):
     """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
     recipe = TypeAdapter(RecipeSpec).validate_python(recipe)
     shape = {"layers": 3, **MODELS[model]}
@@ -142,7 +206,9 @@ def test_two_processes_have_the_curve_of_one_to_the_bit(tmp_path, make_config, t
     assert norms == pytest.approx(own_norms, rel=1e-5)  # a sum over other rows
 
 
-def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(tmp_path, make_config, tokens):
+def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(
+    tmp_path, make_config, tokens, together
+):
     """Without a micro-batch size each process takes its half of the batch."""
     config = make_config(TypeAdapter(RecipeSpec).validate_python(ALL), tokens=4096, eval_every_tokens=1024)
     alone = []
@@ -153,7 +219,7 @@ def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(tmp_
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 3)])
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, sizes):
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, together, sizes):
     recipe = TypeAdapter(RecipeSpec).validate_python({**ALL, "stabiliser": "dht"})
     config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
     whole = []
@@ -180,7 +246,7 @@ class Stop:
         return self.left <= 0
 
 
-def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens):
+def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens, together):
     recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
     config = make_config(recipe, tokens=4096, eval_every_tokens=1024)
     _, _, whole = together(tmp_path / "whole", config, tokens)
@@ -190,13 +256,13 @@ def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens)
     assert begun + rest == whole
 
 
-def test_lower_precision_of_weights_and_sums_trains(tmp_path, make_config, tokens):
+def test_lower_precision_of_weights_and_sums_trains(tmp_path, make_config, tokens, together):
     config = make_config(tokens=4096, eval_every_tokens=1024, master_weights="bf16", reduction="bf16")
     _, _, rows = together(tmp_path / "two", config, tokens)
     assert losses(rows)[-1] < losses(rows)[0]
 
 
-def test_a_divergence_is_found_in_all_and_names_the_operand(tmp_path, make_config, tokens):
+def test_a_divergence_is_found_in_all_and_names_the_operand(tmp_path, make_config, tokens, together):
     config = make_config(TypeAdapter(RecipeSpec).validate_python(ALL), learning_rate=1e4, grad_clip=None)
     state, _, _ = together(tmp_path / "two", config, tokens)
     assert state == "diverged"
@@ -222,7 +288,9 @@ def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, tokens
         train(config, print, tokens=tokens, layout=TWICE)
 
 
-def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path, make_config, tokens):
+def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(
+    tmp_path, make_config, tokens, together
+):
     pytest.importorskip("transformers")
     content = {
         "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 64,
