@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from made_up import SEARCHES, go_grid, go_rates, groups, halving, train_all, tru
 from ablate.search.engine import Result, search
 from ablate.search.grid import candidate_of
 from ablate.search.halving import search_grid
-from ablate.search.ledger import Ledger, open_storage
+from ablate.search.ledger import JOURNAL, Ledger, open_storage
 
 BOTH = pytest.mark.parametrize("go", SEARCHES.values(), ids=SEARCHES)
 
@@ -255,3 +256,17 @@ def test_a_ledger_says_what_the_search_is_told_to_say():
 def test_it_can_be_watched_from_another_process(tmp_path):
     go_rates(open_storage(None, tmp_path))
     assert set(optuna.get_all_study_names(open_storage(None, tmp_path))) == {"baseline", "fp4"}
+
+
+@BOTH
+def test_a_search_that_an_earlier_version_began_goes_on(go, whole, tmp_path):
+    """Its journals: killed in the second round, of which no trial had been told."""
+    name = next(name for name in SEARCHES if SEARCHES[name] is go)
+    shutil.copy(Path(__file__).parent / "begun" / f"{name}.log", tmp_path / JOURNAL)
+    run = []
+
+    def logged(real):
+        return lambda asked: run.extend(asked) or real(asked)
+
+    assert go(open_storage(None, tmp_path), logged) == whole[go]
+    assert len(run) == sum(map(len, whole[go])) - 4  # what was told is not run again

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 
+import optuna
 import pytest
 
-from ablate.store import StudyStore
+from ablate.search.engine import Group, Result, search
+from ablate.search.ledger import Ledger
+from ablate.search.rates import Rates, best_trial
+from ablate.study import load_study
 
 STUDY = """\
 name: small
@@ -51,7 +55,7 @@ def ablate(folder, storage, *words):
 
 def tuning_of(folder, storage):
     """Return what the search came to: what it tried, how that ended, what it chose."""
-    lock = StudyStore(folder / storage / "small").plan()
+    lock = json.loads((folder / storage / "small" / "plan.lock.json").read_text())
     return [
         (
             group.name,
@@ -74,37 +78,81 @@ def ended(folder, storage):
     return sum(json.loads(path.read_text())["state"] == "finished" for path in files)
 
 
+def kill_at(folder, storage, count):
+    """Kill ``ablate run`` once so many runs of trials have ended."""
+    process = start(folder, storage, "run", "small.yaml")
+    end = time.monotonic() + 300
+    while ended(folder, storage) < count:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    for lock_file in (folder / storage / "small tune").glob("optuna.log.lock*"):
+        lock_file.unlink()  # Optuna breaks it after 30 s: not waited for here
+
+
+def searched_in_memory(folder, storage):
+    """Return what the search comes to without any kill, if its trials end as those in the lock did."""
+    lock = json.loads((folder / storage / "small" / "plan.lock.json").read_text())
+    ends = {
+        (group["name"], one["number"]): Result(values=(one["loss"],), violation=float(one["diverged"]))
+        for group in lock["tuning"]["groups"]
+        for one in group["trials"]
+    }
+    tune = load_study(folder / "small.yaml").tune
+    space = Rates(
+        fields=tune.fields, shared=tune.groups[0].shared, sampler="tpe", prune=True, tokens=tune.tokens,
+        seed=tune.seeds[0],
+    )  # fmt: skip
+    memory = optuna.storages.InMemoryStorage()
+    groups = [
+        Group(name=group.name, ledger=Ledger(memory, group.name), space=space, num_trials=tune.trials,
+              describe=lambda _: {})
+        for group in tune.groups
+    ]  # fmt: skip
+    assert search(
+        groups, tune.at_once, lambda asked: [ends[one.group.name, one.trial.number] for one in asked]
+    )
+    return [
+        (
+            group.name,
+            best_trial(group.ledger.trials()).params,
+            [(one.number, one.params, "complete", *one.values) for one in group.ledger.trials()],
+        )
+        for group in groups
+    ]
+
+
 def test_tuned_killed_and_resumed(folder):
-    code, output = ablate(folder, "whole", "run", "small.yaml")
+    kill_at(folder, "runs", 1)
+    code, output = ablate(folder, "runs", "run", "small.yaml")
     assert code == 0, output
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
-    lock = StudyStore(folder / "whole" / "small").plan()
-    assert lock.tuning.done
-    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
-    report = json.loads((folder / "whole" / "small" / "report" / "report.json").read_text())
+    assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
+    lock = json.loads((folder / "runs" / "small" / "plan.lock.json").read_text())
+    assert lock["tuning"]["done"]
+    assert all(len(group["trials"]) == 3 for group in lock["tuning"]["groups"])
+    report = json.loads((folder / "runs" / "small" / "report" / "report.json").read_text())
     assert report["runs_missing"] == 0
-    assert report["baseline"] == lock.tuning.tuned["bf16"]
+    assert report["baseline"] == lock["tuning"]["tuned"]["bf16"]
 
-    for count in (1, 4):  # in the first round, and in the second
-        process = start(folder, "killed", "run", "small.yaml")
-        end = time.monotonic() + 300
-        while ended(folder, "killed") < count:
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        for lock_file in (folder / "killed" / "small tune").glob("optuna.log.lock*"):
-            lock_file.unlink()  # Optuna breaks it after 30 s: not waited for here
-    code, output = ablate(folder, "killed", "run", "small.yaml")
-    assert code == 0, output
-    assert tuning_of(folder, "killed") == tuning_of(folder, "whole")
-
-    code, output = ablate(folder, "whole", "run", "small.yaml")
+    code, output = ablate(folder, "runs", "run", "small.yaml")
     assert code == 0, output
     assert "Tuning" not in output  # found before
     assert "0 to run" in output
-    code, output = ablate(folder, "whole", "status", "small")
+    code, output = ablate(folder, "runs", "status", "small")
     assert "small tune: " in output
-    code, output = ablate(folder, "whole", "plan", "small.yaml")
+    code, output = ablate(folder, "runs", "plan", "small.yaml")
     assert "3 trials of 8,192 tokens for each of 2 groups, by tpe" in output
+
+
+@pytest.mark.exhaustive
+def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill(folder):
+    code, output = ablate(folder, "whole", "run", "small.yaml")
+    assert code == 0, output
+    for count in (1, 4):  # in the first round, and in the second
+        kill_at(folder, "killed", count)
+    code, output = ablate(folder, "killed", "run", "small.yaml")
+    assert code == 0, output
+    assert tuning_of(folder, "killed") == tuning_of(folder, "whole")
