@@ -45,13 +45,9 @@ def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[st
 
 def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
     """Return an arm as it is trained in a trial."""
-    differs = dict(arm.differs)
-    for field, value in values.items():
-        differs.pop(f"training.{field}", None)
-        if (own := getattr(arm.config.training, field)) != value:
-            differs[f"training.{field}"] = (own, value)
+    own = {field: getattr(arm.config.training, field) for field in values}
     return _at_values(
-        replace(arm, differs=differs, factors={}, folded=()),
+        replace(arm, differs=_differs(arm, own, values), factors={}, folded=()),
         name=f"{arm.name} trial {number}",
         description=values_text(values),
         seeds=tune.seeds,
@@ -95,13 +91,8 @@ def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
         assert chosen is not None
         if chosen == group.shared:
             continue
-        differs = dict(arm.differs)
-        for field, value in chosen.items():
-            differs.pop(f"training.{field}", None)
-            if value != base[field]:
-                differs[f"training.{field}"] = (base[field], value)
         tuned = _at_values(
-            replace(arm, differs=differs, folded=(), tuned_from=arm.name),
+            replace(arm, differs=_differs(arm, base, chosen), folded=(), tuned_from=arm.name),
             name=tuned_name(arm.name),
             description=f"{arm.name} at the values found for it: {values_text(chosen)}",
             seeds=[run.seed for run in arm.runs],
@@ -109,6 +100,15 @@ def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
         )
         added.append(tuned)
     return replace(plan, arms=(*plan.arms, *added))
+
+
+def _differs(
+    arm: PlannedArm, base: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return what an arm differs in once it has these values, where the baseline has ``base``."""
+    kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
+    changed = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
+    return kept | changed
 
 
 def _of_group(plan: Plan, arm: str) -> str:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from ablate.search.ledger import Ledger, Trial
 
+    Run = Callable[[Sequence["Asked"]], Sequence["Result | None"]]
+    """Runs trials; returns their results in order, None for a trial that came to no end."""
+
 Curve = dict[int, float]
 """Validation losses in nats per token, by tokens."""
 
@@ -92,24 +95,16 @@ class Result:
     curve: Curve = field(default_factory=dict)
 
 
-def search(
-    groups: Sequence[Group], at_once: int, run: Callable[[Sequence[Asked]], Sequence[Result | None]]
-) -> bool:
+def search(groups: Sequence[Group], at_once: int, run: Run) -> bool:
     """Bring every group to its number of trials; return whether that is done.
 
-    ``at_once``: how many trials of a group are in a round. ``run`` returns the results of trials in their
-    order, None for a trial that came to no end.
+    ``at_once``: how many trials of a group are in a round.
     """
     most = max(group.num_trials for group in groups)
     return all(_round(groups, at_once, run, round_) for round_ in range(-(-most // at_once)))
 
 
-def _round(
-    groups: Sequence[Group],
-    at_once: int,
-    run: Callable[[Sequence[Asked]], Sequence[Result | None]],
-    round_: int,
-) -> bool:
+def _round(groups: Sequence[Group], at_once: int, run: Run, round_: int) -> bool:
     """Bring one round of every group to its end; return whether that is done."""
     asked = [one for group in groups for one in _ask(group, at_once, round_)]
     ended = []

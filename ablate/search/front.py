@@ -24,18 +24,19 @@ def is_feasible(trial: Trial) -> bool:
     return trial.state == "complete" and not (trial.violation or 0.0) > 0
 
 
-def fronts(points: Mapping[int, Sequence[float]]) -> list[list[int]]:
-    """Return the keys in layers: those that nothing dominates, then those that only these do, and on."""
-    left = dict(points)
-    layers = []
+def layers(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Return the feasible trials in layers: those that none dominates, then those that only these do, etc."""
+    left = [trial for trial in trials if is_feasible(trial)]
+    found = []
     while left:
-        layer = [
-            key for key, point in left.items() if not any(dominates(other, point) for other in left.values())
-        ]
-        layers.append(layer)
-        for key in layer:
-            del left[key]
-    return layers
+        best = {
+            trial.number
+            for trial in left
+            if not any(dominates(other.values or (), trial.values or ()) for other in left)
+        }
+        found.append([trial for trial in left if trial.number in best])
+        left = [trial for trial in left if trial.number not in best]
+    return found
 
 
 def crowding(points: Mapping[int, Sequence[float]]) -> dict[int, float]:
@@ -52,10 +53,8 @@ def crowding(points: Mapping[int, Sequence[float]]) -> dict[int, float]:
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials that none dominates, in the order of their last objective."""
-    feasible = {trial.number: trial for trial in trials if is_feasible(trial)}
-    layers = fronts({number: trial.values or () for number, trial in feasible.items()})
-    first = [feasible[number] for number in layers[0]] if layers else []
-    return sorted(first, key=lambda trial: (*reversed(trial.values or ()), trial.number))
+    best = next(iter(layers(trials)), [])
+    return sorted(best, key=lambda trial: (*reversed(trial.values or ()), trial.number))
 
 
 def promoted(trials: Sequence[Trial], keep: float, diverged: float) -> list[Trial]:
@@ -64,14 +63,12 @@ def promoted(trials: Sequence[Trial], keep: float, diverged: float) -> list[Tria
     By layer, within a layer by crowding distance, ties by number; then those that missed, the nearest first.
     A violation from ``diverged`` up is never promoted.
     """
-    feasible = {trial.number: trial for trial in trials if is_feasible(trial)}
-    layers = fronts({number: trial.values or () for number, trial in feasible.items()})
     order: list[Trial] = []
-    for layer in layers:
-        distance = crowding({number: feasible[number].values or () for number in layer})
-        order += [feasible[number] for number in sorted(layer, key=lambda n: (-distance[n], n))]
+    found = layers(trials)
+    for layer in found:
+        distance = crowding({trial.number: trial.values or () for trial in layer})
+        order += sorted(layer, key=lambda trial: (-distance[trial.number], trial.number))
     missed = [trial for trial in trials if trial.state == "complete" and not is_feasible(trial)]
     nearest = sorted(missed, key=lambda trial: (trial.violation or 0.0, trial.number))
     order += [trial for trial in nearest if (trial.violation or 0.0) < diverged]
-    count = max(math.ceil(keep * len(trials)), len(layers[0]) if layers else 0)
-    return order[:count]
+    return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from optuna.storages import BaseStorage
 
-    from ablate.search.engine import Asked, Proposal, Result
+    from ablate.search.engine import Proposal, Run
     from ablate.search.grid import Grid
     from ablate.search.ledger import Trial
 
@@ -82,7 +82,7 @@ def short_tokens(tokens: int) -> str:
 def search_grid(
     plan: Halving,
     storage: BaseStorage,
-    run: Callable[[Sequence[Asked]], Sequence[Result | None]],
+    run: Run,
     describe: Callable[[int, str], dict[str, Any]] = lambda _budget, _candidate: {},
 ) -> bool:
     """Search to the end, or go on with a search; return whether that is done.
