@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import storage_option
+from ablate.cli.common import storage_option, tracking_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 @click.option("--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine).")
-@click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
+@tracking_option
 @click.option(
     "--optuna-storage",
     metavar="URL",
@@ -61,8 +61,8 @@ def command(
     from ablate.execute.token import use_token
     from ablate.search.plan import plan_search
     from ablate.study import load_study
-    from ablate.track import resolve_tracking_uri
     from ablate.workflow.mirror import say_mirror
+    from ablate.workflow.run import Where
     from ablate.workflow.search import search_study
 
     study = load_study(file)
@@ -72,16 +72,13 @@ def command(
     if only_plan:
         _show_plan(planned, as_json=as_json)
         return 0
-    uri = resolve_tracking_uri(storage, tracking_uri)
     listener = ConsoleListener(Console(highlight=False, stderr=as_json))
     if address is not None and (warning := use_token()):
         listener.say(warning)
-    end = search_study(
-        planned, storage, listener,
-        file=file, address=address, tracking_uri=uri, optuna_storage=optuna_storage,
-    )  # fmt: skip
+    where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
+    end = search_study(planned, where, listener, file=file, optuna_storage=optuna_storage)
     _show_found(end, listener, as_json=as_json)
-    say_mirror(end.mirror, uri, planned.name, listener)
+    say_mirror(end.mirror, end.tracking_uri, planned.name, listener)
     return end.exit_code
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
+from ablate.workflow.listener import Listener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
     from ablate.store.lock import LockedPlan
     from ablate.track import MirrorReport
-    from ablate.workflow.listener import Listener
+    from ablate.workflow.run import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +37,20 @@ class SearchEnd:
     pages: Path
     exit_code: int
     mirror: MirrorReport
+    tracking_uri: str
 
 
 def search_study(
     planned: SearchPlan,
-    storage: Path,
-    listener: Listener,
+    where: Where,
+    listener: Listener | None = None,
     *,
     file: str,
-    address: str | None = None,
-    tracking_uri: str,
     optuna_storage: str | None = None,
 ) -> SearchEnd:
     """Search to the end, or go on, and write the front. ``file``: what the user calls the search.
+
+    ``optuna_storage``: the URL of a gRPC proxy or a database; None: a journal in the search's folder.
 
     Raises:
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
@@ -60,7 +62,8 @@ def search_study(
     from ablate.store.running import running
     from ablate.track import start_mirror
 
-    store = StudyStore(storage / planned.name)
+    listener = listener or Listener()
+    store = StudyStore(where.storage / planned.name)
     try:
         with running(store, _plan_there(store, planned)) as shared:
             if shared:
@@ -70,15 +73,21 @@ def search_study(
                 )
             check_same(planned, store)
             trials = open_storage(optuna_storage, store.path)
-            mirror = start_mirror(store.path, tracking_uri)
+            mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                code = _go_on(store, planned, trials, listener, file=file, address=address)
+                code = _go_on(store, planned, trials, listener, file=file, address=where.address)
                 found = _write(store, planned, trials, file)
             finally:
                 left = mirror.stop()
-            return SearchEnd(found=found, pages=store.path / "search", exit_code=code, mirror=left)
+            return SearchEnd(
+                found=found,
+                pages=store.path / "search",
+                exit_code=code,
+                mirror=left,
+                tracking_uri=mirror.tracking_uri,
+            )
     except OSError as error:
-        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
+        raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
 
 def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:

@@ -17,6 +17,7 @@ from ablate.search.plan import plan_search
 from ablate.store import Status
 from ablate.study import load_study
 from ablate.workflow.listener import Listener
+from ablate.workflow.run import Where
 from ablate.workflow.search import search_study
 
 SEARCH = """\
@@ -102,7 +103,7 @@ def call(executor, tmp_path):
         (tmp_path / "s.yaml").write_text(text)
         notes = Notes()
         planned = plan_search(load_study(tmp_path / "s.yaml"))
-        return search_study(planned, tmp_path / name, notes, file="s.yaml", tracking_uri="x"), notes
+        return search_study(planned, Where(storage=tmp_path / name), notes, file="s.yaml"), notes
 
     return search
 
