@@ -13,6 +13,7 @@ import pytest
 from ablate.search.engine import Group, Result, search
 from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates, best_trial
+from ablate.store import StudyStore
 from ablate.study import load_study
 
 STUDY = """\
@@ -55,7 +56,7 @@ def ablate(folder, storage, *words):
 
 def tuning_of(folder, storage):
     """Return what the search came to: what it tried, how that ended, what it chose."""
-    lock = json.loads((folder / storage / "small" / "plan.lock.json").read_text())
+    lock = StudyStore(folder / storage / "small").plan()
     return [
         (
             group.name,
@@ -94,11 +95,10 @@ def kill_at(folder, storage, count):
 
 def searched_in_memory(folder, storage):
     """Return what the search comes to without any kill, if its trials end as those in the lock did."""
-    lock = json.loads((folder / storage / "small" / "plan.lock.json").read_text())
     ends = {
-        (group["name"], one["number"]): Result(values=(one["loss"],), violation=float(one["diverged"]))
-        for group in lock["tuning"]["groups"]
-        for one in group["trials"]
+        (group.name, one.number): Result(values=(one.loss,), violation=float(one.diverged))
+        for group in StudyStore(folder / storage / "small").plan().tuning.groups
+        for one in group.trials
     }
     tune = load_study(folder / "small.yaml").tune
     space = Rates(
@@ -130,12 +130,12 @@ def test_tuned_killed_and_resumed(folder):
     assert code == 0, output
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
     assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
-    lock = json.loads((folder / "runs" / "small" / "plan.lock.json").read_text())
-    assert lock["tuning"]["done"]
-    assert all(len(group["trials"]) == 3 for group in lock["tuning"]["groups"])
+    lock = StudyStore(folder / "runs" / "small").plan()
+    assert lock.tuning.done
+    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
     report = json.loads((folder / "runs" / "small" / "report" / "report.json").read_text())
     assert report["runs_missing"] == 0
-    assert report["baseline"] == lock["tuning"]["tuned"]["bf16"]
+    assert report["baseline"] == lock.tuning.tuned["bf16"]
 
     code, output = ablate(folder, "runs", "run", "small.yaml")
     assert code == 0, output
