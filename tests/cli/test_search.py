@@ -17,12 +17,14 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
+from ablate.plan import to_lock
 from ablate.search.engine import Result
 from ablate.search.front import dominates
 from ablate.search.grid import candidate_of
 from ablate.search.halving import search_grid
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
+from ablate.search.recipes import tried_plan
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -214,7 +216,7 @@ def test_what_is_refused_is_one_line(folder, monkeypatch):
     (folder / "study.yaml").write_text(SEARCH.split("search:", maxsplit=1)[0])
     assert "start it with: ablate run study.yaml" in str(invoke(folder, "search", "study.yaml").exception)
     store = StudyStore(folder / "runs" / "s")
-    with running(store, {"arms": []}):
+    with running(store, to_lock(tried_plan(plan_search(load_study("s.yaml")), ()))):
         held = invoke(folder, "search", "s.yaml").exception
         assert "is being run already" in str(held)
     shutil.rmtree(store.path)
