@@ -240,7 +240,7 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
 
 
 @_fprop.register_fake
-def _(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001  the operator's signature
+def _(x: Tensor, weight: Tensor, _site: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(3, dtype=torch.int64, device="cpu")
 
 
@@ -253,7 +253,7 @@ def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -
 
 
 @_dgrad.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:  # noqa: ARG001
+def _(dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> Tensor:
     return dy.new_empty(dy.shape[0], weight.shape[1])
 
 
@@ -266,7 +266,7 @@ def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -
 
 
 @_wgrad.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:  # noqa: ARG001
+def _(_dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> Tensor:
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
@@ -285,13 +285,7 @@ def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: 
 
 
 @_dgrad_wgrad.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,  # noqa: ARG001  the operator's signature
-    weight: Tensor,
-    position: Tensor,  # noqa: ARG001
-    site: int,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
+def _(dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
     return dy.new_empty(dy.shape[0], weight.shape[1]), dw
 

@@ -15,7 +15,12 @@ from torch.nn import functional as F
 
 from ablate.backends.protocol import Operand, Support
 from ablate.backends.quantisers.packed import FP8, Packed
-from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantiser_of
+from ablate.backends.quantisers.packing import (
+    PackedBackend,
+    packing_fault,
+    product_by_shape,
+    quantiser_of,
+)
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -139,16 +144,7 @@ def fp8_gemm(
     return out[:, :n].contiguous()
 
 
-@fp8_gemm.register_fake
-def _(
-    a: Tensor,
-    a_descale: Tensor,  # noqa: ARG001  the operator's signature
-    b: Tensor,
-    b_descale: Tensor,  # noqa: ARG001
-    a_format: str,  # noqa: ARG001
-    b_format: str,  # noqa: ARG001
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
+fp8_gemm.register_fake(product_by_shape)
 
 
 @torch.library.custom_op("ablate::mx_gemm", mutates_args=())
@@ -171,17 +167,7 @@ def mx_gemm(
     return out[: a.shape[0], : b.shape[0]].contiguous()
 
 
-@mx_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor,  # noqa: ARG001  the operator's signature
-    b: Tensor,
-    b_scales: Tensor,  # noqa: ARG001
-    fmt: str,  # noqa: ARG001
-    a_descale: Tensor | None,  # noqa: ARG001
-    b_descale: Tensor | None,  # noqa: ARG001
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
+mx_gemm.register_fake(product_by_shape)
 
 
 def scaled_mm_arguments(

@@ -20,7 +20,12 @@ from ablate.backends.availability import (
 )
 from ablate.backends.protocol import Operand, Support
 from ablate.backends.quantisers.packed import BLOCK, Packed
-from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantiser_of
+from ablate.backends.quantisers.packing import (
+    PackedBackend,
+    packing_fault,
+    product_by_shape,
+    quantiser_of,
+)
 from ablate.backends.triton.tiles import TILES
 
 if TYPE_CHECKING:
@@ -102,15 +107,4 @@ def block_scaled_gemm(
     return launch_gemm(a, a_scales, b, b_scales, fmt, alpha, a_descale, b_descale)
 
 
-@block_scaled_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor,  # noqa: ARG001  the operator's signature
-    b: Tensor,
-    b_scales: Tensor,  # noqa: ARG001
-    fmt: str,  # noqa: ARG001
-    alpha: float,  # noqa: ARG001
-    a_descale: Tensor | None,  # noqa: ARG001
-    b_descale: Tensor | None,  # noqa: ARG001
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
+block_scaled_gemm.register_fake(product_by_shape)

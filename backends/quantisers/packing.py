@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from ablate.backends.availability import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
@@ -15,8 +18,6 @@ from ablate.numerics.quantize import quantize, round_operand
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ablate.recipes import GemmPolicy, OperandPolicy
 
 
@@ -66,6 +67,11 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     if left.format == right.format == "fp8_e5m2":
         return "no instruction takes E5M2 on both sides"
     return None
+
+
+def product_by_shape(a: Tensor, _a_scales: Tensor, b: Tensor, *_rest: object) -> Tensor:
+    """Return a packed GEMM's result without its content: what ``torch.compile`` asks of each operator."""
+    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
 
 
 def quantiser_of(policy: OperandPolicy) -> str:

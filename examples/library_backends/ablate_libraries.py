@@ -19,7 +19,12 @@ from torch.nn import functional as F
 from ablate.backends.gemms.torch_scaled import swizzled
 from ablate.backends.protocol import Operand, Support
 from ablate.backends.quantisers.packed import Packed
-from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantiser_of
+from ablate.backends.quantisers.packing import (
+    PackedBackend,
+    packing_fault,
+    product_by_shape,
+    quantiser_of,
+)
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -171,14 +176,4 @@ def library_gemm(
     return out[: a.shape[0], : b.shape[0]].contiguous()
 
 
-@library_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor,  # noqa: ARG001  the operator's signature
-    b: Tensor,
-    b_scales: Tensor,  # noqa: ARG001
-    alpha: Tensor,  # noqa: ARG001
-    fmt: str,  # noqa: ARG001
-    library: str,  # noqa: ARG001
-) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
+library_gemm.register_fake(product_by_shape)
