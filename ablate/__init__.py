@@ -1,5 +1,19 @@
 """Ablations of low-precision training: which GEMM can run in FP4, with which stabiliser, at what cost."""
 
+from typing import TYPE_CHECKING, Any
+
 from ablate._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from ablate.reports.open_study import open_study
+
+__all__ = ["__version__", "open_study"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not at the top: it needs pandas and SciPy, and most commands do not.
+    if name == "open_study":
+        from ablate.reports.open_study import open_study
+
+        return open_study
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.store import StudyStore
+from ablate.store.find import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ablate.backends.device import Device
-
-DEFAULT_STORAGE = "ablate-runs"
 
 
 def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = ()) -> Callable[..., Any]:
@@ -28,7 +26,7 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
         *other_names,
         "storage",
         type=click.Path(path_type=Path, file_okay=False),
-        default=lambda: Path(os.environ.get("ABLATE_STORAGE", DEFAULT_STORAGE)),
+        default=default_storage,
         show_default="$ABLATE_STORAGE, else ./ablate-runs",
         help="Folder that holds studies, token cache and the MLflow store.",
     )(function)
@@ -63,12 +61,7 @@ def find_study(storage: Path, study: str) -> StudyStore:
 
         loaded = load_study(study)
         name, verb = loaded.name, "run" if loaded.search is None else "search"
-    store = StudyStore(storage / name)
-    if store.plan_path.exists():
-        return store
-    known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
-    there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
-    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: ablate {verb} {study})")
+    return study_named(storage, name, start=f"ablate {verb} {study}")
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
@@ -77,10 +70,7 @@ def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
     Raises:
         UserError: one is not there, or two are the same.
     """
-    stores = [
-        StudyStore(Path(study)) if (Path(study) / "plan.lock.json").exists() else find_study(storage, study)
-        for study in studies
-    ]
+    stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
     known: dict[Path, str] = {}
     for study, store in zip(studies, stores, strict=True):
         path = store.path.resolve()

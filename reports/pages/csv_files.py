@@ -14,44 +14,43 @@ if TYPE_CHECKING:
     from ablate.reports.findings.analyse import Analysis
 
 
-def arms_csv(analysis: Analysis) -> str:
-    """Return the headline table with full precision."""
-    header = ["arm", "recipe", "n", "hit", "censored", "diverged", "missing"]
-    groups = ("tokens_to_target", "token_cost", "final_loss", "loss_difference")
-    header += [f"{group}_{part}" for group in groups for part in ("estimate", "low", "high")]
-    header += ["token_cost_kind", "loss_difference_tokens"]
+_INTERVALS = ("tokens_to_target", "token_cost", "final_loss", "loss_difference")
+RUN_FIGURES = (
+    "run_id", "arm", "seed", "state", "end", "tokens", "tokens_to_target", "left_bound", "last_loss",
+    "seconds", "tokens_per_sec", "backend_mode", "message",
+)  # fmt: skip
+
+
+def arm_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the headline table with full precision, one row an arm."""
     rows = []
     for arm in analysis.arms:
+        row: dict[str, Any] = {"arm": arm.name, "recipe": arm.recipe}
+        row |= {name: getattr(arm, name) for name in ("n", "hit", "censored", "diverged", "missing")}
         intervals = (arm.tokens_to_target, arm.token_cost, arm.final_loss, arm.difference.interval)
-        figures = [part for i in intervals for part in (i.estimate, i.low, i.high)]
-        rows.append(
-            [
-                *(arm.name, arm.recipe, arm.n, arm.hit, arm.censored, arm.diverged, arm.missing),
-                *figures,
-                arm.token_cost.kind,
-                arm.difference.tokens,
-            ]
-        )
-    return _csv(header, rows)
+        for name, interval in zip(_INTERVALS, intervals, strict=True):
+            row |= {f"{name}_{part}": getattr(interval, part) for part in ("estimate", "low", "high")}
+        row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
+        rows.append(row)
+    return rows
+
+
+def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the ledger with full precision, one row a run."""
+    return [
+        {name: getattr(run, name) for name in RUN_FIGURES} for arm in analysis.every_arm for run in arm.runs
+    ]
+
+
+def arms_csv(analysis: Analysis) -> str:
+    """Return one line an arm."""
+    rows = arm_rows(analysis)
+    return _csv(list(rows[0]), (list(row.values()) for row in rows))
 
 
 def runs_csv(analysis: Analysis) -> str:
-    """Return the ledger with full precision."""
-    header = [
-        "run_id",
-        "arm",
-        "seed",
-        "state",
-        "end",
-        "tokens",
-        "tokens_to_target",
-        "left_bound",
-        "last_loss",
-    ]
-    header += ["seconds", "tokens_per_sec", "backend_mode", "message"]
-    return _csv(
-        header, [[getattr(run, name) for name in header] for arm in analysis.every_arm for run in arm.runs]
-    )
+    """Return one line a run."""
+    return _csv(RUN_FIGURES, (list(row.values()) for row in run_rows(analysis)))
 
 
 def evaluations_csv(frames: StudyFrames) -> str:

@@ -1,0 +1,90 @@
+"""``ablate.open_study``: a study's runs, curves and costs as data frames, where a notebook goes on.
+
+The figures are the report's own, with full precision.
+
+How it fails: ``UserError`` of one line where there is no study, or its plan cannot be read. A damaged file of
+a run is a line in ``faults``, and the rest is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.pages.csv_files import RUN_FIGURES, arm_rows, run_rows
+from ablate.reports.read.load import load_frames
+from ablate.store.find import default_storage, study_at, study_named
+
+if TYPE_CHECKING:
+    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.read.load import StudyFrames
+
+
+class OpenStudy:
+    """One study as it was when it was opened. Each method returns a frame of its own, which you may change.
+
+    ``analysis`` holds every number of the report, ``faults`` one line for each file that could not be read.
+    """
+
+    def __init__(self, frames: StudyFrames, analysis: Analysis) -> None:
+        self._evals = frames.evals
+        self.analysis = analysis
+        self.faults = frames.faults
+
+    def runs(self) -> pd.DataFrame:
+        """Return one row a run of the plan, as ``tables/runs.csv`` has them.
+
+        ``run_id``, ``arm``, ``seed``; ``state``, as ``ablate status`` shows it; ``end``: ``hit``,
+        ``censored``, ``diverged``, ``missing``, or ``unused`` where its arm was stopped early; ``tokens``:
+        trained; ``tokens_to_target``: tokens, NaN without a hit; ``left_bound``: whether the target was
+        reached at or before the first evaluation; ``last_loss``: nats per token; ``seconds``: from start
+        to end; ``tokens_per_sec``: the median in training; ``backend_mode``: ``native``, ``upcast``,
+        ``emulated``, ``reference`` or ``imported``; ``message``: why it ended so.
+        """
+        figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
+        frame = pd.DataFrame(run_rows(self.analysis), columns=list(RUN_FIGURES))
+        return frame.astype(dict.fromkeys(figures, float))
+
+    def curves(self) -> pd.DataFrame:
+        """Return one row an evaluation, ordered by run and tokens, as ``tables/evaluations.csv`` has them.
+
+        ``run_id``, ``arm``, ``seed``; ``tokens``: trained before it; ``step``: optimizer steps done;
+        ``val_loss``: nats per token.
+        """
+        return self._evals.copy()
+
+    def costs(self) -> pd.DataFrame:
+        """Return one row an arm, the baseline among them, as ``tables/arms.csv`` has them.
+
+        ``arm``, ``recipe``; ``n``: results, and how many of them ``hit`` the target, were ``censored`` or
+        ``diverged``; ``missing``: runs without a result. Four figures, each as ``…_estimate``, ``…_low`` and
+        ``…_high`` (the ends of its interval), NaN where there is no honest figure: ``tokens_to_target`` in
+        tokens; ``token_cost`` as a fraction of the baseline's tokens (0.1 is 10 % more); ``final_loss`` in
+        nats per token; ``loss_difference`` to the baseline in nats per token, after
+        ``loss_difference_tokens``. ``token_cost_kind``: ``interval``, ``point``, ``bound``, ``none`` or
+        ``baseline``. Of a study that tuned its arms: at the values found for them.
+        """
+        rows = arm_rows(self.analysis)
+        figures = [name for name in rows[0] if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
+        return pd.DataFrame(rows).astype(dict.fromkeys(figures, float))
+
+
+def open_study(study: str | Path, *, storage: str | Path | None = None) -> OpenStudy:
+    """Open a study that has run, is running or was imported.
+
+    ``study``: its folder, or its name in ``storage`` (default: $ABLATE_STORAGE, else ./ablate-runs).
+
+    >>> costs = ablate.open_study("quickstart").costs()  # doctest: +SKIP
+
+    Raises:
+        UserError: there is no such study, or its plan cannot be read.
+    """
+    store = study_at(Path(study))
+    if store is None:
+        where = default_storage() if storage is None else Path(storage)
+        store = study_named(where, str(study), start=f"ablate run {study}")
+    frames = load_frames(store)
+    return OpenStudy(frames, analyse(frames))
