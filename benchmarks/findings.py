@@ -31,14 +31,15 @@ from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.findings.trend import sentences, trend, trend_table
-from ablate.reports.pages import csv_files, tables
-from ablate.reports.pages.diagnosis_table import diagnosis_table
+from ablate.reports.findings.trend import trend
+from ablate.reports.pages import csv_files
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import mean_interval
 from ablate.reports.statistics.losses import common_grid
-from ablate.reports.words import words
+from ablate.reports.words import tables, words
+from ablate.reports.words.beside import trend_sentences, trend_table
+from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.table import Table
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
@@ -134,7 +135,7 @@ def trend_block(
     if what == "figure=trend":
         return as_figure(draw_trend(found), (*studies, baseline, "trend"))
     if what == "verdict":
-        return "\n".join(["", *(f"- {escape_markdown(line)}" for line in sentences(found)), ""]), {}
+        return "\n".join(["", *(f"- {escape_markdown(line)}" for line in trend_sentences(found)), ""]), {}
     assert what == "trend", f"{what} is not of a trend"
     return as_markdown(trend_table(found), None), {}
 

@@ -31,7 +31,9 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     """
     stores = find_studies(storage, (a, b))
     from ablate.reports import analyse, load_frames
-    from ablate.reports.findings.compare import compare, compare_document, compare_table
+    from ablate.reports.findings.compare import compare
+    from ablate.reports.pages.document import comparison_document
+    from ablate.reports.words.beside import compare_table
 
     frames = (load_frames(stores[0]), load_frames(stores[1]))
     left, right = (analyse(frame) for frame in frames)
@@ -40,14 +42,14 @@ def command(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
     if out is not None:
-        from ablate.reports.pages.compare_page import write_comparison
+        from ablate.reports.pages.beside import write_comparison
 
         with writing_to(out):
             pages = write_comparison(found, out)
         for path in pages:
             click.echo(str(path), err=as_json)
     if as_json:
-        click.echo(json.dumps(compare_document(found), indent=1, allow_nan=False, ensure_ascii=False))
+        click.echo(json.dumps(comparison_document(found), indent=1, allow_nan=False, ensure_ascii=False))
         return
     from ablate.cli.table import format_table
 

@@ -84,8 +84,9 @@ def command(
 
 def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> None:
     from ablate.cli.table import format_table
-    from ablate.reports.findings.search import front_table, search_document, sentences
-    from ablate.reports.pages.search_page import CONFIRM
+    from ablate.reports.pages.beside import CONFIRM
+    from ablate.reports.pages.document import search_document
+    from ablate.reports.words.search import front_table, search_sentences
 
     found = end.found
     if as_json:
@@ -94,7 +95,7 @@ def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> 
         width = shutil.get_terminal_size((100, 24)).columns
         table = front_table(found)
         click.echo("\n" + safe_text(format_table(table.columns, table.rows, width=width), keep="\n") + "\n")
-    for sentence in (*sentences(found), f"\nReport:  {end.pages / 'search.html'}"):
+    for sentence in (*search_sentences(found), f"\nReport:  {end.pages / 'search.html'}"):
         listener.say(sentence)
     if (end.pages / CONFIRM).exists():
         listener.say(f"Confirm: ablate run {end.pages / CONFIRM}")

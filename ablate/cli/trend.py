@@ -51,8 +51,10 @@ def command(
         )
     stores = find_studies(storage, studies)
     from ablate.reports import analyse, load_frames
-    from ablate.reports.findings.trend import differences_text, sentences, trend, trend_document, trend_table
+    from ablate.reports.findings.trend import trend
+    from ablate.reports.pages.document import trend_document
     from ablate.reports.read.against import read_against, target_after
+    from ablate.reports.words.beside import differences_text, trend_sentences, trend_table
 
     frames = [load_frames(store) for store in stores]
     targets = [None if after is None else target_after(frame, after) for frame in frames]
@@ -63,7 +65,7 @@ def command(
     analyses = [analyse(frame) for frame in frames]
     found = trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
     if out is not None:
-        from ablate.reports.pages.trend_page import write_trend
+        from ablate.reports.pages.beside import write_trend
 
         with writing_to(out):
             pages = write_trend(found, out)
@@ -80,5 +82,5 @@ def command(
     click.echo()
     click.echo(safe_text(table.caption))
     click.echo()
-    for line in (*sentences(found), *differences_text(found)):
+    for line in (*trend_sentences(found), *differences_text(found)):
         click.echo(safe_text(line))

@@ -144,7 +144,7 @@ def _go_on(
 def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: str) -> Found:
     """Write the pages as far as the search is, and the study that confirms a search that is done."""
     from ablate.reports.findings.search import found_of
-    from ablate.reports.pages.search_page import write_search
+    from ablate.reports.pages.beside import write_search
     from ablate.search.confirm import confirm_study
 
     found = found_of(planned, planned.halving.read(trials))

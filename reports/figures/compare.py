@@ -25,7 +25,7 @@ def draw_comparison(comparison: Comparison) -> Drawing | None:
         svg, png = _draw(comparison, arms)
     caption = (
         f"Token cost of each arm, in {comparison.left} (circles) and {comparison.right} (squares), each "
-        f"against its own study's baseline; bars: {comparison.coverage} intervals."
+        f"against its own study's baseline; bars: {words.coverage(*comparison.rules)} intervals."
     )
     rows = "; ".join(f"{arm.name} {_text(arm.left)} and {_text(arm.right)}" for arm in arms)
     return Drawing(
@@ -55,7 +55,7 @@ def _draw(comparison: Comparison, arms: list[Any]) -> tuple[bytes, bytes]:
         ):
             _mark(axis, row + offset, cost, color, marker)
         _write(axis, row, -0.02, "right", short(arm.name), INK)
-    for x, text in ((1.03, f"token cost [{comparison.coverage}]"),):
+    for x, text in ((1.03, f"token cost [{words.coverage(*comparison.rules)}]"),):
         axis.annotate(
             text, (x, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", va="bottom",
             fontsize=8.5, color=FAINT, annotation_clip=False,

@@ -19,6 +19,7 @@ from ablate.reports.figures.canvas import (
     short,
     to_bytes,
 )
+from ablate.reports.findings.ends import target_text
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def draw_forest(analysis: Analysis) -> Drawing | None:
     with drawing_style("forest"):
         svg, png = _draw(analysis)
     caption = (
-        f"Token cost against {analysis.baseline}: tokens to {words.target(analysis.target)} over the "
+        f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.target)} over the "
         f"baseline's, minus one. Points: estimates; bars: {words.coverage(analysis.rule)} intervals; "
         "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
         "arm, and how they ended."

@@ -15,8 +15,8 @@ from ablate.reports.figures.canvas import (
     spread,
     to_bytes,
 )
-from ablate.reports.findings.search import time_text, value_text
 from ablate.reports.words import words
+from ablate.reports.words.search import time_text, value_text
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:

@@ -41,9 +41,9 @@ def draw_trend(found: Trend) -> Drawing:
     counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
     caption = (
         f"Token cost over {found.against} against the number of parameters, each point a study; bars: "
-        f"{found.coverage} intervals, {', '.join(counts)} a point. Thin: the straight line of log "
-        "(1 + token cost) over log parameters by least squares; above it its change for each tenfold. It is "
-        "an average slope: its interval does not tell whether the line is straight."
+        f"{words.coverage(*found.rules)} intervals, {', '.join(counts)} a point. Thin: the straight line of "
+        "log (1 + token cost) over log parameters by least squares; above it its change for each tenfold. It "
+        "is an average slope: its interval does not tell whether the line is straight."
     )
     if cut:
         caption += " The scale follows the points: longer bars are cut."

@@ -10,12 +10,10 @@ How it fails: it does not raise. An arm that one study lacks, or that has no est
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.reports.findings.differences import study_differences
 from ablate.reports.statistics.intervals import Interval, difference, exponential, t_interval
-from ablate.reports.words import words
-from ablate.reports.words.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.analyse import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
+    from ablate.store.lock import StopRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +38,14 @@ class ComparedArm:
 class Comparison:
     """Two studies. ``differs`` maps what they differ in to (A's, B's) value, as text.
 
-    ``coverage``: of the intervals, in words; with a stop rule in either study they are repeated ones.
+    ``rules``: the studies' stop rules, with one of which intervals are repeated ones.
     """
 
     left: str
     right: str
     arms: tuple[ComparedArm, ...]
     differs: Mapping[str, tuple[str, ...]]
-    coverage: str
+    rules: tuple[StopRule | None, ...]
 
 
 def compare(
@@ -78,57 +77,8 @@ def compare(
         right=shown[1],
         arms=compared,
         differs=study_differences((left, right), frames),
-        coverage=words.coverage(left.rule, right.rule),
+        rules=(left.rule, right.rule),
     )
-
-
-def compare_table(comparison: Comparison) -> Table:
-    """Return the comparison as text in cells."""
-    return Table(
-        caption=(
-            f"Token cost of each arm in both studies, with its {comparison.coverage} interval, and the ratio "
-            f"of (1 + token cost) in {comparison.right} over {comparison.left}, minus one: above zero the "
-            "arm costs more there."
-        ),
-        columns=("Arm", comparison.left, comparison.right, "Ratio"),
-        rows=tuple(
-            (
-                arm.name,
-                words.DASH if arm.left is None else words.cost(arm.left),
-                words.DASH if arm.right is None else words.cost(arm.right),
-                words.percent_interval(arm.ratio),
-            )
-            for arm in comparison.arms
-        ),
-        numeric=frozenset({1, 2, 3}),
-    )
-
-
-def compare_document(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as plain data."""
-
-    def cost(value: Cost | None) -> dict[str, Any] | None:
-        if value is None:
-            return None
-        return {"estimate": value.estimate, "low": value.low, "high": value.high, "kind": value.kind}
-
-    return {
-        "studies": [comparison.left, comparison.right],
-        "differ_in": {key: list(pair) for key, pair in comparison.differs.items()},
-        "arms": [
-            {
-                "name": arm.name,
-                "token_cost": [cost(arm.left), cost(arm.right)],
-                "ratio": {
-                    "estimate": arm.ratio.estimate,
-                    "low": arm.ratio.low,
-                    "high": arm.ratio.high,
-                    "note": arm.ratio.note,
-                },
-            }
-            for arm in comparison.arms
-        ],
-    }
 
 
 def _share_runs(left: ArmResult, right: ArmResult) -> bool:

@@ -18,7 +18,6 @@ from ablate.base.json_text import parse_json
 from ablate.diagnose.sketch import sketch_cosine
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.reports.statistics.intervals import Interval, mean_interval
-from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 LAGS = (1, 2, 4, 8)
 """Diagnoses apart, of which the errors are compared."""
 _SQRT_3 = math.sqrt(3)
-_WORTH_A_WORD = 0.0005
-"""The share of an operand's elements from which that they clip or become zero is told: it shows as 0.1 %."""
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
 _NUMBERS = ("relative_error", "gain", "bias_share", "error_energy")
@@ -100,11 +97,6 @@ class ArmDiagnosis:
     gemms: tuple[GemmSummary, ...]
     maps: tuple[Map, ...]
 
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """The sentences of this arm."""
-        return tuple(sentence for one in self.gemms for sentence in _sentences(self.arm, one))
-
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
     """Return the diagnosis of each arm that has one, and a line for each file with damaged rows."""
@@ -115,7 +107,7 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
             path = store.run(run.run_id).diagnostics_path
             rows, damaged = read_rows(path.read_bytes() if path.exists() else b"")
             if damaged:
-                faults.append(f"{path}: {words.plural(damaged, 'damaged row')} left out")
+                faults.append(f"{path}: {damaged} damaged row{'' if damaged == 1 else 's'} left out")
             if rows:
                 runs.append(rows)
         if runs:
@@ -253,86 +245,6 @@ def _map(figure: str, runs: Sequence[Sequence[Row]]) -> Map:
             tuple(statistics.fmean(own[t]) if t in own else None for t in tokens) for own in cells.values()
         ),
     )
-
-
-def _sentences(arm: str, one: GemmSummary) -> Iterable[str]:
-    gemm = one.gemm.capitalize()
-    if one.relative_error.estimate is None:
-        return
-    text = f"{arm}: {gemm}'s output errs by {_with_range(one.relative_error)}"
-    if one.gain.estimate is not None:
-        text += f" with gain {one.gain.estimate:.3f}"
-    if one.draws == 1:
-        text += "; nothing in it is drawn, so that on a step all of the error is bias"
-    elif one.bias_share.estimate is not None:
-        share = max(one.bias_share.estimate, 0.0)
-        text += f"; {words.share(share)} of the error's energy is the same in every draw of the randomness"
-    if one.likeness:
-        after = one.likeness[0]
-        alike = max(after.cosine.estimate or 0.0, 0.0)
-        text += f"; {words.share(alike)} is still the same {words.tokens(after.tokens)} tokens later"
-    yield f"{text}. Largest in {one.worst_layer}: {words.share(one.worst_error)}."
-    for operand in one.operands:
-        if operand.zeroed is None or operand.clipped is None:
-            continue
-        if max(operand.zeroed, operand.clipped) >= _WORTH_A_WORD:
-            text = f"{arm}: of {gemm}'s {operand.operand} {words.share(operand.clipped)} of the elements "
-            text += f"clip and {words.share(operand.zeroed)} become zero"
-            crests = operand.crest_before, operand.crest_after
-            if None not in crests and crests[0] != crests[1]:
-                text += "; the rotation takes the crest factor of a block from {:.2f} to {:.2f}".format(
-                    *crests
-                )
-            yield f"{text}."
-    if one.over_data_noise.estimate is not None:
-        yield (
-            f"{arm}: the energy of {gemm}'s error is {one.over_data_noise.estimate:.3g} times that of the "
-            f"data's noise in as many tokens, and the gradient's norm is under √3 times the error in "
-            f"{one.under_sqrt3:,} of {one.cells:,} measurements."
-        )
-
-
-def _with_range(value: Interval) -> str:
-    text = words.share(value.estimate)
-    if value.low is None or value.high is None:
-        return text
-    low = max(value.low, 0.0)  # an error is never below zero, though the t interval of a few runs may be
-    return f"{text} (95{words.NBSP}% interval {words.share(low)} to {words.share(value.high)})"
-
-
-def to_document(arms: Sequence[ArmDiagnosis]) -> list[dict[str, Any]]:
-    """Return what ``report.json`` holds of the diagnostics."""
-
-    def interval(value: Interval) -> dict[str, Any]:
-        return {"estimate": value.estimate, "low": value.low, "high": value.high}
-
-    return [
-        {
-            "arm": arm.arm,
-            "runs": arm.runs,
-            "findings": list(arm.findings),
-            "gemms": [
-                {
-                    "gemm": one.gemm,
-                    "measurements": one.cells,
-                    "draws": one.draws,
-                    "relative_error": interval(one.relative_error),
-                    "gain": interval(one.gain),
-                    "bias_share": interval(one.bias_share),
-                    "alike": [
-                        {"diagnoses_later": like.lag, "tokens_later": like.tokens} | interval(like.cosine)
-                        for like in one.likeness
-                    ],
-                    "largest": {"layer": one.worst_layer, "relative_error": one.worst_error},
-                    "operands": [vars(operand) for operand in one.operands],
-                    "error_over_data_noise": interval(one.over_data_noise),
-                    "under_sqrt3": one.under_sqrt3,
-                }
-                for one in arm.gemms
-            ],
-        }
-        for arm in arms
-    ]
 
 
 def _is_row(row: object) -> bool:

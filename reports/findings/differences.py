@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.words import words
+from ablate.reports.findings.ends import target_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.analyse import Analysis
     from ablate.reports.read.load import StudyFrames
 
+NOT_TOLD = "–"
+"""What a study's files do not tell."""
 _SECTIONS = ("model", "data", "training")
 _OTHERS = ("data_digest", "recipe", "backend")
 
@@ -29,7 +31,7 @@ def study_differences(
     """Return what the studies' targets, baselines and training differ in, by key."""
     heads = [
         {
-            "target": words.target(analysis.target),
+            "target": target_text(analysis.target),
             "crossing": analysis.target.crossing,
             "baseline": analysis.baseline,
             "paired seeds": _text(analysis.paired),
@@ -55,7 +57,7 @@ def arm_differences(
     for key, values in own.items():
         if values != base.get(key):
             at = dict(zip(having, values, strict=True))
-            found[key] = tuple(at.get(i, words.DASH) for i in range(len(analyses)))
+            found[key] = tuple(at.get(i, NOT_TOLD) for i in range(len(analyses)))
     return found
 
 
@@ -85,7 +87,7 @@ def _recipe(arm: str, frame: StudyFrames) -> str:
 
 def _differing(sides: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     keys = dict.fromkeys(key for side in sides for key in side)
-    found = {key: tuple(side.get(key, words.DASH) for side in sides) for key in keys}
+    found = {key: tuple(side.get(key, NOT_TOLD) for side in sides) for key in keys}
     return {key: values for key, values in found.items() if len(set(values)) > 1}
 
 

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.reports.read.load import StudyFrames
-    from ablate.store.lock import LockedPlan
+    from ablate.store.lock import LockedPlan, Target
+
+
+def target_text(target: Target) -> str:
+    """Return the target with its unit."""
+    if target.kind == "perplexity":
+        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
+    return f"a validation loss of {target.value:g} nats/token"
 
 
 def run_ends(

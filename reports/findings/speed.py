@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
 from ablate.reports.statistics.intervals import (
@@ -53,10 +53,10 @@ class TimedRun:
 class Measured:
     """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``alone``: timed by ``ablate throughput``, apart from the runs.
+    ``timed``: alone by ``ablate throughput``, or in its runs.
     """
 
-    alone: bool
+    timed: Literal["alone", "in its runs"]
     throughput: Interval
     end_to_end: Interval
     hours: Interval
@@ -88,7 +88,7 @@ def measured_speed(
         return _ratio([figure(run) for run in own], [figure(run) for run in base], own, base, paired, alpha)
 
     return Measured(
-        alone=False,
+        timed="in its runs",
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
         hours=_hours([_device_pace(run) for run in own], alpha),
@@ -115,7 +115,7 @@ def alone_speed(
         throughput = exponential(t_interval(ratio))
         end_to_end = _over_cost(ratio, cost, alpha)
     return Measured(
-        alone=True,
+        timed="alone",
         throughput=throughput,
         end_to_end=end_to_end,
         hours=Interval(note="not every run has a figure")

@@ -20,15 +20,14 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import model_size
 from ablate.reports.findings.differences import arm_differences, study_differences
+from ablate.reports.findings.ends import target_text
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
-from ablate.reports.words import words
-from ablate.reports.words.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
     from ablate.run.config import RunConfig
-
-_LONGEST_VALUE = 60
+    from ablate.store.lock import StopRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +69,14 @@ class Trend:
     """Studies by rising size, and the arms with a line. ``left_out``: the other arms, and why.
 
     ``differs`` maps what the studies differ in besides model and target to each one's value, as text.
-    ``coverage``: of the intervals, in words; with a stop rule in any study they are repeated ones.
+    ``rules``: the studies' stop rules, with one of which intervals are repeated ones.
     """
 
     studies: tuple[SizedStudy, ...]
     arms: tuple[ArmTrend, ...]
     left_out: Mapping[str, str]
     differs: Mapping[str, tuple[str, ...]]
-    coverage: str
+    rules: tuple[StopRule | None, ...]
 
     @property
     def against(self) -> str:
@@ -123,7 +121,7 @@ def trend(
         raise UserError(
             Problem(
                 what="no arm has an estimate of its token cost in two of the studies",
-                hint=f"arms are matched by name; {_cut(why, 300) or 'the studies have a baseline alone'}",
+                hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
             )
         )
     differs = study_differences(analyses, frames)
@@ -136,129 +134,8 @@ def trend(
         arms=tuple(found.values()),
         left_out=left_out,
         differs=more,
-        coverage=words.coverage(*(analysis.rule for analysis in analyses)),
+        rules=tuple(analysis.rule for analysis in analyses),
     )
-
-
-def trend_table(found: Trend) -> Table:
-    """Return the trends as text in cells."""
-    return Table(
-        caption=(
-            f"Token cost of each arm over {found.against} in each study, by rising number of parameters, at "
-            f"the study's own target, with its {found.coverage} interval; and what (1 + token cost) changes "
-            "by for each tenfold of parameters: above zero the cost grows with size. Each interval is for "
-            "its own comparison. That of the change holds the error of the runs, not that of the straight "
-            "line, which is an average slope: see whether the points follow it."
-        ),
-        columns=(
-            "Arm",
-            *(f"{study.name} ({words.parameters(study.parameters)})" for study in found.studies),
-            "Change per tenfold",
-        ),
-        rows=tuple(
-            (
-                arm.name,
-                *(words.DASH if cost is None else words.cost(cost) for cost in arm.costs),
-                words.percent_interval(arm.per_tenfold),
-            )
-            for arm in found.arms
-        ),
-        numeric=frozenset(range(1, len(found.studies) + 2)),
-    )
-
-
-def sentences(found: Trend) -> tuple[str, ...]:
-    """Say which costs grow or shrink with size, which trends are not settled, and what limits them."""
-    settled: list[str] = []
-    unsettled: list[str] = []
-    without: list[str] = []
-    for arm in found.arms:
-        change = arm.per_tenfold
-        text = words.percent_interval(change)
-        if change.low is None or change.high is None:
-            without.append(f"{arm.name} ({change.note})")
-        elif change.low <= 0 <= change.high:
-            unsettled.append(f"{arm.name} ({text})")
-        else:
-            known = [
-                study.parameters
-                for study, cost in zip(found.studies, arm.costs, strict=True)
-                if cost is not None and cost.log_ratio is not None
-            ]
-            settled.append(
-                f"{arm.name}: its token cost {'grows' if change.low > 0 else 'shrinks'} with size: "
-                f"(1 + token cost) changes by {text} for each tenfold of parameters, over {len(known)} "
-                f"studies from {words.parameters(known[0])} to {words.parameters(known[-1])}."
-            )
-    lines = settled
-    if unsettled:
-        lines.append(f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}.")
-    if without:
-        lines.append(f"No interval: {', '.join(without)}.")
-    if found.left_out:
-        reasons = ", ".join(f"{name} ({reason})" for name, reason in found.left_out.items())
-        lines.append(f"Left out: {reasons}.")
-    if len({study.parameters for study in found.studies}) == 2:
-        lines.append(
-            "There are two sizes alone: nothing can show whether the change is the same between them."
-        )
-    if found.span < 10:
-        lines.append(f"The sizes span a factor of {found.span:.3g}: a tenfold lies beyond them.")
-    return tuple(lines)
-
-
-def differences_text(found: Trend) -> tuple[str, ...]:
-    """Say what the studies differ in besides the model: in targets by their nature, in more by choice."""
-    targets = [study.target for study in found.studies]
-    lines = []
-    if len(set(targets)) == 1:
-        lines.append(f"Target of every study: {targets[0]}.")
-    else:
-        each = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
-        lines.append(f"Each study has its own target. {each}.")
-    if found.differs:
-        more = "; ".join(
-            f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items()
-        )
-        lines.append(f"The studies differ in more than the model: {more}.")
-    return tuple(lines)
-
-
-def trend_document(found: Trend) -> dict[str, Any]:
-    """Return the trends as plain data; costs and changes are fractions."""
-    return {
-        "studies": [
-            {
-                "name": study.name,
-                "parameters": study.parameters,
-                "baseline": study.baseline,
-                "target": study.target,
-            }
-            for study in found.studies
-        ],
-        "coverage": found.coverage.replace(words.NBSP, " "),
-        "differ_in": {key: list(values) for key, values in found.differs.items()},
-        "arms": [
-            {
-                "name": arm.name,
-                "token_cost": [
-                    None
-                    if cost is None
-                    else {"estimate": cost.estimate, "low": cost.low, "high": cost.high, "kind": cost.kind}
-                    for cost in arm.costs
-                ],
-                "per_tenfold": {
-                    "estimate": arm.per_tenfold.estimate,
-                    "low": arm.per_tenfold.low,
-                    "high": arm.per_tenfold.high,
-                    "note": arm.per_tenfold.note,
-                },
-                "line": {"intercept": arm.intercept, "slope": arm.slope},
-            }
-            for arm in found.arms
-        ],
-        "left_out": dict(found.left_out),
-    }
 
 
 def _by_size(
@@ -270,7 +147,7 @@ def _by_size(
             name=name,
             parameters=_size_of_baseline(name, analysis.baseline, own),
             baseline=analysis.baseline,
-            target=words.target(analysis.target),
+            target=target_text(analysis.target),
         )
         for name, analysis, own in zip(names, analyses, configs, strict=True)
     ]
@@ -359,9 +236,6 @@ def _line(name: str, results: Sequence[ArmResult | None], sizes: Sequence[int]) 
     )
 
 
-def _grouped(value: str) -> str:
-    return f"{int(value):,}" if value.isascii() and value.isdigit() else _cut(value, _LONGEST_VALUE)
-
-
-def _cut(text: str, length: int) -> str:
+def cut(text: str, length: int) -> str:
+    """Return a text of that many characters at most."""
     return text if len(text) <= length else text[: length - 1] + "…"

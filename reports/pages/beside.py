@@ -1,4 +1,4 @@
-"""What the pages beside a study's report share: NAME → ``NAME.html``, ``.md``, ``.json`` and the figures.
+"""A comparison, a trend or a search → ``NAME.html``, ``.md``, ``.json`` and the figures.
 
 How it fails: a folder that cannot be written raises ``OSError``; each file is written whole or not at all.
 """
@@ -10,39 +10,113 @@ from typing import TYPE_CHECKING, Any
 
 from ablate._version import __version__
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.pages.render import escape_markdown, inline_svg, page_environment
+from ablate.reports.figures.compare import draw_comparison
+from ablate.reports.figures.search import draw_front, draw_importances
+from ablate.reports.figures.trend import draw_trend
+from ablate.reports.pages.document import comparison_document, search_document, trend_document
+from ablate.reports.pages.render import inline_svg, page_environment
+from ablate.reports.words import beside, search, words
+from ablate.reports.words.table import Table
+from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ablate.reports.figures.canvas import Drawing
+    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.findings.search import Found
+    from ablate.reports.findings.trend import Trend
+
+CONFIRM = "confirm.yaml"
 
 
-def write_pages(
+def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
+    """Write a comparison's pages and figure into a folder; returns the pages."""
+    drawing = draw_comparison(comparison)
+    values = {
+        "comparison": comparison,
+        "table_of_arms": beside.compare_table(comparison),
+        "differences": Table(
+            caption="What the two studies differ in, as their files say it.",
+            columns=("Key", comparison.left, comparison.right),
+            rows=tuple((key, *pair) for key, pair in comparison.differs.items()),
+        ),
+        "drawing": drawing,
+    }
+    return _write(folder, "compare", values, comparison_document(comparison), [drawing])
+
+
+def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
+    """Write the pages and the figure of a trend into a folder; returns the pages."""
+    values = {
+        "title": f"Token cost from {words.parameters(found.studies[0].parameters)} to "
+        f"{words.parameters(found.studies[-1].parameters)} parameters",
+        "sentences": beside.trend_sentences(found),
+        "table_of_arms": beside.trend_table(found),
+        "studies": Table(
+            caption="Parameters of the baseline's model, all of them; the target that costs are read at.",
+            columns=("Study", "Parameters", "Baseline", "Target"),
+            rows=tuple(
+                (study.name, f"{study.parameters:,}", study.baseline, study.target) for study in found.studies
+            ),
+            numeric=frozenset({1}),
+        ),
+        "differences": Table(
+            caption="What the studies differ in besides model and target, as their files say it.",
+            columns=("Key", *(study.name for study in found.studies)),
+            rows=tuple((key, *each) for key, each in found.differs.items()),
+        ),
+    }
+    return _write(folder, "trend", values, trend_document(found), [draw_trend(found)])
+
+
+def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
+    """Write a search's pages and figures into a folder, and the study that confirms it; returns the pages."""
+    values = {
+        "found": found,
+        "sentences": search.search_sentences(found),
+        "front": search.front_table(found),
+        "importances": search.importance_table(found),
+        "trials": [
+            (f"{short_tokens(rung.tokens)} tokens", search.trials_table(found, rung)) for rung in found.rungs
+        ],
+        "dropped": Table(
+            caption="Cells of the grid and arms that are no candidates.",
+            columns=("Name", "Why"),
+            rows=found.dropped,
+        ),
+        "confirm": None if confirm is None else str(folder / CONFIRM),
+    }
+    if confirm is None:
+        (folder / CONFIRM).unlink(missing_ok=True)
+    else:
+        write_bytes_atomic(folder / CONFIRM, confirm.encode())
+    drawings = [draw_front(found), draw_importances(found)]
+    return _write(folder, "search", values, search_document(found), drawings)
+
+
+def _write(
     folder: Path,
     name: str,
     values: Mapping[str, Any],
-    *,
     document: Mapping[str, Any],
-    drawings: Sequence[Drawing],
+    drawings: Sequence[Drawing | None],
 ) -> tuple[Path, ...]:
-    """Write pages of the templates of that name, and the drawings; returns the pages.
+    """Write pages of the templates of that name, and the drawings there are; returns the pages.
 
     The templates see ``values``, the ``drawings`` by name, and the HTML one their ``pictures`` as inline SVG.
     """
-    shared = {"drawings": {one.name: one for one in drawings}, "version": __version__} | dict(values)
-    html = page_environment(autoescape=True)
-    plain = page_environment(autoescape=False)
-    plain.filters["md"] = escape_markdown
-    pictures = {one.name: inline_svg(one) for one in drawings}
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    drawn = [one for one in drawings if one is not None]
+    shared = {"drawings": {one.name: one for one in drawn}, "version": __version__} | dict(values)
+    pictures = {one.name: inline_svg(one) for one in drawn}
+    html, plain = (page_environment(autoescape=html) for html in (True, False))
     files = {
-        f"{name}.json": text,
+        f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
         f"{name}.md": plain.get_template(f"{name}.md.j2").render(shared),
         f"{name}.html": html.get_template(f"{name}.html.j2").render(shared | {"pictures": pictures}),
     }
-    for one in drawings:
+    for one in drawn:
         write_bytes_atomic(folder / f"{one.name}.svg", one.svg)
         write_bytes_atomic(folder / f"{one.name}.png", one.png)
     for file, body in files.items():

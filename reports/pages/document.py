@@ -1,45 +1,103 @@
-"""``report.json``: every number of the report for scripts, with null where there is no honest figure.
+"""``report.json`` and the JSON of the pages beside it: every number, null where there is no honest figure.
 
-The keys are an interface; docs/report.md lists them. Values are strict JSON: no NaN, no Infinity.
+The keys are an interface; docs/report.md lists them. Values are strict JSON: no NaN, no Infinity. A dataclass
+becomes an object of its fields in their order, unless ``_KEYS`` names its keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import reduce, singledispatch
 from typing import TYPE_CHECKING, Any
 
-from ablate.modelled.speed import published_checks
-from ablate.reports.statistics.stopping import levels_of
+from ablate.modelled.speed import Check, published_checks
+from ablate.reports.findings.analyse import Analysis, ArmResult, Resolution, RunResult
+from ablate.reports.findings.diagnoses import GemmSummary, Likeness
+from ablate.reports.findings.sensitivity import Rate, RateCurve
+from ablate.reports.findings.speed import Measured, Modelled
+from ablate.reports.findings.timing import Throughput
+from ablate.reports.findings.tuning import Tuned, TunedArm
+from ablate.reports.read.comparable import SetApart
+from ablate.reports.statistics.cost import Cost
+from ablate.reports.statistics.effects import Effects
+from ablate.reports.statistics.intervals import Interval
+from ablate.reports.statistics.losses import LossDifference
+from ablate.reports.statistics.power import Power
+from ablate.reports.statistics.steps import Step
+from ablate.reports.statistics.stopping import Stopped, levels_of
+from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
+from ablate.reports.words.diagnoses import diagnosis_sentences
+from ablate.reports.words.search import search_sentences
+from ablate.store.lock import GroupTuning, Hopeless
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ablate.reports.findings.analyse import Analysis, ArmResult, RunResult
-    from ablate.reports.findings.timing import Throughput
-    from ablate.reports.findings.tuning import Tuned
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.effects import Effects
-    from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.findings.diagnoses import ArmDiagnosis
+    from ablate.reports.findings.search import Found, Point
+    from ablate.reports.findings.trend import Trend
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
 
+_KEYS: dict[type, str] = {
+    # The keys in their order; "key=attribute" where they are not called alike.
+    ArmResult: "name description baseline_again=again recipe differs folded n hit censored diverged missing "
+    "nominal_level=alpha decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
+    "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
+    "modelled published power target_sweep=sweep",
+    Check: "what source published at_least modelled deviation",
+    Cost: "estimate low high kind reason n n_baseline pairs pairing_variance_ratio=variance_ratio restricted",
+    Effects: "reason runs residual residual_degrees=degrees terms=effects",
+    GemmSummary: "gemm measurements=cells draws relative_error gain bias_share alike=likeness "
+    "largest=worst_layer operands error_over_data_noise=over_data_noise under_sqrt3",
+    Likeness: "diagnoses_later=lag tokens_later=tokens",
+    GroupTuning: "name arms trials",
+    LossDifference: "tokens n n_baseline",
+    Measured: "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
+    "gpu_hours_to_target=hours",
+    Modelled: "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
+    "step_speed_at_llama_3_1_8b=large",
+    Power: "spread_of_log_tokens=spread spread_of_the_baseline=spread_baseline "
+    "spread_of_the_pairs=spread_of_pairs smallest_cost more_seeds",
+    Rate: "learning_rate arm final_loss=loss n diverged",
+    RateCurve: "name best=best.learning_rate best_is_outermost rates",
+    Resolution: "tokens=interval_tokens share_of_tokens_to_target=share",
+    RunResult: "id=run_id seed state end tokens tokens_to_target at_or_before_first_evaluation=left_bound "
+    "last_loss message seconds tokens_per_sec backend_mode",
+    SetApart: "run=run_id arm setting own others",
+    Step: "gemm from=from_arm to=to_arm token_cost=cost",
+    Stopped: "kind reason look seeds",
+    Throughput: "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
+    Tuned: "study done fields sampler trials seeds tokens share_of_a_run=share "
+    "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
+    "arms_at_shared_values=others",
+    TunedArm: "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
+    "trials_diverged=diverged tokens_of_the_trials=tokens loss_shared=shared_loss loss_chosen=chosen_loss "
+    "token_cost_shared=shared_cost token_cost_tuned=tuned_cost",
+}  # fmt: skip
 
-def build_document(
-    analysis: Analysis, verdict: Verdict, notices: Sequence[str], warnings: Sequence[str]
+
+def report_document(
+    analysis: Analysis,
+    verdict: Verdict,
+    notices: Sequence[str],
+    warnings: Sequence[str],
+    diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
     """Return the content of ``report.json``."""
+    target = analysis.target
     return {
         "format": FORMAT,
         "study": analysis.study,
         "description": analysis.description,
         "baseline": analysis.baseline,
         "target": {
-            "kind": analysis.target.kind,
-            "value": analysis.target.value,
-            "val_loss": analysis.target.val_loss,
-            "crossing": analysis.target.crossing,
+            "kind": target.kind, "value": target.value, "val_loss": target.val_loss,
+            "crossing": target.crossing,
         },
         "verdict": list(verdict.sentences),
         "notices": list(notices),
@@ -47,290 +105,176 @@ def build_document(
         "runs_planned": analysis.planned,
         "runs_missing": analysis.missing,
         "paired_seeds": analysis.paired,
-        "stop": _stop(analysis),
+        "stop": None
+        if analysis.rule is None
+        else _plain(analysis.rule) | {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)},
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        "throughput": _throughput(analysis.throughput),
-        "evaluation_interval": {
-            "tokens": analysis.resolution.interval_tokens,
-            "share_of_tokens_to_target": analysis.resolution.share,
-        },
-        "arms": [_arm(arm) for arm in analysis.arms],
-        "steps": [
-            {"gemm": step.gemm, "from": step.from_arm, "to": step.to_arm, "token_cost": _cost(step.cost)}
-            for step in analysis.steps
-        ],
-        "dropped": [asdict(cell) for cell in analysis.dropped],
+        "throughput": _plain(analysis.throughput),
+        "evaluation_interval": _plain(analysis.resolution),
+        "arms": _plain(analysis.arms),
+        "steps": _plain(analysis.steps),
+        "dropped": _plain(analysis.dropped),
         "training": analysis.training,
-        "environments": [
-            {"runs": count, "environment": environment} for environment, count in analysis.environments
-        ],
+        "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         "effects": {
-            "log_tokens_to_target": _effects(analysis.token_effects),
-            "final_loss": _effects(analysis.loss_effects),
+            "log_tokens_to_target": _plain(analysis.token_effects),
+            "final_loss": _plain(analysis.loss_effects),
         },
         "waived": list(analysis.waived),
-        "not_pooled": [
-            {
-                "run": run.run_id,
-                "arm": run.arm,
-                "setting": run.setting,
-                "own": run.own,
-                "others": run.others,
-            }
-            for run in analysis.set_apart
-        ],
+        "not_pooled": _plain(analysis.set_apart),
         "horizon_tokens": analysis.horizon_tokens,
-        "speed_model": [
-            {
-                "what": check.what,
-                "source": check.source,
-                "published": check.published,
-                "at_least": check.at_least,
-                "modelled": check.modelled,
-                "deviation": check.deviation,
-            }
-            for check in published_checks()
-        ]
-        if any(arm.modelled for arm in analysis.arms)
-        else [],
-        "learning_rate": [
-            {
-                "name": curve.name,
-                "best": None if curve.best is None else curve.best.learning_rate,
-                "best_is_outermost": curve.best_is_outermost,
-                "rates": [
-                    {
-                        "learning_rate": rate.learning_rate,
-                        "arm": rate.arm,
-                        "final_loss": _interval(rate.loss),
-                        "n": rate.n,
-                        "diverged": rate.diverged,
-                    }
-                    for rate in curve.rates
-                ],
-            }
-            for curve in analysis.rate_curves
-        ],
-        "tuning": _tuning(analysis.tuning),
+        "speed_model": _plain(published_checks()) if any(arm.modelled for arm in analysis.arms) else [],
+        "learning_rate": _plain(analysis.rate_curves),
+        "tuning": _plain(analysis.tuning),
         "failed_self_tests": analysis.failed_self_tests,
+        "diagnostics": [
+            {
+                "arm": arm.arm,
+                "runs": arm.runs,
+                "findings": list(diagnosis_sentences(arm)),
+                "gemms": _plain(arm.gemms),
+            }
+            for arm in diagnosed
+        ],
+    }  # fmt: skip
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return two studies side by side; costs and ratios are fractions."""
+    return {
+        "studies": [comparison.left, comparison.right],
+        "differ_in": _plain(comparison.differs),
+        "arms": [
+            {"name": arm.name, "token_cost": _costs((arm.left, arm.right)), "ratio": vars(arm.ratio)}
+            for arm in comparison.arms
+        ],
     }
 
 
-def _tuning(tuning: Tuned | None) -> dict[str, Any] | None:
-    if tuning is None:
-        return None
+def trend_document(found: Trend) -> dict[str, Any]:
+    """Return the trends of arms over the size of the model; costs and changes are fractions."""
     return {
-        "study": tuning.study,
-        "done": tuning.done,
-        "fields": list(tuning.fields),
-        "sampler": tuning.sampler,
-        "trials": tuning.trials,
-        "seeds": tuning.seeds,
-        "tokens": tuning.tokens,
-        "share_of_a_run": tuning.share,
-        "tokens_of_all_trials": tuning.total_tokens,
-        "tokens_of_the_runs_compared": tuning.run_tokens,
+        "studies": _plain(found.studies),
+        "coverage": words.coverage(*found.rules).replace(words.NBSP, " "),
+        "differ_in": _plain(found.differs),
         "arms": [
             {
                 "name": arm.name,
-                "tuned": arm.tuned,
-                "group": arm.group,
-                "shared": arm.shared,
-                "chosen": arm.chosen,
-                "outermost": list(arm.outermost),
-                "trials_complete": arm.complete,
-                "trials_pruned": arm.pruned,
-                "trials_diverged": arm.diverged,
-                "tokens_of_the_trials": arm.tokens,
-                "loss_shared": arm.shared_loss,
-                "loss_chosen": arm.chosen_loss,
-                "token_cost_shared": _cost(arm.shared_cost),
-                "token_cost_tuned": _cost(arm.tuned_cost),
+                "token_cost": _costs(arm.costs),
+                "per_tenfold": vars(arm.per_tenfold),
+                "line": {"intercept": arm.intercept, "slope": arm.slope},
             }
-            for arm in tuning.arms
+            for arm in found.arms
         ],
-        "groups": [
-            {"name": group.name, "arms": group.arms, "trials": [asdict(trial) for trial in group.trials]}
-            for group in tuning.groups
-        ],
-        "arms_at_shared_values": [_arm(arm) for arm in tuning.others],
+        "left_out": dict(found.left_out),
     }
 
 
-def _throughput(record: Throughput | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    return {
-        "device": record.device,
-        "arch": record.arch,
-        "versions": record.versions,
-        "steps": record.steps,
-        "repeats": record.repeats,
-        "measured_unix": record.measured_unix,
-        "tokens_per_sec": {arm: list(rates) for arm, rates in record.rates.items()},
-        "not_used": dict(record.refused),
-    }
+def search_document(found: Found) -> dict[str, Any]:
+    """Return what a search found; step times are modelled."""
+    value, time = found.importances
 
+    def trial(one: Point) -> dict[str, Any]:
+        return {
+            "number": one.number, "recipe": one.name, "gemms": one.recipe, "run": one.run_id,
+            "levels": dict(one.levels), "started_from": one.started_from, "end": one.end, "why": one.why,
+            found.objective: one.value, "step_time_over_baseline": one.time, "on_front": one.on_front,
+        }  # fmt: skip
 
-def _stop(analysis: Analysis) -> dict[str, Any] | None:
-    rule = analysis.rule
-    if rule is None:
-        return None
     return {
-        "diverged": rule.diverged,
-        "hopeless": None
-        if rule.hopeless is None
-        else {
-            "cost_above": rule.hopeless.cost_above,
-            "spending": rule.hopeless.spending,
-            "looks": list(rule.hopeless.looks),
-            "nominal_levels": list(levels_of(rule.hopeless)),
+        "search": found.name,
+        "description": found.description,
+        "objective": found.objective,
+        "step_time": {"figures_are": "modelled", "hardware": found.hardware, "shapes": found.shapes},
+        "baseline": found.baseline,
+        "sampler": found.sampler,
+        "seed": found.seed,
+        "done": found.is_done,
+        "recipes": found.candidates,
+        "to_try": found.wanted,
+        "findings": list(search_sentences(found)),
+        "front": [one.name for one in found.last.front],
+        "budgets": [
+            {"tokens": rung.tokens, "trials": [trial(one) for one in rung.points]} for rung in found.rungs
+        ],
+        "importances": {
+            "method": "fANOVA", "trials": found.weighed, found.objective: _plain(value),
+            "step_time": _plain(time),
         },
-        "tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped),
-    }
+        "dropped": [{"name": name, "reason": reason} for name, reason in found.dropped],
+    }  # fmt: skip
 
 
-def _effects(found: Effects) -> dict[str, Any]:
-    return {
-        "reason": found.reason,
-        "runs": found.runs,
-        "residual": found.residual,
-        "residual_degrees": found.degrees,
-        "terms": [
-            {
-                "term": effect.term,
-                "degrees": effect.degrees,
-                "f": effect.f,
-                "p": effect.p,
-                "p_holm": effect.p_holm,
-                "aliased_with": list(effect.aliased_with),
-                "levels": dict(effect.levels),
-            }
-            for effect in found.effects
-        ],
-    }
+@singledispatch
+def _plain(value: Any) -> Any:
+    """Return data classes, mappings and sequences as what JSON knows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _object(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _interval(interval: Interval) -> dict[str, Any]:
-    values: dict[str, Any] = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
-    return values | ({"note": interval.note} if interval.note else {})
+def _object(value: Any) -> dict[str, Any]:
+    names = _KEYS.get(type(value)) or " ".join(field.name for field in fields(value))
+    pairs = (name.partition("=") for name in names.split())
+    return {key: _plain(_attribute(value, path or key)) for key, _, path in pairs}
 
 
-def _cost(cost: Cost) -> dict[str, Any]:
-    return {
-        "estimate": cost.estimate,
-        "low": cost.low,
-        "high": cost.high,
-        "kind": cost.kind,
-        "reason": cost.reason,
-        "n": cost.n,
-        "n_baseline": cost.n_baseline,
-        "pairs": cost.pairs,
-        "pairing_variance_ratio": cost.variance_ratio,
-        "restricted": None if cost.restricted is None else _interval(cost.restricted),
-    }
+def _attribute(value: Any, path: str) -> Any:
+    return reduce(lambda one, name: None if one is None else getattr(one, name), path.split("."), value)
 
 
-def _arm(arm: ArmResult) -> dict[str, Any]:
-    loss = _interval(arm.final_loss)
+def _bounds(value: Interval | Cost) -> dict[str, Any]:
+    return {"estimate": value.estimate, "low": value.low, "high": value.high}
+
+
+def _costs(costs: Iterable[Cost | None]) -> list[dict[str, Any] | None]:
+    return [None if cost is None else _bounds(cost) | {"kind": cost.kind} for cost in costs]
+
+
+@_plain.register
+def _(value: Interval) -> dict[str, Any]:
+    return _bounds(value) | ({"note": value.note} if value.note else {})
+
+
+@_plain.register
+def _(value: Sweep) -> list[dict[str, Any]]:
+    rows = zip(value.targets, value.cost, value.low, value.high, strict=True)
+    return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
+
+
+@_plain.register
+def _(value: ArmResult) -> dict[str, Any]:
+    found = _object(value)
+    loss = found["final_loss"]
     loss["mean"] = loss.pop("estimate")
-    return {
-        "name": arm.name,
-        "description": arm.description,
-        "baseline_again": arm.again,
-        "recipe": arm.recipe,
-        "differs": arm.differs,
-        "folded": list(arm.folded),
-        "n": arm.n,
-        "hit": arm.hit,
-        "censored": arm.censored,
-        "diverged": arm.diverged,
-        "missing": arm.missing,
-        "nominal_level": arm.alpha,
-        "decay_begins_tokens": arm.decay_begins,
-        "cost_growth": _cost(arm.cost_growth),
-        "stopped": None
-        if arm.stopped is None
-        else {
-            "kind": arm.stopped.kind,
-            "reason": arm.stopped.reason,
-            "look": arm.stopped.look,
-            "seeds": arm.stopped.seeds,
-            "runs_unused": arm.unused,
-            "tokens_saved": arm.tokens_saved,
-        },
-        "tokens_to_target": _interval(arm.tokens_to_target),
-        "token_cost": _cost(arm.token_cost),
-        "break_even_throughput": _interval(arm.break_even),
-        "final_loss": loss
-        | {
-            "difference": _interval(arm.difference.interval)
-            | {
-                "tokens": arm.difference.tokens,
-                "n": arm.difference.n,
-                "n_baseline": arm.difference.n_baseline,
-            }
-        },
-        "restricted_mean": _interval(arm.restricted_mean),
-        "measured": None
-        if arm.measured is None
-        else {
-            "timed": "alone" if arm.measured.alone else "in its runs",
-            "throughput_over_baseline": _interval(arm.measured.throughput),
-            "end_to_end_speed": _interval(arm.measured.end_to_end),
-            "gpu_hours_to_target": _interval(arm.measured.hours),
-        },
-        "fp4_share_of_flops": arm.fp4_share,
-        "modelled": [
-            {
-                "hardware": one.hardware,
-                "step_speed_over_baseline": one.speed,
-                "net_speed": _interval(one.net),
-                "gpu_hours_to_target": one.hours,
-                "step_speed_at_llama_3_1_8b": one.large,
-            }
-            for one in arm.modelled
-        ],
-        "published": [{"figure": one.figure, "setting": one.setting} for one in arm.published],
-        "power": None
-        if arm.power is None
-        else {
-            "spread_of_log_tokens": arm.power.spread,
-            "spread_of_the_baseline": arm.power.spread_baseline,
-            "spread_of_the_pairs": arm.power.spread_of_pairs,
-            "smallest_cost": arm.power.smallest_cost,
-            "more_seeds": arm.power.more_seeds,
-        },
-        "target_sweep": None
-        if arm.sweep is None
-        else [
-            {"val_loss": target, "estimate": cost, "low": low, "high": high}
-            for target, cost, low, high in zip(
-                arm.sweep.targets, arm.sweep.cost, arm.sweep.low, arm.sweep.high, strict=True
-            )
-        ],
-        "text": {
-            "tokens_to_target": words.tokens_interval(arm.tokens_to_target),
-            "token_cost": words.cost(arm.token_cost),
-        },
-        "runs": [_run(run) for run in arm.runs],
+    loss["difference"] = _plain(value.difference.interval) | _object(value.difference)
+    if value.stopped is not None:
+        found["stopped"] |= {"runs_unused": value.unused, "tokens_saved": value.tokens_saved}
+    text = {
+        "tokens_to_target": words.tokens_interval(value.tokens_to_target),
+        "token_cost": words.cost(value.token_cost),
+    }
+    return found | {"text": text, "runs": _plain(value.runs)}
+
+
+@_plain.register
+def _(value: Hopeless) -> dict[str, Any]:
+    return _object(value) | {"nominal_levels": list(levels_of(value))}
+
+
+@_plain.register
+def _(value: GemmSummary) -> dict[str, Any]:
+    return _object(value) | {
+        **{name: _bounds(getattr(value, name)) for name in ("relative_error", "gain", "bias_share")},
+        "error_over_data_noise": _bounds(value.over_data_noise),
+        "largest": {"layer": value.worst_layer, "relative_error": value.worst_error},
     }
 
 
-def _run(run: RunResult) -> dict[str, Any]:
-    return {
-        "id": run.run_id,
-        "seed": run.seed,
-        "state": run.state,
-        "end": run.end,
-        "tokens": run.tokens,
-        "tokens_to_target": run.tokens_to_target,
-        "at_or_before_first_evaluation": run.left_bound,
-        "last_loss": run.last_loss,
-        "message": run.message,
-        "seconds": run.seconds,
-        "tokens_per_sec": run.tokens_per_sec,
-        "backend_mode": run.backend_mode,
-    }
+@_plain.register
+def _(value: Likeness) -> dict[str, Any]:
+    return _object(value) | _bounds(value.cosine)

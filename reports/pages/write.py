@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures import draw_figures
-from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.diagnoses import diagnose_study, to_document
-from ablate.reports.pages import csv_files, speed_tables, tables
-from ablate.reports.pages.diagnosis_table import diagnosis_table
-from ablate.reports.pages.document import build_document
-from ablate.reports.pages.render import Content, render_html, render_markdown
+from ablate.reports.findings.diagnoses import diagnose_study
+from ablate.reports.pages import csv_files
+from ablate.reports.pages.document import report_document
+from ablate.reports.pages.render import Content, render_report
+from ablate.reports.pages.sections import report_sections
 from ablate.reports.read.against import read_against
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats
@@ -84,42 +82,28 @@ def write_report(
         verdict=write_verdict(analysis),
         notices=notices,
         warnings=caveats.warnings(analysis, faults),
-        drawings=(*draw_figures(analysis), *draw_diagnoses(diagnosed)),
-        diagnosed=diagnosed,
-        prices=dict(prices or {}),
+        sections=report_sections(analysis, diagnosed, prices or {}),
         refresh_sec=refresh_sec,
     )
-    document = build_document(analysis, content.verdict, content.notices, content.warnings)
-    document["diagnostics"] = to_document(diagnosed)
+    document = report_document(analysis, content.verdict, notices, content.warnings, diagnosed)
+    html, markdown = render_report(content)
     files: dict[str, bytes] = {
         "tables/arms.csv": csv_files.arms_csv(analysis).encode(),
         "tables/runs.csv": csv_files.runs_csv(analysis).encode(),
         "tables/evaluations.csv": csv_files.evaluations_csv(frames).encode(),
     }
-    for name, table in (
-        ("arms", tables.headline(analysis)),
-        ("stopped", tables.stop_table(analysis)),
-        ("steps", tables.step_table(analysis)),
-        ("effects", tables.effect_table(analysis)),
-        ("power", tables.power_table(analysis)),
-        ("tuning", tables.tuning_table(analysis)),
-        ("restricted", tables.reached_table(analysis)),
-        ("measured", speed_tables.measured_table(analysis, content.prices)),
-        ("modelled", speed_tables.modelled_table(analysis, content.prices)),
-        ("modelled-8b", speed_tables.large_table(analysis)),
-        ("published", tables.published_table(analysis)),
-        ("diagnoses", diagnosis_table(diagnosed)),
-    ):
-        if table is not None:
-            files[f"tables/{name}.tex"] = to_latex(table, name).encode()
-    for drawing in content.drawings:
-        files[f"figures/{drawing.name}.svg"] = drawing.svg
-        files[f"figures/{drawing.name}.png"] = drawing.png
+    for section in content.sections:
+        for entry in section.entries:
+            if entry.file is not None:
+                files[f"tables/{entry.file}.tex"] = to_latex(entry.table, entry.file).encode()
+        if section.drawing is not None:
+            files[f"figures/{section.drawing.name}.svg"] = section.drawing.svg
+            files[f"figures/{section.drawing.name}.png"] = section.drawing.png
     files["report.json"] = (
         json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     ).encode()
-    files["report.md"] = render_markdown(content).encode()
-    files["report.html"] = render_html(content).encode()
+    files["report.md"] = markdown.encode()
+    files["report.html"] = html.encode()
     for name, body in files.items():
         write_bytes_atomic(folder / name, body)
     return ReportPaths(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One term: a factor, or a pair of them. ``levels`` are (level, mean deviation) of a main effect.
+    """One term: a factor, or a pair of them. ``levels``: each level's mean deviation, of a main effect.
 
     On log T a deviation d means exp(d) − 1 more tokens than the mean over the levels.
     """
@@ -38,7 +38,7 @@ class Effect:
     p: float | None = None
     p_holm: float | None = None
     aliased_with: tuple[str, ...] = ()
-    levels: tuple[tuple[str, float], ...] = ()
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +168,16 @@ def _deviations(
     kept: dict[tuple[str, ...], np.ndarray],
     coefficients: np.ndarray,
     levels: dict[str, list[str]],
-) -> tuple[tuple[str, float], ...]:
+) -> dict[str, float]:
     if len(term) > 1:
-        return ()
+        return {}
     start = 1
     for other, columns in kept.items():
         if other == term:
             break
         start += columns.shape[1]
     own = coefficients[start : start + kept[term].shape[1]]
-    return tuple(zip(levels[term[0]], [*map(float, own), -float(own.sum())], strict=True))
+    return dict(zip(levels[term[0]], [*map(float, own), -float(own.sum())], strict=True))
 
 
 def _name(term: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from ablate.reports.findings.ends import target_text
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of
@@ -73,8 +74,8 @@ def _baseline_alone(analysis: Analysis) -> str:
     text = f"The study has one arm, {base.name}: there is nothing to compare it with."
     if base.hit == base.n:
         reached = words.tokens_interval(base.tokens_to_target)
-        return f"{text} It reaches {words.target(analysis.target)} after {reached} tokens, n = {base.n}."
-    return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {words.target(analysis.target)}."
+        return f"{text} It reaches {target_text(analysis.target)} after {reached} tokens, n = {base.n}."
+    return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {target_text(analysis.target)}."
 
 
 def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
@@ -92,7 +93,7 @@ def _lead(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
         if tones[tone]
     ]
     arms = words.plural(len(findings), "arm")
-    compared = f"{arms} compared with {analysis.baseline} at {words.target(analysis.target)}"
+    compared = f"{arms} compared with {analysis.baseline} at {target_text(analysis.target)}"
     return f"Of {compared}, {words.listed(parts)}."
 
 
@@ -304,7 +305,7 @@ def _speed_notes(analysis: Analysis) -> list[str]:
             outcome = "so it is slower"
         else:
             outcome = "so whether it is faster is not settled"
-        timed = "timed alone" if arm.measured.alone else "as timed in its runs"
+        timed = "timed alone" if arm.measured.timed == "alone" else "as timed in its runs"
         notes.append(
             f"End to end, throughput over token cost, {arm.name} goes to the target at {words.times(found)} "
             f"the speed of {analysis.baseline}, {timed}: {outcome}."

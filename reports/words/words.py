@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Interval
-    from ablate.store.lock import StopRule, Target
+    from ablate.store.lock import StopRule
 
 DASH = "–"
 NBSP = "\u00a0"
@@ -89,13 +89,6 @@ def parameters(count: int) -> str:
 def loss(value: float | None) -> str:
     """Return a validation loss in nats per token."""
     return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
-
-
-def target(value: Target) -> str:
-    """Return the target with its unit."""
-    if value.kind == "perplexity":
-        return f"a validation perplexity of {value.value:g} ({value.val_loss:.4f} nats/token)"
-    return f"a validation loss of {value.value:g} nats/token"
 
 
 def tokens_interval(interval: Interval) -> str:

@@ -10,11 +10,11 @@ from scipy import stats
 from synthetic_study import ENVIRONMENT, line, resolved_recipe
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.pages.tables import arm_table
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.steps import Step, greatest_step
 from ablate.reports.words.caveats import warnings
+from ablate.reports.words.tables import arm_table
 
 
 def arms_of(store):

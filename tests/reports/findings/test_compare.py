@@ -15,7 +15,8 @@ from synthetic_study import build_study, line, smooth_curve
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames
-from ablate.reports.findings.compare import compare, compare_table
+from ablate.reports.findings.compare import compare
+from ablate.reports.words.beside import compare_table
 from ablate.store.lock import Hopeless, StopRule
 
 

@@ -10,7 +10,7 @@ from ablate.diagnose.product import sketch_of
 from ablate.reports import write_report
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.diagnoses import read_rows, summarise
-from ablate.reports.pages.diagnosis_table import diagnosis_table
+from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 
 EVERY = 100_000
 
@@ -100,7 +100,7 @@ def test_what_two_steps_errors_have_in_common():
 def test_a_sentence_for_each_finding_with_its_figures():
     rows = [row(0, sketch=sketch_of(noise(1))), row(EVERY, sketch=sketch_of(noise(1)))]
     rows += [row(0, gemm="fprop", draws=1, data_noise=None)]
-    texts = [" ".join(text.split()) for text in summarise("all three", [rows]).findings]
+    texts = [" ".join(text.split()) for text in diagnosis_sentences(summarise("all three", [rows]))]
     assert texts == [" ".join(text.split()) for text in FINDINGS.strip().split("\n\n")]
 
 
@@ -111,10 +111,10 @@ def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():
     ]
     arm = summarise("a", runs)
     assert arm.gemms[0].relative_error.low < 0
-    first, operand = (" ".join(text.split()) for text in list(arm.findings)[:2])
+    first, operand = (" ".join(text.split()) for text in diagnosis_sentences(arm)[:2])
     assert "errs by 20.0 % (95 % interval 0.0 % to 147.1 %)" in first
     assert operand.startswith("a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero")
-    assert len(arm.findings) == 3
+    assert len(diagnosis_sentences(arm)) == 3
     assert diagnosis_table([arm]).rows[0][1].replace("\xa0", " ") == "20.0 % [0.0, 147.1]"
 
 
@@ -154,7 +154,7 @@ def test_odd_parts_of_a_row_say_nothing_and_stop_nothing():
     (wgrad,) = summarise("a", [[odd, odder, odd]]).gemms
     assert wgrad.likeness == ()
     assert wgrad.relative_error.estimate == 0.2
-    assert list(summarise("a", [[odd]]).findings) == []
+    assert diagnosis_sentences(summarise("a", [[odd]])) == ()
     assert draw_diagnoses([summarise("a", [[odd]])])[0].svg
 
 

@@ -10,8 +10,10 @@ import pytest
 from found_search import BAR, found_search, point, wide_search
 
 from ablate.reports.figures.search import draw_front, draw_importances
-from ablate.reports.findings.search import Rung, front_table, search_document, sentences, trials_table
-from ablate.reports.pages.search_page import write_search
+from ablate.reports.findings.search import Rung
+from ablate.reports.pages.beside import write_search
+from ablate.reports.pages.document import search_document
+from ablate.reports.words.search import front_table, search_sentences, trials_table
 from ablate.search.grid import Candidate, Grid
 from ablate.search.importance import importances
 from ablate.search.ledger import Trial
@@ -34,11 +36,11 @@ def test_a_budget_that_was_not_reached_is_not_the_last():
     begun = replace(found, rungs=(found.rungs[0], replace(found.rungs[1], points=())))
     assert [row[0] for row in front_table(begun).rows] == ["F+D sr", "F sr", "bf16"]
     assert not begun.is_done
-    assert "The search has not ended." in sentences(begun)
+    assert "The search has not ended." in search_sentences(begun)
 
 
 def test_how_runs_ended_is_said():
-    said = sentences(found_search())
+    said = search_sentences(found_search())
     assert "7 recipes of 9 were tried at 100k tokens, one run each." in said
     assert "3 of them went on to 300k tokens." in said
     assert "1 run diverged." in said
@@ -52,7 +54,7 @@ def test_how_runs_ended_is_said():
 
 def test_a_front_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
     alone = found_search(rungs=(Rung(tokens=1000, points=(point(0, "bf16", 2.0, 1.0, on_front=True),)),))
-    assert "so there is nothing to confirm" in sentences(alone)[-1]
+    assert "so there is nothing to confirm" in search_sentences(alone)[-1]
     (tmp_path / "confirm.yaml").write_text("of an earlier search")
     write_search(alone, tmp_path, None)
     assert not (tmp_path / "confirm.yaml").exists()
@@ -67,7 +69,7 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
     found = found_search(objective="token_cost", rungs=(Rung(tokens=1000, points=points),))
     assert [row[1] for row in front_table(found).rows] == ["+12.0\u00a0%", "0.0\u00a0%"]
     assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> 50.0\u00a0%)"
-    assert "1 run missed the target." in sentences(found)
+    assert "1 run missed the target." in search_sentences(found)
     assert draw_front(found) is not None
 
 

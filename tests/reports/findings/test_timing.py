@@ -28,11 +28,11 @@ from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import alone_speed
 from ablate.reports.findings.timing import runs_at_once, timing_of_runs
-from ablate.reports.pages import speed_tables
-from ablate.reports.pages.document import build_document
-from ablate.reports.pages.render import definitions
+from ablate.reports.pages.document import report_document
 from ablate.reports.statistics.cost import token_cost
+from ablate.reports.words import speed_tables
 from ablate.reports.words.caveats import warnings
+from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
@@ -99,7 +99,7 @@ def page_of(store):
     frames = load_frames(store)
     analysis = analyse(frames)
     verdict = write_verdict(analysis)
-    document = build_document(analysis, verdict, (), warnings(analysis, frames.faults))
+    document = report_document(analysis, verdict, (), warnings(analysis, frames.faults), ())
     json.dumps(document, allow_nan=False)
     speed_tables.measured_table(analysis, {})
     return analysis, document, " ".join(document["warnings"]), dict(definitions(analysis))["Timing"]
@@ -145,7 +145,7 @@ def test_it_serves_where_the_runs_shared_their_gpu(tmp_path):
     assert "no claim on speed is made: 4 runs at once on one GPU (4 runs)." in document["verdict"][-1]
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     analysis, document, warned, timing = page_of(store)
-    assert analysis.others[0].measured.alone
+    assert analysis.others[0].measured.timed == "alone"
     assert "4 runs at once on one GPU (4 runs)" in timing
     assert "Measured speed is from `ablate throughput`" in timing
     assert not any("no claim on speed" in sentence for sentence in document["verdict"])
@@ -201,7 +201,7 @@ def test_an_arm_that_was_not_timed_has_the_figure_of_its_runs(tmp_path):
     write_throughput(store, speed_of(store, "fp8"))
     analysis, _, warned, _ = page_of(store)
     assert "gives no speed-up for some arms: not timed (fp4)." in warned
-    assert [arm.measured.alone for arm in analysis.arms] == [True, False]
+    assert [arm.measured.timed for arm in analysis.arms] == ["alone", "in its runs"]
     assert analysis.others[0].measured.throughput.estimate == pytest.approx(1.25, abs=0.01)
     table = speed_tables.measured_table(analysis, {})
     assert [row[2] for row in table.rows] == ["alone", "in its runs"]
@@ -222,7 +222,7 @@ def test_runs_under_emulation_are_not_those_that_were_timed(tmp_path):
 def test_code_that_is_waived_may_differ(tmp_path):
     store = native_study(tmp_path, waive=["code"])
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"), code="other")
-    assert analyse(load_frames(store)).others[0].measured.alone
+    assert analyse(load_frames(store)).others[0].measured.timed == "alone"
 
 
 def attempt(start, end, machine="m"):

@@ -20,9 +20,10 @@ from ablate.cli import cli
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures.trend import _ticks, draw_trend
-from ablate.reports.findings.trend import _line, differences_text, sentences, trend, trend_table
+from ablate.reports.findings.trend import _line, trend
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
+from ablate.reports.words.beside import differences_text, trend_sentences, trend_table
 from ablate.store.lock import Hopeless, StopRule
 
 WIDTHS = (32, 64, 128)
@@ -107,12 +108,12 @@ def test_studies_stand_by_size_whatever_the_order_of_their_names(tmp_path):
 
 def test_what_is_settled_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
     found = of(*falling(tmp_path))
-    first, *rest = sentences(found)
+    first, *rest = trend_sentences(found)
     assert re.match(r"steep: its token cost shrinks with size: .* changes by −\d+(\.\d)?\u00a0% \[−", first)
     assert "over 3 studies from 0.0411\u00a0M to 0.41\u00a0M" in first
     assert next(one for one in rest if "flat" in one).startswith("Inconclusive, for the interval holds zero")
     grown = of(*(study(tmp_path / "g", w, {"up": c}) for w, c in zip(WIDTHS, (0.05, 0.2, 0.4), strict=True)))
-    assert sentences(grown)[0].startswith("up: its token cost grows with size")
+    assert trend_sentences(grown)[0].startswith("up: its token cost grows with size")
 
 
 @pytest.mark.parametrize("places", [(10**5, 10**6, 10**7), (10**5, 2 * 10**5, 10**8)])
@@ -245,7 +246,7 @@ def test_an_arm_that_one_study_lacks_has_the_line_of_the_others(tmp_path):
     slope = (ends[1] - ends[0]) / math.log10(parameters(128) / parameters(32))
     assert late.per_tenfold.estimate == pytest.approx(math.expm1(slope))
     assert next(row for row in trend_table(found).rows if row[0] == "late")[2] == "–"
-    assert any(text.startswith("late: ") and "over 2 studies" in text for text in sentences(found))
+    assert any(text.startswith("late: ") and "over 2 studies" in text for text in trend_sentences(found))
 
 
 def test_arms_without_a_line_are_left_out_with_the_reason(tmp_path):
@@ -269,7 +270,9 @@ def test_arms_without_a_line_are_left_out_with_the_reason(tmp_path):
         "once": "an estimate in one study only",
         "one": "in one study only",
     }
-    assert any(text.startswith("Left out: wide (it changes the model itself), ") for text in sentences(found))
+    assert any(
+        text.startswith("Left out: wide (it changes the model itself), ") for text in trend_sentences(found)
+    )
 
 
 def test_two_studies_of_one_size_among_others(tmp_path):
@@ -282,14 +285,14 @@ def test_two_studies_of_one_size_among_others(tmp_path):
     found = of(*stores)
     assert len(found.arms[0].costs) == 3
     assert found.left_out == {"here": "estimates at one size only"}
-    assert any(text.startswith("There are two sizes alone") for text in sentences(found))
+    assert any(text.startswith("There are two sizes alone") for text in trend_sentences(found))
 
 
 def test_a_span_below_a_tenfold_is_said(tmp_path):
     stores = falling(tmp_path)
-    assert "The sizes span a factor of 9.98: a tenfold lies beyond them." in sentences(of(*stores))
+    assert "The sizes span a factor of 9.98: a tenfold lies beyond them." in trend_sentences(of(*stores))
     wider = study(tmp_path, 256, {"steep": 0.1, "flat": 0.05})
-    assert not any("span" in text for text in sentences(of(*stores, wider)))
+    assert not any("span" in text for text in trend_sentences(of(*stores, wider)))
 
 
 def test_one_seed_gives_a_line_without_an_interval(tmp_path):
@@ -297,7 +300,7 @@ def test_one_seed_gives_a_line_without_an_interval(tmp_path):
     change = found.arms[0].per_tenfold
     assert change.estimate < 0
     assert (change.low, change.high) == (None, None)
-    assert "No interval: steep (n = 1: no interval), flat (n = 1: no interval)." in sentences(found)
+    assert "No interval: steep (n = 1: no interval), flat (n = 1: no interval)." in trend_sentences(found)
     assert trend_table(found).rows[0][-1].endswith("(no interval)")
 
 

@@ -11,7 +11,7 @@ from synthetic_study import line
 
 from ablate.base.errors import UserError, safe_text
 from ablate.reports import analyse, load_frames
-from ablate.reports.pages.document import build_document
+from ablate.reports.pages.document import report_document
 from ablate.reports.words.caveats import notices, warnings
 from ablate.reports.words.verdict import write_verdict
 
@@ -35,8 +35,8 @@ def test_no_store_makes_a_traceback(make_study, part):
         try:
             frames = load_frames(store)
             analysis = analyse(frames)
-            document = build_document(
-                analysis, write_verdict(analysis), notices(analysis), warnings(analysis, frames.faults)
+            document = report_document(
+                analysis, write_verdict(analysis), notices(analysis), warnings(analysis, frames.faults), ()
             )
             json.dumps(document, allow_nan=False)
             outcomes["report"] += 1

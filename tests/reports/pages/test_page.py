@@ -14,9 +14,7 @@ from synthetic_study import build_study, ladder_study, line, smooth_curve
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.compare import compare
 from ablate.reports.findings.trend import trend
-from ablate.reports.pages.compare_page import write_comparison
-from ablate.reports.pages.search_page import write_search
-from ablate.reports.pages.trend_page import write_trend
+from ablate.reports.pages.beside import write_comparison, write_search, write_trend
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")

@@ -10,9 +10,9 @@ from scipy import stats
 from synthetic_study import smooth_curve
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.pages.tables import effect_table
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.effects import factor_effects, holm
+from ablate.reports.words.tables import effect_table
 
 
 def design(rng, *, a=0.0, b=0.0, ab=0.0, noise=0.02, n=4, cells=None):

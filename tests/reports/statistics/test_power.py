@@ -10,8 +10,8 @@ from scipy import stats
 from synthetic_study import smooth_curve
 
 from ablate.reports import analyse, load_frames
-from ablate.reports.pages.tables import power_table
 from ablate.reports.statistics.power import power_of
+from ablate.reports.words.tables import power_table
 from ablate.run.outcome import Outcome
 
 

@@ -35,12 +35,12 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
         "cost both in the latter. "
         "GPU-hours: of one run to the target, evaluation left out."
     )
-    if any(measured.alone for _, measured in known) and analysis.throughput is not None:
+    if any(measured.timed == "alone" for _, measured in known) and analysis.throughput is not None:
         caption += (
             f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
             "are those of repeats on that one machine."
         )
-    if not all(measured.alone for _, measured in known):
+    if not all(measured.timed == "alone" for _, measured in known):
         caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
     return Table(
         caption=caption,
@@ -50,7 +50,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
             (
                 arm.name,
                 str(arm.n),
-                "alone" if measured.alone else "in its runs",
+                measured.timed,
                 words.times(measured.throughput) if arm.name != analysis.baseline else "1",
                 words.break_even(arm) if arm.name != analysis.baseline else "1",
                 words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",

@@ -98,7 +98,8 @@ def effect_table(analysis: Analysis) -> Table | None:
     def levels(effect: Effect) -> str:
         if effect.aliased_with:
             return f"not to be told from {', '.join(effect.aliased_with)}"
-        return ", ".join(f"{level} {words.percent(math.expm1(change))}" for level, change in effect.levels)
+        changes = effect.levels.items()
+        return ", ".join(f"{level} {words.percent(math.expm1(change))}" for level, change in changes)
 
     return Table(
         caption=(
