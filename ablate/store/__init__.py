@@ -2,16 +2,16 @@
 
 ::
 
-    <storage>/<study>/plan.lock.json            the plan last run (what belongs to the study)
-    <storage>/<study>/throughput.json           what `ablate throughput` measured last
+    <storage>/<study>/plan.lock.json            the plan that was run last (arms, runs, search)
+    <storage>/<study>/throughput.json           the last measurement of `ablate throughput`
     <storage>/<study>/runs/<id>/config.json     the resolved configuration, whose hash is the id
                                 status.json     the run's state
                                 metrics.jsonl   one JSON object a line, appended
                                 environment.json  versions, hardware, back end of the last attempt
                                 checkpoints/    the last two of a run that has not ended
-                                system.jsonl      what the run used of its machine
+                                system.jsonl      use of the machine during the run
                                 attempts/<n>.json  the ledger: who executed attempt n, and how it ended
-                                attempts/<n>.log   what it printed
+                                attempts/<n>.log   output of attempt n
 """
 
 from ablate.store.runs import DAMAGED, END_STATES, STATES, RunDir, State, Status, StudyStore

@@ -1,19 +1,18 @@
-"""A run's checkpoints: tensors as safetensors, and beside them a manifest that says they are whole.
+"""A run's checkpoints: tensors as safetensors, and a manifest that says they are complete.
 
 ::
 
-    checkpoints/<step>.safetensors         weights, optimizer, buffers
-                <step>.<i>of<n>.safetensors  of a run on n devices: the rows that process i holds <step>.json
-                the manifest: the trainer's numbers, size and hash of each file, and
-                                           how far the metrics had come (bytes and hash)
+    checkpoints/<step>.safetensors           weights, optimizer, buffers
+                <step>.<i>of<n>.safetensors  the same for a run on n devices: the rows of process i
+                <step>.json                  the manifest: the trainer's numbers, size and hash of each file,
+                                             length (bytes) and hash of the metrics so far
 
-The tensors are written, synced and renamed before the manifest is: a checkpoint without one does not exist.
-The last two are kept. Nothing here can run code: safetensors and JSON hold data alone. A tensor is read when
-it is asked for, whole or some rows of it, so that a run can go on with another number of devices.
+The manifest is written last, after the tensors are synced and renamed: a checkpoint without one does not
+exist. The last two are kept. Loading runs no code: safetensors and JSON hold data alone. Tensors are read on
+demand, whole or by rows, so that a run can resume on another number of devices.
 
-How it fails: a checkpoint that is truncated, or has a bit flipped, or belongs to metrics that are no longer
-there, is passed over for the one before it, and ``load_newest`` says so. Without a good one the run begins
-anew.
+How it fails: ``load_newest`` skips a checkpoint that is damaged or whose metrics are gone, takes the one
+before it, and says so. Without a good checkpoint the run starts again.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor in the files of a checkpoint; of several files, each holds the rows that follow the last's."""
+    """A tensor in a checkpoint's files. If there are several, each file holds the next rows."""
 
     name: str
     files: tuple[Path, ...]
@@ -58,7 +57,7 @@ class StoredTensor:
     rows_of_files: tuple[int, ...]
 
     def read(self, rows: slice) -> Tensor:
-        """Return some of its rows; all of a tensor without dimensions."""
+        """Return the given rows; a tensor without dimensions is returned whole."""
         import torch
         from safetensors import safe_open
 
@@ -92,9 +91,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is said of a checkpoint whose files are written.
+    """The content of a checkpoint's manifest.
 
-    ``sharded``: names of the tensors that are spread over the files; the others are alike in all.
+    ``sharded``: names of the tensors whose rows are spread over the files; all files hold the others in full.
     """
 
     step: int
@@ -108,10 +107,10 @@ class Manifest:
 def save_part(
     folder: Path, step: int, tensors: Mapping[str, Tensor], *, index: int = 0, count: int = 1
 ) -> Part:
-    """Write the tensors of one process, out of ``count``; without a manifest they are no checkpoint yet.
+    """Write the tensors of one process, out of ``count``; they become a checkpoint with the manifest.
 
     Raises:
-        OSError: they could not be written; what was there before is untouched.
+        OSError: they could not be written; earlier files are untouched.
     """
     from safetensors.torch import save_file
 
@@ -120,7 +119,7 @@ def save_part(
     target = folder / f"{step:012d}{which}.safetensors"
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
-        # The library writes through memory that is mapped, or at once: it must be on disk before the rename.
+        # safetensors may write through mapped memory: sync the file before the rename.
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -133,10 +132,10 @@ def save_part(
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a checkpoint of written files, then drop those before the last two.
+    """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the manifest could not be written.
     """
     content = {
         "format": FORMAT,
@@ -153,7 +152,7 @@ def save_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def load_newest(folder: Path, metrics_path: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that is whole, and a line for each that was passed over."""
+    """Return the newest complete checkpoint, and a line for each newer one that was skipped."""
     passed_over: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
@@ -164,7 +163,7 @@ def load_newest(folder: Path, metrics_path: Path) -> tuple[Checkpoint | None, li
 
 
 def drop_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints of a run that has its result; what cannot be removed stays."""
+    """Remove all checkpoints of a run that has its result; files that cannot be removed stay."""
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -179,7 +178,7 @@ def hash_of_prefix(path: Path, count: int) -> str:
     """Return the hash of a file's first ``count`` bytes.
 
     Raises:
-        ValueError: it has fewer.
+        ValueError: the file is shorter.
     """
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
@@ -197,7 +196,7 @@ def load_step(folder: Path, step: int, metrics_path: Path) -> Checkpoint:
     """Return the checkpoint after a step.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it is not whole.
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is missing or damaged.
     """
     return _load(folder / f"{step:012d}.json", metrics_path)
 

@@ -1,7 +1,7 @@
-"""Types of the values in the run store's files, and how a file that does not fit is named.
+"""Types of the values in the run store's files, and the message for a file that does not fit them.
 
-A store may come from elsewhere, or be damaged. Keys that a type does not name are let through, so that the
-file of a later version is still read.
+A store may be damaged or come from elsewhere. Unknown keys are allowed, so that files of later versions can
+be read.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Annotated, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-# Built at first use: most of what imports these types reads one file, or none.
+# Built on first use: a module that imports these types reads one file or none.
 PLAIN = ConfigDict(defer_build=True)
 
-# Strict: a quoted number, or a yes where a number belongs, is damage.
+# Strict: a quoted number, or a yes in place of a number, is damage.
 Text = Annotated[str, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-# No machine counts that far, and sums of such numbers stay exact.
+# Sums of numbers below this bound stay exact.
 Tokens = Annotated[Whole, Field(ge=0, lt=1 << 62)]
 Seed = Annotated[Whole, Field(ge=0, lt=1 << 62)]
 Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 def checked(adapter: TypeAdapter[T], content: object) -> T:
-    """Read a file's content as a type.
+    """Validate a file's content.
 
     Raises:
-        ValueError: it does not fit; in one line, with the place.
+        ValueError: the content does not fit; one line that names the place.
     """
     try:
         return adapter.validate_python(content)

@@ -1,13 +1,13 @@
-"""Who executes a run: at most one worker at a time, whoever started it, on any node of the shared storage.
+"""Leases: at most one worker executes a run, whoever started it, on any node of the shared storage.
 
-An attempt is claimed by creating ``attempts/<n>.json`` with all its content at once, which only one can do.
-The holder shows that it lives by touching that file. Whoever finds that it does not may claim attempt n + 1;
-a holder that finds a later claim has lost its run and must write nothing more.
+A worker claims an attempt by creating ``attempts/<n>.json`` with all its content in one step; only one worker
+can succeed. It touches the file to show that it lives. When it stops doing so, another worker may claim
+attempt n + 1. A holder that sees a later claim has lost its run and must not write any more.
 
-Whether a holder lives is told without comparing clocks: a process of the same machine is looked up; of
-another one, the file's time must stand still for ``stale_sec`` of the onlooker's own monotonic clock.
+Clocks are never compared. A holder on the same machine is looked up as a process. A holder elsewhere counts
+as dead when its file's time has not changed for ``stale_sec`` of the observer's own monotonic clock.
 
-How it fails: it does not raise where a claim is lost; a folder that cannot be written is an ``OSError``.
+How it fails: a lost claim raises nothing; a folder that cannot be written raises ``OSError``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ablate.base.files import read_json, write_json_atomic
 
 STALE_SEC = 60.0
 LATEST_UNIX = 1e11
-"""A time from here on (the year 5138) is none."""
+"""No valid time is this late (the year 5138)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Leases:
     _seen: dict[int, _Seen] = field(default_factory=dict)
 
     def latest(self) -> int:
-        """Return the number of the latest attempt that was claimed, 0 before the first."""
+        """Return the number of the latest claimed attempt, 0 before the first."""
         try:
             numbers = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class Leases:
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def read(self, attempt: int) -> Attempt | None:
-        """Return an attempt's record; None where there is none or it is damaged."""
+        """Return an attempt's record, None if it is missing or damaged."""
         try:
             content: dict[str, Any] = read_json(self.folder / f"{attempt}.json")
             known = {entry.name for entry in fields(Attempt)}
@@ -79,7 +79,7 @@ class Leases:
             return None
 
     def is_held(self, attempt: int | None = None) -> bool:
-        """Return whether somebody holds an attempt (by default the latest), as far as can be told yet."""
+        """Whether a worker holds the attempt (default: the latest), as far as is known yet."""
         latest = self.latest() if attempt is None else attempt
         if not latest:
             return False
@@ -95,10 +95,10 @@ class Leases:
         return not self._stands_still(latest)
 
     def claim(self, given_up: int = 0) -> Lease | None:
-        """Claim the next attempt; None where the run is held, or somebody else was faster.
+        """Claim the next attempt; None if the run is held or another worker was faster.
 
-        ``given_up``: an attempt of another machine that an onlooker has watched stand still. Who comes new
-        to a run cannot know that, and its first look alone would never take it over.
+        ``given_up``: an attempt on another machine that the caller has already found dead. A new ``Leases``
+        cannot know that from its first look.
         """
         latest = self.latest()  # looked up once: what is judged here is what is followed
         if latest != given_up and self.is_held(latest):
@@ -147,28 +147,28 @@ class Lease:
         self.record = record
 
     def is_mine(self) -> bool:
-        """Return whether nobody has claimed the run since."""
+        """Whether no later attempt has been claimed."""
         return not self._next.exists()
 
     def beat(self) -> None:
-        """Show that the holder lives; a storage that is away for a moment is no reason to die."""
+        """Show that the holder lives; storage that is briefly away is ignored."""
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
     def note_resumed(self, step: int) -> None:
-        """Note from which step the attempt went on."""
+        """Record the step from which the attempt resumed."""
         self.record = replace(self.record, resumed_from_step=step)
         write_json_atomic(self._path, asdict(self.record))
 
     def end(self, outcome: str, message: str | None = None) -> None:
-        """Let go of the run, and write how the attempt ended."""
+        """Release the run and record how the attempt ended."""
         _held.discard(self.record.owner)
         self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
         write_json_atomic(self._path, asdict(self.record))
 
 
 def _is_sound(record: Attempt) -> bool:
-    """Tell whether a record's values are of the kinds that they should be."""
+    """Whether a record's values have the right types."""
     texts = (record.owner, record.host, record.machine, record.process_started)
     words = (record.outcome, record.message)
     counts = (record.attempt, record.pid, record.resumed_from_step)
@@ -182,11 +182,11 @@ def _is_sound(record: Attempt) -> bool:
 
 
 _held: set[str] = set()
-"""The owners of this process's leases: a live process need not hold what it once claimed."""
+"""Owners of the leases that this process holds now; a live process may have released its claims."""
 
 
 def _create_whole(draft: Path, target: Path) -> None:
-    """Give a file its name unless that is taken; raises ``FileExistsError``."""
+    """Give a file its final name unless that is taken; raises ``FileExistsError``."""
     try:
         os.link(draft, target)
     except FileExistsError:
@@ -198,7 +198,7 @@ def _create_whole(draft: Path, target: Path) -> None:
 
 @functools.cache
 def this_machine() -> str:
-    """Return what tells apart the machines, boots and process namespaces that a pid means something in."""
+    """Return the identity of this machine, boot and process namespace, within which a pid is unique."""
     parts = [platform.node()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with contextlib.suppress(OSError):
@@ -208,11 +208,11 @@ def this_machine() -> str:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return when a process of this machine began, in the kernel's ticks; None if it is gone or dying."""
+    """Return the start time of a process on this machine in kernel ticks, None if it is gone or dying."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # After the name in brackets, which may hold anything: the state is field 3, the start field 22.
+    # The bracketed name may hold anything: after it, the state is field 3 and the start field 22.
     rest = stat.rpartition(")")[2].split()
     return None if rest[0] in ("Z", "X") else rest[19]

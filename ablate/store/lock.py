@@ -1,9 +1,9 @@
-"""``plan.lock.json``: what belongs to a study, for those who read its run store.
+"""``plan.lock.json``: a study's arms, runs and search, for everything that reads its run store.
 
-Planning writes these types and everybody else reads them. Keys that are not named here are let through, so
-that the file of a later version is still read. ``docs/architecture.md`` shows the file.
+Only planning writes these types. Unknown keys are allowed, so that files of later versions can be read.
+``docs/architecture.md`` shows the file.
 
-How it fails: content that does not fit is a ``ValueError`` of one line, which names the place.
+How it fails: content that does not fit is a ``ValueError`` of one line that names the place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Target:
 class Hopeless:
     """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction).
 
-    ``looks``: after how many seeds, rising; the last is all seeds, where nothing is left to be stopped.
+    ``looks``: the numbers of seeds after which to check, rising; the last is all seeds.
     """
 
     cost_above: Annotated[Number, Field(ge=0)]
@@ -61,7 +61,7 @@ class Hopeless:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class StopRule:
-    """When an arm's other runs are not needed. ``diverged``: after so many of its runs have diverged."""
+    """When an arm's other runs are not needed. ``diverged``: after this many of its runs have diverged."""
 
     diverged: Count | None = None
     hopeless: Hopeless | None = None
@@ -77,10 +77,10 @@ class LockedRun:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class LockedArm:
-    """One arm. ``recipe``: in few words. ``tokens``: trained in a run, in whole steps.
+    """One arm. ``recipe``: a short description. ``tokens``: training tokens of a run, in whole steps.
 
-    ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
-    that are this same arm. ``again``: the baseline once more, with other seeds.
+    ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
+    same configuration. ``again``: the arm repeats the baseline with other seeds.
     """
 
     name: Text
@@ -104,9 +104,9 @@ class DroppedCell:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class TrialRecord:
-    """One trial. ``loss``: nats per token, None if it was ended early; ``tokens``: trained in all its runs.
+    """One trial. ``loss``: nats per token, None if it was stopped early; ``tokens``: trained in all its runs.
 
-    ``diverged``: how many of its runs did, each counted at the loss from which a run is called diverged.
+    ``diverged``: the number of diverged runs; each counts with the loss at which a run is called diverged.
     """
 
     number: Annotated[Whole, Field(ge=0)]
@@ -122,7 +122,7 @@ class TrialRecord:
 class GroupTuning:
     """Arms that are searched together. ``shared``: the study's own values; ``chosen``: None before the end.
 
-    ``fingerprint``: equal for searches that may go on from each other's results.
+    ``fingerprint``: searches with the same one may reuse each other's results.
     """
 
     name: Text
@@ -137,8 +137,8 @@ class GroupTuning:
 class LockedTuning:
     """The search before the seeds. ``study``: of the trials; ``tokens``: of a trial's run.
 
-    ``fields``: what may be tried of each field of training. ``tuned`` maps an arm to the one at the values
-    found for it, once all are found.
+    ``fields``: the values that may be tried for each field of training. ``tuned`` maps an arm to the arm that
+    runs at its best values, once the search is done.
     """
 
     study: Text
@@ -154,7 +154,7 @@ class LockedTuning:
     tuned: dict[str, Text]
 
     def group_of(self, arm: str) -> GroupTuning | None:
-        """Return the group of an arm, None where it was not searched for."""
+        """Return the group of an arm, None if the arm was not searched."""
         return next((group for group in self.groups if arm in group.arms), None)
 
 
@@ -168,15 +168,15 @@ def _check_training(training: dict[str, Any]) -> dict[str, Any]:
 
 
 Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
-"""A section ``training`` as its file holds it: of a study of ours whole, of an import what its logs tell."""
+"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class LockedPlan:
-    """What belongs to a study. ``training``: the base's section, which most arms share.
+    """The content of a study's plan. ``training``: the base's section, which most arms share.
 
-    ``waive``: settings in which runs may differ. ``tuning``: None for a study that tunes nothing.
-    ``imported``: made of logs that others wrote.
+    ``waive``: settings in which runs may differ. ``tuning``: None for a study without tuning.
+    ``imported``: built from the logs of others.
     """
 
     format: Literal[1] = FORMAT
@@ -209,11 +209,11 @@ class LockedPlan:
 
 _PLAN = TypeAdapter(LockedPlan)
 _RARE = ("tuning", "imported")
-"""Keys that the file has only where they say something."""
+"""Keys that are written only when they are set."""
 
 
 def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
-    """Return the plan as the file holds it; the same plan gives the same bytes."""
+    """Return the plan as the file holds it; equal plans give equal bytes."""
     content: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
     return {key: value for key, value in content.items() if value or key not in _RARE}
 
@@ -222,7 +222,7 @@ def plan_from_json(content: object) -> LockedPlan:
     """Return the plan that a file holds.
 
     Raises:
-        ValueError: it does not fit; in one line, with the place.
+        ValueError: the content does not fit; one line that names the place.
     """
     if isinstance(content, dict) and (form := content.get("format")) != FORMAT:
         raise ValueError(f"format {form} (expected format {FORMAT})")

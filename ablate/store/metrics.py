@@ -1,10 +1,10 @@
-"""The metrics file of one attempt: rows appended through one open file, from a known prefix on.
+"""The metrics file of one attempt: rows appended to one open file, after a kept prefix.
 
-A new attempt copies the rows that it keeps into a file of its own and renames that over the old one. So a
-worker that was given up for dead and wakes up again writes into a file that nobody reads.
+A new attempt copies the rows that it keeps into its own file and renames that over the old one. A worker that
+was given up for dead and wakes up therefore writes into a file that nobody reads.
 
-How it fails: a row that does not fit on the disk is taken back whole (``OSError``), so that a later one
-cannot follow half of it.
+How it fails: a row that does not fit on the disk is removed completely (``OSError``), so that no later row
+follows a partial one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def bytes_before_step(path: Path, step: int) -> int:
-    """Return how many bytes of a file of rows come before the first row of ``step`` or later.
+    """Return the size in bytes of the rows before the first row of ``step`` or later.
 
-    Rows of diagnostics carry the steps that were done before them, in order. What is damaged ends them.
+    Rows of diagnostics carry the steps done before them, in order. A damaged row ends the count.
     """
     kept = 0
     try:
@@ -40,10 +40,10 @@ def bytes_before_step(path: Path, step: int) -> int:
 
 
 class MetricsWriter:
-    """Appends rows and knows how many bytes it has written, and their hash."""
+    """Appends rows; knows how many bytes it has written and their hash."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Keep the first ``keep_bytes`` of the file, and start a new one there."""
+        """Replace the file by a new one that starts with its first ``keep_bytes``."""
         kept = b""
         if keep_bytes:
             with path.open("rb") as file:
@@ -63,11 +63,11 @@ class MetricsWriter:
         self.bytes = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Append one row; finite numbers only."""
+        """Append one row of finite numbers."""
         line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
             written = os.write(self._handle, line)
-            if written < len(line):  # a disk that is filling up takes a part
+            if written < len(line):  # a disk that is almost full takes only a part
                 written += os.write(self._handle, line[written:])
         except OSError:
             os.ftruncate(self._handle, self.bytes)
@@ -77,7 +77,7 @@ class MetricsWriter:
         self.bytes += len(line)
 
     def sync(self) -> tuple[int, str]:
-        """Have the rows on disk; return how many bytes there are, and their hash."""
+        """Sync the rows to disk; return their size in bytes and their hash."""
         os.fsync(self._handle)
         return self.bytes, self._hash.hexdigest()
 

@@ -1,7 +1,7 @@
-"""Who is running a study: a shared lock that the operating system drops when a holder dies.
+"""The lock of a running study, shared by its processes; the operating system drops it when one dies.
 
-Several people may run the same study on one storage, and share its runs by their leases. They must mean the
-same study: a plan that differs from the one being run is refused.
+Several people may run a study on one storage and share its runs through leases. All must have the same plan:
+a plan that differs from the running one is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LOOKS = 5
 
 @contextlib.contextmanager
 def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
-    """Write the plan and hold the study for the time of the block; yields whether others run it, too.
+    """Write the plan and hold the study's lock for the block; yields whether others run the study too.
 
     Raises:
-        UserError: another process is running the study with another plan; names that process.
+        UserError: another process runs the study with another plan; the message names that process.
     """
     store.path.mkdir(parents=True, exist_ok=True)
     path = store.path / _NAME
@@ -50,7 +50,7 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
 
 
 def is_running(study_dir: Path) -> bool:
-    """Return whether somebody runs the study now."""
+    """Whether a process runs the study now."""
     try:
         with (study_dir / _NAME).open("a", encoding="utf-8") as file:
             return not _try(file, fcntl.LOCK_EX)
@@ -59,7 +59,7 @@ def is_running(study_dir: Path) -> bool:
 
 
 def _alone(file: Any) -> bool:
-    """Take the lock for ourselves; who only looks whether somebody runs the study holds it for an instant."""
+    """Take the exclusive lock. Several tries: ``is_running`` takes the lock for a moment."""
     for _ in range(_LOOKS):
         if _try(file, fcntl.LOCK_EX):
             return True

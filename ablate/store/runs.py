@@ -1,7 +1,7 @@
 """Folders of a study and of its runs. See the package's docstring for the layout.
 
-How it fails: a truncated last line of ``metrics.jsonl`` (a crash inside an append) is dropped on reading; a
-missing ``status.json`` means that the run has not started, a damaged one that it is to be run again.
+How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an append) is ignored. A run without
+``status.json`` has not started; a run with a damaged one is run again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ablate.store.lock import LockedPlan
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
-"""``stopped``: ended because nobody needed its result any more. It is no result, and keeps its checkpoint."""
+"""``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint."""
 STATES: tuple[State, ...] = get_args(State)
 DAMAGED = "its status file is damaged"
 _LARGEST = 1 << 62
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
-"""States that are results: such a run is never run again."""
+"""States of runs that have a result and are never run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen.
 
-    ``metrics_bytes`` and ``metrics_hash``, of a run that has ended: its rows, to see whether they are whole.
+    ``metrics_bytes`` and ``metrics_hash``: size and hash of an ended run's rows, to check them later.
     """
 
     state: State = "pending"
@@ -51,7 +51,7 @@ class Status:
 
 
 def _fits(key: str, value: object) -> bool:
-    """Tell whether a status file's value is of the kind that its key has."""
+    """Whether a value of a status file has the type of its key."""
     if key == "state":
         return value in STATES
     if key in ("attempt", "tokens", "step"):
@@ -69,27 +69,27 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The run's id is its folder's name."""
+        """The run's id, which is the folder's name."""
         return self.path.name
 
     @property
     def metrics_path(self) -> Path:
-        """The appended metrics."""
+        """The rows of metrics."""
         return self.path / "metrics.jsonl"
 
     @property
     def diagnostics_path(self) -> Path:
-        """The appended rows of the run's diagnostics, where the study asks for them."""
+        """The rows of diagnostics, if the study asks for them."""
         return self.path / "diagnostics.jsonl"
 
     @property
     def system_path(self) -> Path:
-        """The samples of what the run used of its machine."""
+        """Samples of the machine's use during the run."""
         return self.path / "system.jsonl"
 
     @property
     def stop_path(self) -> Path:
-        """While it is there, whoever executes the run is asked to end it; its content says why."""
+        """A file that asks the run's worker to end it; its content is the reason."""
         return self.path / "stop"
 
     @property
@@ -104,15 +104,15 @@ class RunDir:
 
     @property
     def attempts(self) -> Path:
-        """The ledger: ``<n>.json`` for each attempt, who executed it and how it ended, and ``<n>.log``."""
+        """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
         return self.path / "attempts"
 
     def attempt_log(self, attempt: int) -> Path:
-        """Return the path of what attempt ``attempt`` (from 1) printed."""
+        """Return the path of the log of attempt ``attempt`` (from 1)."""
         return self.path / "attempts" / f"{attempt}.log"
 
     def create(self, config: dict[str, Any]) -> None:
-        """Make the folder and write its configuration, unless it is there."""
+        """Make the folder and write the configuration, unless it is there already."""
         self.attempts.mkdir(parents=True, exist_ok=True)
         try:
             there = self.config()
@@ -134,7 +134,7 @@ class RunDir:
         return environment
 
     def status(self) -> Status:
-        """Return the state; a run without a status file is pending, one with a damaged file interrupted."""
+        """Return the status: pending without a status file, interrupted with a damaged one."""
         path = self.path / "status.json"
         if not path.exists():
             return Status()
@@ -150,9 +150,9 @@ class RunDir:
         return Status(**{key: value for key, value in content.items() if key in known})
 
     def state(self) -> State:
-        """Return the state for those who decide what is to be run: whatever is damaged is not done.
+        """Return the state, with damage taken as not done: for deciding which runs to execute.
 
-        A result whose rows are not those that were written is none any more, and is made again, to the bit.
+        A result whose rows do not match their hash counts as interrupted; its repeat gives the same bits.
         """
         status = self.status()
         if status.state not in END_STATES or status.metrics_bytes is None:
@@ -167,18 +167,18 @@ class RunDir:
         return status.state if whole else "interrupted"
 
     def ask_to_stop(self, reason: str) -> None:
-        """Ask whoever executes the run to end it, since its result is not needed."""
+        """Ask the run's worker to end it because its result is not needed."""
         write_bytes_atomic(self.stop_path, reason.encode())
 
     def stop_reason(self) -> str | None:
-        """Return why the run was asked to stop; None where nobody did."""
+        """Return the reason why the run was asked to stop, None if it was not."""
         try:
             return self.stop_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def write_status(self, status: Status) -> None:
-        """Replace the status, stamping the time."""
+        """Replace the status and set its time."""
         stamped = asdict(status) | {"updated_unix": time.time()}
         write_json_atomic(self.path / "status.json", stamped)
 
@@ -187,7 +187,7 @@ class RunDir:
         append_line(self.metrics_path, row)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows in the order written, leaving out a last line that was cut."""
+        """Yield the rows in the order written, without an incomplete last line."""
         if not self.metrics_path.exists():
             return
         with self.metrics_path.open("rb") as file:
@@ -205,12 +205,12 @@ class StudyStore:
 
     @property
     def plan_path(self) -> Path:
-        """The plan last run."""
+        """The plan that was run last."""
         return self.path / "plan.lock.json"
 
     @property
     def throughput_path(self) -> Path:
-        """What ``ablate throughput`` measured last."""
+        """The last measurement of ``ablate throughput``."""
         return self.path / "throughput.json"
 
     def write_plan(self, plan: LockedPlan) -> None:
@@ -220,11 +220,11 @@ class StudyStore:
         write_json_atomic(self.plan_path, plan_to_json(plan))
 
     def plan(self) -> LockedPlan:
-        """Return the plan last run.
+        """Return the plan that was run last.
 
         Raises:
             FileNotFoundError: the study never ran here.
-            UserError: its file is damaged.
+            UserError: the file is damaged.
         """
         from ablate.store.lock import plan_from_json
 
@@ -240,9 +240,9 @@ class StudyStore:
         """Return the folder of a run, which need not exist.
 
         Raises:
-            ValueError: an id that is no plain name, as a plan from elsewhere may have; it must not lead out.
+            ValueError: the id is not a plain name and could lead out of the store.
         """
-        # From a plan it may be anything, whatever the annotation says.
+        # A plan from elsewhere may hold any type here, whatever the annotation says.
         text = str(run_id)
         if text is not run_id or not text or set(text) & set("/\\\0") or text[0] == ".":
             raise ValueError(f"{run_id!r} is no run's id")
