@@ -189,7 +189,7 @@ def test_killed_and_resumed_it_is_the_same(go, whole, tmp_path):
 
 @pytest.mark.exhaustive
 @BOTH
-@pytest.mark.parametrize("first", [1, 4, 9, 14, 39, 57, 90])
+@pytest.mark.parametrize("first", [1, 4, 9, 14, 39, 57, 70])
 def test_killed_anywhere_and_resumed_it_is_the_same(go, whole, tmp_path, first):
     check_kills(go, whole, tmp_path / "killed", first, 43)
 
