@@ -1,4 +1,4 @@
-"""The user's cache: what can be made again (compiled kernels, hashes of files, tokens of a notebook)."""
+"""The user's cache for data that can be recomputed: compiled kernels, file hashes, tokens of a notebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder of that kind in $ABLATE_CACHE, else $XDG_CACHE_HOME/ablate, else ~/.cache/ablate."""
+    """Return the cache folder of a kind in $ABLATE_CACHE, $XDG_CACHE_HOME/ablate or ~/.cache/ablate."""
     own = os.environ.get("ABLATE_CACHE")
     if own:
         return Path(own) / kind

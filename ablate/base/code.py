@@ -1,9 +1,9 @@
 """Functions that a study names: ``package.module:function``, or ``path/to/file.py:function``.
 
-Their file is found and hashed without being run (of a dotted name Python imports the packages above it). A
-digest covers that one file: what it imports from elsewhere can change a result without changing the run's id.
+The function's file is found and hashed without running it. Python does import the packages above a dotted
+name. The digest covers this one file: code that it imports can change a result without changing the run's id.
 
-How it fails: ``UserError`` for a name of another form, a module or file that is not there, no such function.
+How it fails: ``UserError`` for a malformed name, a missing module or file, or a missing function.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FORMS = "package.module:function, or path/to/file.py:function"
 
 
 def is_file(reference: str) -> bool:
-    """Tell whether a reference names a file, not a module."""
+    """Whether a reference names a file, not a module."""
     return reference.partition(":")[0].endswith(".py")
 
 
 def code_digest(reference: str) -> str:
-    """Return the SHA-256 of the file in which a function stands, without running it.
+    """Return the SHA-256 of the file that defines a function, without running it.
 
     Raises:
-        UserError: no such file, module or function.
+        UserError: the file, module or function does not exist.
     """
     path, name = _locate(reference)
     try:
@@ -55,7 +55,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     """Import the module or file and return the function.
 
     Raises:
-        UserError: it cannot be imported, or has no such function.
+        UserError: the import fails, or the function does not exist.
     """
     path, name = _locate(reference)
     try:

@@ -1,7 +1,7 @@
-"""Problems a user can mend, as plain data.
+"""Problems that a user can fix, as plain data.
 
-A ``UserError`` carries one or more problems; the command line prints each as one line and exits with code
-2, never with a traceback. Anything else that is raised is a bug of ours and keeps its traceback.
+A ``UserError`` carries one or more problems. The command line prints each as one line, without a traceback,
+and exits with code 2. Every other exception is a bug in ablate and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Problem:
-    """One thing that is wrong, where it stands, and how to mend it."""
+    """One problem, its place, and how to fix it."""
 
     file: str | None = None
     line: int | None = None
@@ -26,7 +26,7 @@ class Problem:
 
 
 class UserError(Exception):
-    """Input that cannot be used. ``problems`` holds every fault found, in the order of the file."""
+    """Input that cannot be used. ``problems`` holds every problem found, in the order of the file."""
 
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
@@ -34,6 +34,6 @@ class UserError(Exception):
 
 
 def safe_text(text: str, keep: str = "") -> str:
-    """Return text that cannot steer the terminal: characters that do not print become visible escapes."""
-    harmless = keep + "\u00a0\u202f"  # spaces that do not break, which Python does not count as printable
+    """Replace characters that do not print by visible escapes, so that text cannot control the terminal."""
+    harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable
     return "".join(c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text)

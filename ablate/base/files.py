@@ -1,4 +1,4 @@
-"""Files that survive a crash: a reader sees the old content or the new one, never half of it."""
+"""File writes that survive a crash: a reader sees the old content or the new content, never a mixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one in the same folder, fsync and rename; the umask gives its mode."""
+    """Write a temporary file in the same folder, fsync it and rename it; the umask sets the file's mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -40,7 +40,7 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON object as one line, in one write, so that a crash can only cut the last line."""
+    """Append a JSON object as one line in one write: a crash can truncate only the last line."""
     line = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())

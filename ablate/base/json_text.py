@@ -1,7 +1,6 @@
-"""JSON of any origin.
+"""Read JSON from any source.
 
-How it fails: with a ``ValueError`` whatever the text, also where it is nested so deeply that Python's own
-reader runs out of stack.
+How it fails: ``ValueError`` for every invalid text, also for one nested too deeply for Python's own reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may write what ablate creates: the umask decides, and others than owner and group never may."""
+"""File permissions: the umask decides, but only the owner and the group may ever write."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def keep_others_out() -> None:
-    """Have this process, and those that it starts, create no file that others can write."""
+    """Stop this process and its children from creating files that others can write."""
     os.umask(os.umask(0o077) | 0o002)

@@ -1,7 +1,7 @@
-"""A part of a configuration: frozen data that compare and hash by their content, so that dicts can hold them.
+"""A part of a configuration: frozen data compared and hashed by content, so that it can be a dict key.
 
-Its fields may be lists and mappings, which Python does not hash. And what it compares is the content as JSON:
-1, 1.0 and true are three values there, while Python calls them equal.
+Its fields may be lists and mappings, which Python does not hash. Contents are compared as JSON, in which
+1, 1.0 and true are three different values; Python calls them equal.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import cached_property
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """The base of such a part. Each class under it is a dataclass with ``eq=False``."""
+    """Base class of configuration parts. Each subclass is a dataclass with ``eq=False``."""
 
     @cached_property
     def text(self) -> str:
-        """The content as JSON with its keys in order; ``ValueError`` where a number is not finite."""
+        """The content as JSON with sorted keys; raises ``ValueError`` if a number is not finite."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def __eq__(self, other: object) -> bool:

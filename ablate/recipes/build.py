@@ -1,4 +1,4 @@
-"""From a format and a stabiliser to the two operands of a GEMM: what short forms and presets are made of."""
+"""Build both operands of a GEMM from a format and a stabiliser, for short forms and presets."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
 
 _FP8_SCALES: dict[str, Scale] = {"fp8": "tensor", "fp8-delayed": "delayed", "fp8-rowwise": "row"}
 _CLIPPING = ("floor", "even", "uos")
-"""Scale rules of mxfp4 under which the largest values clip."""
+"""Scale rules under which the largest values of MXFP4 clip."""
 
 
 class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
-    """A recipe whose parts contradict each other. ``path`` leads from the recipe to the part to look at."""
+    """A recipe whose parts contradict each other. ``path`` leads from the recipe to the faulty part."""
 
     def __init__(self, key: str, message: str, *, inside: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.path = (*inside, key)
 
     def within(self, *prefix: str | int) -> SenselessRecipe:
-        """Return the same fault of a recipe that lies inside another one, at ``prefix``."""
+        """Return the same fault for a recipe nested at ``prefix`` in another one."""
         return SenselessRecipe(str(self.path[-1]), str(self), inside=(*prefix, *self.path[:-1]))
 
 
 def build(key: str, of: Any, **fields: Any) -> Any:
-    """Build a policy of class ``of``; what contradicts itself in it becomes a ``SenselessRecipe``."""
+    """Build a policy of class ``of``; raise ``SenselessRecipe`` if its fields contradict each other."""
     try:
         return of(**fields)
     except ValidationError as error:
@@ -55,7 +55,7 @@ def build(key: str, of: Any, **fields: Any) -> Any:
 
 
 def is_low_precision(fmt: GemmFormat | Format) -> bool:
-    """Tell whether a stabiliser can act on this format: one with block scales, or FP4."""
+    """Whether a stabiliser can act on this format: FP4 or a format with block scales."""
     return fmt.startswith(("mx", "nv", "fp4"))
 
 
@@ -70,14 +70,14 @@ def gemm_policy(
     prescale: float | None = None,
     weight_block: Block = "none",
 ) -> GemmPolicy:
-    """Return the two operands of a GEMM in one format, stabilised alike.
+    """Return both operands of a GEMM in one format, with the same stabiliser.
 
-    FP8 is E4M3 for x and w and E5M2 for dy with one scale a tensor (TransformerEngine's hybrid), E4M3
-    throughout with finer scales; ``fp8-blockwise`` scales x and dy by 1×128 and w by 128×128 (DeepSeek-V3).
-    Stochastic rounding takes Tseng's 3/4 prescale where the scale rule of mxfp4 lets values clip.
+    FP8 with one scale per tensor uses E4M3 for x and w, E5M2 for dy (TransformerEngine's hybrid); with finer
+    scales it uses E4M3 for all. ``fp8-blockwise`` scales x and dy by 1×128 and w by 128×128 (DeepSeek-V3).
+    Stochastic rounding uses Tseng's 3/4 prescale if values can clip under the MXFP4 scale rule.
 
     Raises:
-        SenselessRecipe: parts that contradict each other; its path is the GEMM.
+        SenselessRecipe: contradictory parts; its path is the GEMM.
     """
     if fmt in HIGH_FORMATS:
         high = OperandPolicy(format=fmt)
@@ -120,10 +120,10 @@ def _fp8(gemm: Gemm, fmt: str) -> GemmPolicy:
 
 
 def layer_recipe(gemms: dict[Gemm, GemmPolicy]) -> LayerRecipe:
-    """Return the three GEMMs as one layer's recipe.
+    """Combine three GEMMs into one layer's recipe.
 
     Raises:
-        SenselessRecipe: GEMMs that contradict each other; its path is the one at fault, or the tile.
+        SenselessRecipe: contradictory GEMMs; its path is the faulty GEMM or the tile.
     """
     try:
         recipe: LayerRecipe = build("weight_block", LayerRecipe, **gemms)

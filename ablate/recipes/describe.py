@@ -35,19 +35,19 @@ def _operand(policy: OperandPolicy) -> str:
 
 
 def _usual_prescale(policy: OperandPolicy) -> float:
-    """Return what SR implies: Tseng's 3/4 under the rule that his paper uses, else none."""
+    """Return the prescale that SR implies: Tseng's 3/4 under his paper's scale rule, else 1."""
     tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
     return _TSENG_PRESCALE if tseng else 1.0
 
 
 def describe_gemm(policy: GemmPolicy) -> str:
-    """Return a few words for both operands of a GEMM, e.g. ``mxfp4 SR RHT16``."""
+    """Describe both operands of a GEMM in a few words, e.g. ``mxfp4 SR RHT16``."""
     left, right = _operand(policy.left), _operand(policy.right)
     return left if left == right else f"{left} × {right}"
 
 
 def describe_layer(recipe: LayerRecipe) -> str:
-    """Return one line for the three GEMMs, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
+    """Describe the three GEMMs in one line, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
         groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(_LETTERS[gemm])
@@ -57,7 +57,7 @@ def describe_layer(recipe: LayerRecipe) -> str:
 
 
 def describe(recipe: Recipe) -> str:
-    """Return one line for a whole recipe, with the number of its rules and phases."""
+    """Describe a whole recipe in one line, with the number of its rules and phases."""
     line = describe_layer(recipe)
     for count, what in ((len(recipe.rules), "rule"), (len(recipe.phases), "phase")):
         if count:

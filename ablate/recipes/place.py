@@ -1,8 +1,8 @@
-"""Where a linear layer stands in its model, and which recipes it follows when: rules, phases, the default.
+"""The place of a linear layer in its model, and the recipes that it follows: by rule, by phase or by default.
 
-A layer's block is the first whole number among the parts of its dotted name: ``blocks.3.ffn.down`` and
-``model.layers.3.mlp.down_proj`` stand in block 3. The first rule that names a layer decides for the whole
-run; phases are for the layers that no rule names. The head keeps high precision unless a rule names it.
+A layer's block is the first whole number in its dotted name: ``blocks.3.ffn.down`` and
+``model.layers.3.mlp.down_proj`` belong to block 3. The first rule that matches a layer decides for the whole
+run; phases apply to layers that no rule matches. The head keeps high precision unless a rule matches it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HIGH_PRECISION = LayerRecipe()
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlace:
-    """One linear layer: its name, its block (None outside of them), their number, and if it is a head."""
+    """A linear layer's name, its block (None outside the blocks), the number of blocks, and ``is_head``."""
 
     name: str
     block: int | None
@@ -31,7 +31,7 @@ class LayerPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a layer follows from a token count, or a share of the budget, on."""
+    """A layer's recipe and its start, as a token count or as a fraction of the budget."""
 
     from_tokens: int = 0
     from_fraction: float | None = None
@@ -41,7 +41,7 @@ class Stage:
         """Return the first token of this stage.
 
         Raises:
-            ValueError: a share of a budget that is not known.
+            ValueError: the start is a fraction of the budget and the budget is unknown.
         """
         if self.from_fraction is None:
             return self.from_tokens
@@ -51,12 +51,12 @@ class Stage:
 
 
 def block_of(name: str) -> int | None:
-    """Return the block in a layer's dotted name, None where there is none."""
+    """Return the block number in a layer's dotted name, or None."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
 
 
 def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, LayerPlace]:
-    """Return the place of every layer of a model, in order."""
+    """Return the place of every layer of a model, in the given order."""
     blocks = {name: block_of(name) for name in names}
     num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
     return {
@@ -66,7 +66,7 @@ def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, Layer
 
 
 def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
-    """Tell whether a rule names this layer."""
+    """Whether a rule matches this layer."""
     if rule.head and place.is_head:
         return True
     if rule.match is not None and fnmatchcase(place.name, rule.match):
@@ -77,7 +77,7 @@ def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
 
 
 def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
-    """Return what this layer follows, in order of the starts; the first stage starts at token 0."""
+    """Return the stages of this layer in order of their starts; the first stage starts at token 0."""
     for rule in recipe.rules:
         if names_layer(rule, place):
             return (Stage(recipe=rule.recipe),)
@@ -92,12 +92,12 @@ def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
 
 
 def never_runs(recipe: Recipe, layers: Iterable[LayerPlace]) -> bool:
-    """Tell whether a recipe means low precision but its rules keep every layer in high precision."""
+    """Whether a recipe asks for low precision but its rules keep every layer in high precision."""
     followed = (stage.recipe for place in layers for stage in stages(recipe, place))
     return not recipe.is_high_precision and all(one.is_high_precision for one in followed)
 
 
 def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:
-    """Return the rules that name no layer."""
+    """Return the rules that match no layer."""
     known = list(layers)
     return [rule for rule in recipe.rules if not any(names_layer(rule, place) for place in known)]

@@ -1,6 +1,6 @@
 """Operand policies: how each of the six operands of a linear layer's three GEMMs is rounded.
 
-Plain frozen data without torch, so that planning stays fast. Words and shapes (M = tokens):
+Plain frozen data without torch, so that planning stays fast. Terms and shapes (M = tokens):
 
 =====  ==================  ======================  =======================  ============
 GEMM   result              left operand            right operand            contracts over
@@ -11,7 +11,7 @@ Wgrad  dw[N,K] = dyᵀ x     dy[M,N], along M        x[M,K], along M          to
 =====  ==================  ======================  =======================  ============
 
 Block axis = Hadamard axis = contraction axis, so each tensor is quantised twice, from high precision unless
-the policy says otherwise. What contradicts itself cannot be built: ``ValueError`` names both sides.
+the policy says otherwise. A contradictory policy raises ``ValueError``, which names both sides.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
 OPERANDS: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
-"""The left and the right operand of each GEMM."""
+"""The left and right operands of each GEMM."""
 STORED: dict[str, str] = {"x": "MK", "w": "NK", "dy": "MN"}
-"""The shape in which each tensor is stored: tokens M, out-features N, in-features K."""
+"""The stored shape of each tensor: tokens M, out-features N, in-features K."""
 CONTRACTED: dict[Gemm, str] = {"fprop": "K", "dgrad": "N", "wgrad": "M"}
 """The dimension that each GEMM sums over."""
 
 
 def contracted_axis(gemm: Gemm, operand: str) -> int:
-    """Return the axis, 0 or 1, of a stored operand that its GEMM sums over."""
+    """Return the axis (0 or 1) of a stored operand that its GEMM sums over."""
     return STORED[operand].index(CONTRACTED[gemm])
 
 
 def other_dimension(gemm: Gemm, operand: str) -> str:
-    """Return the dimension of a stored operand that its GEMM keeps: M, N or K."""
+    """Return the dimension (M, N or K) of a stored operand that its GEMM keeps."""
     return STORED[operand][1 - contracted_axis(gemm, operand)]
 
 
@@ -54,7 +54,7 @@ Format = Literal[
     "nvfp4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
 HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
-"""The formats of high precision."""
+"""The high-precision formats."""
 Scale = Literal[
     "none", "tensor", "delayed", "row", "1x128", "128x128", "searched",
     "floor", "even", "rceil", "ceil", "uos", "quest", "two_level", "four_six", "ms_eden",
@@ -86,14 +86,14 @@ SCALES: dict[str, tuple[str, ...]] = {
     "fp4_e2m1": ("tensor", "row", "searched"),
     "fp4_e3m0": ("tensor", "row", "searched"),
 }
-"""The scale rules that each format can take; the first is its default."""
+"""The scale rules of each format; the first is the default."""
 
 DEFAULT_SCALE = {name: scales[0] for name, scales in SCALES.items()}
 BLOCKS: dict[str, tuple[str, ...]] = {
     **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
     "nvfp4": ("1x16", "16x16"),
 }
-"""The block layouts of each format that has block scales; the first is its default."""
+"""The block layouts of each format with block scales; the first is the default."""
 DEFAULT_BLOCK = {name: blocks[0] for name, blocks in BLOCKS.items()}
 
 _CLOSED = ConfigDict(extra="forbid")
@@ -101,25 +101,25 @@ _CLOSED = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class OperandPolicy:
-    """One operand of one GEMM. ``scale`` and ``block`` left out take the format's usual ones.
+    """One operand of one GEMM. ``scale`` and ``block`` default to those of the format.
 
-    ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` E3M0 ones;
-    ``fp4_*`` carry one fp32 scale a tensor or row instead of block scales.
-    ``scale``: the rule that gives the scale. E8M0 for 32 elements: floor, even, rceil, ceil, uos, quest.
+    ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` have E3M0 elements;
+    ``fp4_*`` have one fp32 scale per tensor or row instead of block scales.
+    ``scale``: the scale rule. E8M0 for 32 elements: floor, even, rceil, ceil, uos, quest.
     NVFP4: two_level (E4M3 for 16 and fp32 for the tensor), four_six, ms_eden. FP8 and fp4: tensor (current),
     delayed, row, 1x128, 128x128, searched.
-    ``block``: the elements that share a scale of MX and NVFP4, along the contraction axis or a square tile.
+    ``block``: the elements that share an MX or NVFP4 scale, along the contraction axis or in a square tile.
     ``rounding``: nearest (ties to even code); stochastic (up when p > u); stochastic_rocm, *for study only*:
-    as ROCm TransformerEngine's public kernel reads, one random word for four elements.
-    ``prescale`` multiplies the values after the block's exponent was taken (3/4: Tseng et al. 2502.20586,
-    algorithm 2). ``undo``: divided out once on the fp32 accumulator, or on each operand, rounded to bf16, as
-    the code published with that paper does.
-    ``hadamard``: group of the Walsh–Hadamard rotation along the contraction axis, 0 for none. ``signs``:
-    random ±1 before it: none (deterministic), fixed (one vector for everything), drawn anew per layer, per
-    step or per call (forward pass). ``permute`` draws a permutation within the group with the signs.
+    ROCm TransformerEngine's public kernel, which uses one random word for four elements.
+    ``prescale`` multiplies the values after the block's exponent was computed (3/4: Tseng et al. 2502.20586,
+    algorithm 2). ``undo``: divide it out once on the fp32 accumulator, or on each operand, rounded to bf16,
+    as that paper's published code does.
+    ``hadamard``: group of the Walsh–Hadamard rotation along the contraction axis; 0 means no rotation.
+    ``signs``: random ±1 before it: none (deterministic), fixed (one vector for all), or drawn per layer,
+    step or call (forward pass). ``permute`` draws a permutation within the group with the signs.
     ``rotated_bf16`` rounds the rotated values to bf16 before they are quantised.
-    ``source``: ``forward`` quantises what the forward GEMM used, dequantised ("double quantisation").
-    ``mask``: of a forward operand: its gradient is zero where the scaled value is 6 or more (Quartet).
+    ``source``: ``forward`` quantises the forward GEMM's dequantised operand ("double quantisation").
+    ``mask``: the gradient of a forward operand is zero where its scaled value is 6 or more (Quartet).
     """
 
     format: Format = "bf16"
@@ -138,7 +138,7 @@ class OperandPolicy:
     @model_validator(mode="before")
     @classmethod
     def _of_older_versions(cls, given: Any) -> Any:
-        """Read ``signs_after``, which policies once had: signs after the Hadamard change no product."""
+        """Read ``signs_after`` of older versions: signs after the Hadamard change no product."""
         if isinstance(given, dict) and "signs_after" in given:
             given = dict(given)
             if given.pop("signs_after"):
@@ -154,7 +154,7 @@ class OperandPolicy:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        """Return what contradicts itself in one operand's policy, or None."""
+        """Return the contradiction in one operand's policy, or None."""
         if self.scale not in SCALES[self.format]:
             return f"scale '{self.scale}' on {self.format} (it takes {', '.join(SCALES[self.format])})"
         blocks = BLOCKS.get(self.format, ("none",))
@@ -202,7 +202,7 @@ class OperandPolicy:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the operand enters its GEMM as it is, in bf16: neither rounded nor rotated."""
+        """Whether the operand enters its GEMM in bf16, neither rounded nor rotated."""
         return self.format == "bf16" and not self.hadamard
 
 
@@ -211,7 +211,7 @@ HIGH_PRECISION = OperandPolicy()
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class GemmPolicy:
-    """The two operands of one GEMM, in the order of the table above."""
+    """The two operands of one GEMM, in the order of the module's table."""
 
     left: OperandPolicy = HIGH_PRECISION
     right: OperandPolicy = HIGH_PRECISION
@@ -221,7 +221,7 @@ class GemmPolicy:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        """Return what contradicts itself between the two operands of a GEMM, or None."""
+        """Return the contradiction between the two operands, or None."""
         left, right = self.left, self.right
         for name in ("hadamard", "signs", "permute"):
             a, b = getattr(left, name), getattr(right, name)
@@ -231,7 +231,7 @@ class GemmPolicy:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing is quantised: both operands enter in bf16 as they are."""
+        """Whether both operands enter the GEMM in bf16, neither rounded nor rotated."""
         return self.left.is_untouched and self.right.is_untouched
 
 
@@ -248,7 +248,7 @@ class LayerRecipe:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        """Return what contradicts itself between the GEMMs of a layer, or None."""
+        """Return the contradiction between the GEMMs, or None."""
         forward, backward = self.fprop.right, self.dgrad.right
         square = ("32x32", "16x16", "128x128")
         shared = forward.block in square or forward.scale in square
@@ -288,7 +288,7 @@ class LayerRecipe:
         return all(policy.is_high_precision for _, _, policy in self.operands())
 
     def operands(self) -> Iterator[tuple[Gemm, str, OperandPolicy]]:
-        """Yield (GEMM, operand's name, policy) for all six operands."""
+        """Yield (GEMM, operand name, policy) for all six operands."""
         for gemm, (left, right) in OPERANDS.items():
             policy = self.gemm(gemm)
             yield gemm, left, policy.left
@@ -297,7 +297,7 @@ class LayerRecipe:
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class LayerRule:
-    """Layers that follow a recipe of their own: those of a name, of the first or last blocks, or the head.
+    """Layers with their own recipe, chosen by name, by position (first or last blocks), or as the head.
 
     ``match`` is a shell pattern on the layer's whole name (``*.ffn.down``).
     """
@@ -311,7 +311,7 @@ class LayerRule:
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class Phase:
-    """From a token count, or a fraction of the budget, on: the layers without a rule follow ``recipe``."""
+    """The recipe of layers without a rule, from a token count or a fraction of the budget on."""
 
     from_tokens: int | None = None
     from_fraction: float | None = None
@@ -324,10 +324,10 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class Recipe(Section, LayerRecipe):
-    """What every linear layer does: six policies for those inside the blocks, rules and phases.
+    """The recipe of every linear layer: six policies for layers in the blocks, rules and phases.
 
-    The first rule that names a layer decides; the head keeps high precision unless a rule names it. Phases
-    are in order of their start.
+    The first rule that matches a layer decides; the head keeps high precision unless a rule matches it.
+    Phases are in order of their starts.
     """
 
     rules: tuple[LayerRule, ...] = field(default=())
@@ -335,7 +335,7 @@ class Recipe(Section, LayerRecipe):
 
     @cached_property
     def text(self) -> str:
-        """The content as JSON. Policies once had ``signs_after``; it stays here, so that ids stay."""
+        """The content as JSON, with the former field ``signs_after``, so that run ids stay the same."""
 
         def with_older_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
@@ -346,7 +346,7 @@ class Recipe(Section, LayerRecipe):
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:
-    """Return (rows, columns) of what shares a scale, columns along the contraction axis; (1, 1) for none."""
+    """Return the (rows, columns) that share a scale, columns along the contraction axis; else (1, 1)."""
     shape = policy.block if policy.block != "none" else policy.scale
     if shape[0].isdigit():
         rows, columns = shape.split("x")
@@ -355,5 +355,5 @@ def block_shape(policy: OperandPolicy) -> tuple[int, int]:
 
 
 def group_size(policy: OperandPolicy) -> int:
-    """Return the number that must divide the contraction dimension under this policy."""
+    """Return the size that must divide the contraction dimension under this policy."""
     return max(block_shape(policy)[1], policy.hadamard)  # both are powers of two

@@ -2,10 +2,9 @@
 
 ``recipe: tseng``, or ``recipe: {gemms: [fprop, wgrad], stabiliser: dht, hadamard_size: 16, rest: fp8}``. One
 GEMM can differ (``wgrad: {stabiliser: dht}``), one operand of it (``wgrad: {dy: {rounding: stochastic}}``),
-some layers (``layers: [{first: 2, recipe: bf16}]``) and some part of the run (``phases: [{from_fraction: 0.9,
-recipe: bf16}]``). ``preset`` starts from a published recipe instead. A combination that means nothing (a
-stabiliser where no GEMM is in FP4) raises ``SenselessRecipe``, because silence would let an arm be another
-one under a false name.
+some layers (``layers: [{first: 2, recipe: bf16}]``) or some part of the run (``phases: [{from_fraction: 0.9,
+recipe: bf16}]``). ``preset`` starts from a published recipe instead. A meaningless combination (a stabiliser
+without an FP4 GEMM) raises ``SenselessRecipe``; otherwise an arm would run as another one under a false name.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from ablate.recipes.policy import (
 )
 from ablate.recipes.presets import PRESETS
 
-_CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's
+_CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's model
 
 SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -59,17 +58,17 @@ SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "mxfp4": {"gemms": list(GEMMS)},
     **{name: {"preset": name} for name in PRESETS},
 }
-"""Recipes that a study may call by one word."""
+"""Recipes that a study can name by one word."""
 if TYPE_CHECKING:
     RecipeWord = str
     PresetName = str
-else:  # from the lists themselves, so that the schema and the hints cannot part from them
+else:  # from the dict itself, so that the schema and the hints always agree
     RecipeWord = Literal[tuple(SHORT_RECIPES)]
     PresetName = Literal[tuple(PRESETS)]
 
 
 def expand_word(value: Any) -> Any:
-    """Return what a recipe's word abbreviates; anything else unchanged."""
+    """Return the recipe that a word abbreviates; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     if value not in SHORT_RECIPES:
@@ -198,10 +197,10 @@ class RecipeSpec(Section, LayerRecipeSpec):
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
-    """Expand a recipe as written to operand policies.
+    """Expand a recipe from a study file to operand policies.
 
     Raises:
-        SenselessRecipe: parts that contradict each other, such as a stabiliser without an FP4 GEMM.
+        SenselessRecipe: contradictory parts, such as a stabiliser without an FP4 GEMM.
     """
     layer = _resolve_layer(spec)
     preset = PRESETS[spec.preset].recipe if spec.preset else Recipe()
@@ -290,7 +289,7 @@ def _refuse_on_high_precision(gemm: Gemm, own: GemmSpec) -> None:
 
 
 def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
-    """Refuse what is said of FP4 GEMMs where there is none that it could act on."""
+    """Raise ``SenselessRecipe`` for FP4 settings that no FP4 GEMM would use."""
     for name in _ON_FP4:
         value = getattr(spec, name)
         if value == _default(name):
@@ -335,7 +334,7 @@ def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
 
 
 def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
-    """Lay the fields that are given for single operands over a GEMM's policy."""
+    """Apply the fields given for single operands to a GEMM's policy."""
     operands = dict(zip(OPERANDS[gemm], (policy.left, policy.right), strict=True))
     for name in STORED:
         override: OperandSpec | None = getattr(own, name)
@@ -348,7 +347,7 @@ def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
         given = {f.name: value for f in fields(override) if (value := getattr(override, f.name)) is not None}
         before: OperandPolicy = operands[name]
         if given.get("format", before.format) != before.format:
-            given = {"scale": "none", "block": "none", **given}  # another format has its own usual ones
+            given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
         operands[name] = build(gemm, lambda before=before, **kw: replace(before, **kw), **given)
     left, right = OPERANDS[gemm]
     done: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])

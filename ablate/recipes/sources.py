@@ -1,4 +1,4 @@
-"""Where the recipes are published."""
+"""The publications of the recipes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a recipe is published."""
+    """One publication."""
 
     authors: str
     title: str

@@ -1,4 +1,4 @@
-"""The table of docs/recipes.md, written from the presets: ``python -m ablate.recipes.table`` prints it."""
+"""The table of docs/recipes.md, from the presets: ``python -m ablate.recipes.table`` prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ablate.recipes.presets import PRESETS
 
 
 def markdown() -> str:
-    """Return one row for each preset: name, what it is, its operands in short, and its source."""
+    """Return the table: name, summary, short operands and source of each preset."""
     rows = ["| recipe | what | operands | source |", "|---|---|---|---|"]
     for preset in PRESETS.values():
         source = f"[{preset.source.authors}, {preset.source.year}]({preset.source.url})"

@@ -1,6 +1,6 @@
-"""The linear layers of the built-in models, by name and shape, as arithmetic: nothing is built, no torch.
+"""Names and shapes of the built-in models' linear layers, computed without torch and without a model.
 
-Planning, the speed model and the models themselves all read them here, so that they cannot part.
+Planning, the speed model and the models themselves use these functions, so that they always agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = "head"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearLayer:
-    """A linear layer: its name, in-features and out-features, and the share of the tokens that it sees."""
+    """A linear layer: its name, in-features and out-features, and the share of the tokens it receives."""
 
     name: str
     inputs: int
@@ -30,7 +30,7 @@ class LinearLayer:
 
 
 def block_layers(model: ModelConfig) -> tuple[LinearLayer, ...]:
-    """Return the linear layers of one block of a built-in model, by their names within it."""
+    """Return the linear layers of one block of a built-in model, with their names within the block."""
     head_dim = model.width // model.heads
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
     attention = (
@@ -55,7 +55,7 @@ def _feed_forward(model: ModelConfig, name: str, share: float) -> tuple[LinearLa
 
 
 def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...]:
-    """Return all linear layers of a built-in model that can carry a recipe, in order; the head is last."""
+    """Return all linear layers of a built-in model that can follow a recipe, in order, the head last."""
     block = block_layers(model)
     return (
         *(
@@ -73,12 +73,12 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
 
 
 def part_of(name: str) -> str:
-    """Return the name within its block of a built-in model's layer; ``head`` is its own."""
+    """Return a built-in layer's name within its block; the head's is ``head``."""
     return name if name == HEAD else name.split(".", 2)[2]
 
 
 def layer_places(layers: Iterable[LinearLayer]) -> dict[str, LayerPlace]:
-    """Return where layers stand, as a recipe's rules see them."""
+    """Return the places of layers, for the rules of a recipe."""
     known = list(layers)
     return places((layer.name for layer in known), heads={layer.name for layer in known if layer.is_head})
 

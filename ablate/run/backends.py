@@ -1,4 +1,4 @@
-"""The names of the back ends: a study, a run's configuration and the choice of a back end ask for them."""
+"""Names of the back ends, for studies, run configurations and the choice of a back end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ BUILT_IN = {
     "torch": "ablate.backends.gemms.torch_scaled:TorchBackend",
     "triton": "ablate.backends.gemms.triton_scaled:TritonBackend",
 }
-"""Where the class of each back end of the package lies, by its name."""
+"""The import path of each built-in back end's class, by name."""
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return every name that a study may give: auto, the built-in ones, those of entry points."""
+    """Return every valid name: auto, the built-in back ends, and those of entry points."""
     return ("auto", *BUILT_IN, *registered())
 
 
 def registered() -> dict[str, str]:
-    """Return where the back ends of other packages lie, by the name of their entry point."""
+    """Return the import paths of other packages' back ends, by the name of their entry point."""
     return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}

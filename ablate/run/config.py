@@ -1,8 +1,8 @@
-"""What one run is: plain, frozen, validated data that the planner writes and the trainer reads.
+"""The configuration of one run: plain, frozen, validated data, written by the planner, read by the trainer.
 
-The classes are pydantic dataclasses, so that a study file, a notebook and a ``config.json`` are checked by
-the same rules. Nothing here imports torch: planning stays fast. Every number carries its unit in its name
-or its docstring; token counts are counts of predicted tokens.
+The classes are pydantic dataclasses: a study file, a notebook and a ``config.json`` pass the same checks.
+Nothing here imports torch, so that planning stays fast. Every number has its unit in its name or docstring;
+token counts are counts of predicted tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ablate.run.backends import BUILT_IN, backend_names
 _CLOSED = ConfigDict(extra="forbid")
 
 Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "world_size"]
-"""In what runs must agree to be compared, unless their study waives it by name."""
+"""Settings that compared runs must share, unless their study waives the setting by name."""
 
-# Strict scalars: a quoted number or a yes/no where a number belongs is a mistake, not a number.
-# The upper bound keeps arithmetic with them exact and finite; no machine holds that many of anything.
+# Strict scalars: a quoted number, or a yes/no instead of a number, is an error.
+# The upper bound keeps arithmetic exact and finite, and lies above every real count.
 PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=10**15, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -34,9 +34,9 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class ModelConfig(Section):
-    """A built-in decoder, field by field; or a model of others by ``hf`` or ``function``, and then no field.
+    """A built-in decoder, described by fields; or a foreign model given by ``hf`` or ``function`` alone.
 
-    Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, with ``experts`` a mixture of them.
+    Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; ``experts`` makes it a mixture.
     GPT: as GPT-2, LayerNorm, learned positions, biases, GELU; without dropout.
     """
 
@@ -220,7 +220,7 @@ class ResourcesConfig(Section):
 
 
 def _known_backend(name: str) -> str:
-    # Entry points are looked up on disk: not for a name that needs none.
+    # Looking up entry points reads the disk; built-in names do not need it.
     if name not in ("auto", *BUILT_IN) and name not in backend_names():
         raise PydanticCustomError("backend", "no such back end")
     return name
@@ -233,12 +233,12 @@ def _list_backends(schema: dict[str, Any]) -> None:
 BackendName = Annotated[
     str, AfterValidator(_known_backend), Field(json_schema_extra=_list_backends, strict=True)
 ]
-"""A built-in back end or one of an entry point."""
+"""A built-in back end or an entry point's."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class ArmConfig(Section):
-    """What the runs of one arm share: everything that can change their results but the seed."""
+    """The configuration that the runs of an arm share: everything but the seed that can change a result."""
 
     model: ModelConfig
     data: DataConfig
@@ -259,17 +259,17 @@ class ArmConfig(Section):
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class RunConfig(ArmConfig):
-    """Everything that can change a run's result, and nothing else: its hash is the run's id."""
+    """Everything that can change a run's result, and nothing else; its hash is the run's id."""
 
     seed: NonNegativeInt
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
-    """Return a run's configuration as plain data, as ``config.json`` holds it."""
+    """Return a run's configuration as plain data for ``config.json``."""
     return asdict(config)
 
 
 def config_from_json(content: dict[str, Any]) -> RunConfig:
-    """Return the configuration that ``config_to_json`` wrote; raises pydantic's ``ValidationError``."""
+    """Read the output of ``config_to_json``; raises pydantic's ``ValidationError``."""
     config: RunConfig = TypeAdapter(RunConfig).validate_python(content)
     return config

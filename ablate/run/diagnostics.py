@@ -1,7 +1,6 @@
-"""What ``diagnostics:`` of a study says, and which layers it means. Without torch: planning reads it.
+"""The ``diagnostics:`` section of a study, and the layers that it selects. Without torch, for planning.
 
-It changes no result, so it is no part of a run's identity: switched on, runs that have ended are not run
-again.
+Diagnostics change no result and are no part of a run's identity: switching them on repeats no finished run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.recipes.place import LayerPlace
 
 DEFAULT_STEPS = 250
-"""Optimizer steps from one diagnosis to the next, where a study does not say."""
+"""Default number of optimizer steps between two diagnoses."""
 ENDS_AND_MIDDLE = "ends and middle"
 
 
@@ -61,14 +60,14 @@ class Diagnostics:
     ] = 4
 
     def interval(self, tokens_per_step: int) -> int:
-        """Return the training tokens between two diagnoses."""
+        """Return the number of training tokens between two diagnoses."""
         return self.every_tokens or DEFAULT_STEPS * tokens_per_step
 
 
 def chosen_layers(
     layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
 ) -> list[str]:
-    """Return the names of the layers that are diagnosed: those chosen that quantise at all."""
+    """Return the names of the layers to diagnose: the chosen layers that quantise an operand."""
     from ablate.recipes.place import stages
 
     quantised = [

@@ -1,17 +1,16 @@
 """The identity of a run: a hash of everything that can change its result, and of nothing else.
 
-In it: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
-the data's content, the size of its vocabulary, the digest of code that is not ours, and ``RESULT_VERSION``.
-Fields of the model, data and training that have their default are left out, so that a field that a later
-version adds gives no run another id; a default that changes raises ``RESULT_VERSION``.
+Included: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
+the data's content, the vocabulary size, the digest of user code, and ``RESULT_VERSION``. Default values of
+model, data and training fields are left out: a field that a later version adds changes no id. A changed
+default raises ``RESULT_VERSION``.
+Excluded: names of study and arm, descriptions, resources and file locations. ``data_digest`` represents the
+content of ``paths`` and ``validation_paths``, and of a tokenizer in a local file; ``code_digest`` represents
+the file of a model or trainer. So a renamed, moved or extended study finds its runs again; a study whose text
+changed does not.
 
-Not in it: the names of study and arm, descriptions and resources; nor where files lie. ``data_digest`` stands
-for the content of ``paths`` and ``validation_paths``, and of a tokenizer in a local file; ``code_digest`` for
-that of a model's or trainer's file. So a study that is renamed, moved or extended finds its runs again, and
-one whose text changed does not.
-
-How it fails: two configurations that differ only in ways that cannot change a result (``kv_heads`` left out,
-or given as the number of heads) get two ids; that costs a run, where the opposite would cost the truth.
+How it fails: two configurations with different fields but the same result (``kv_heads`` omitted, or equal to
+the number of heads) get two ids. This costs a run; the opposite error would give a wrong result.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ablate.run.config import RunConfig
 
 RESULT_VERSION = 1
-"""Raised when the trainer changes its results by design: then no old run passes for a new one."""
+"""Raised when the trainer changes its results by design, so that no old run counts as a new one."""
 
 _DEFAULTS: dict[type, dict[str, Any]] = {
     section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
@@ -44,7 +43,7 @@ def run_id(config: RunConfig) -> str:
 
 
 class RunIds:
-    """Makes the ids of many runs: each section that arms share is written out once."""
+    """Computes the ids of many runs; a section that arms share is serialised once."""
 
     def __init__(self) -> None:
         self._texts: dict[Section, str] = {}
@@ -52,7 +51,7 @@ class RunIds:
     def of_arm(self, arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
         """Return the ids of an arm's runs.
 
-        What is hashed is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
+        The hashed text is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
         fields of ``ArmConfig`` that are not None.
         """
         values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
@@ -91,7 +90,7 @@ def _canonical(section: Section) -> str:
 
 
 def _placeless(value: Any) -> Any:
-    """Leave of code or a model that lies in a file the function alone: the digest stands for its content."""
+    """Drop the path from a reference to a local file and keep the function; the digest covers the content."""
     if isinstance(value, str) and value.startswith("/"):
         return Path(value).name.partition(":")[2]
     return value

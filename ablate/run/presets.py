@@ -1,12 +1,11 @@
 """Models by name: published shapes of the Llama and GPT families, for ``model: {preset: …}``.
 
-The vocabulary is the tokenizer's and no part of a preset. Llama 3.1's stretching of the rotary frequencies
-beyond 8,192 positions is left out: no study trains that far.
+The vocabulary comes from the tokenizer and is no part of a preset. Llama 3.1's rescaling of the rotary
+frequencies beyond 8,192 positions is left out, because no study trains on sequences that long.
 
 Sources: Touvron et al. 2302.13971 and 2307.09288 (Llama, Llama 2), Dubey et al. 2407.21783 (Llama 3), Jiang
-et al. 2401.04088 (Mixtral), and the configurations published with the weights; for GPT the layers and widths
-of Tseng et al. 2502.20586, with heads as GPT-2 medium (64 wide) and Brown et al. 2005.14165 (128 wide) have
-them.
+et al. 2401.04088 (Mixtral), and the configurations published with the weights. For GPT: layers and widths
+of Tseng et al. 2502.20586, heads of GPT-2 medium (64 wide) and of Brown et al. 2005.14165 (128 wide).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _gpt(width: int, layers: int, heads: int) -> dict[str, Any]:
     return _WHOLE | shape | {"architecture": "gpt", "tied_head": True, "rope_base": 10_000.0}
 
 
-# A preset stands for all of what was inherited: every field in which presets differ is set by each.
+# A preset replaces all inherited fields, so every preset sets each field in which presets differ.
 _WHOLE: dict[str, Any] = {"architecture": "llama", "experts": None, "norm_eps": 1e-5}
 
 
@@ -57,6 +56,6 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "gpt-1.3b": _gpt(2048, 24, 16),
     "gpt-6.7b": _gpt(4096, 32, 32),
 }
-"""Fields of ``ModelConfig`` by the name of the preset."""
+"""Fields of ``ModelConfig`` by preset name."""
 
 assert set(PRESETS) == set(get_args(Preset))

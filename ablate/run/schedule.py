@@ -1,7 +1,7 @@
 """Batch arithmetic and the learning rate, as pure functions of the configuration and the step.
 
-Tokens are the clock: budgets, warm-up and evaluation intervals are given in tokens and rounded to whole
-optimizer steps here, in one place, so that planning and training agree.
+Budgets, warm-up and evaluation intervals are given in tokens. They are rounded to whole optimizer steps only
+here, so that planning and training agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The arithmetic of one run. ``micro_batches``: forward passes of a step, on all devices together."""
+    """The arithmetic of one run. ``micro_batches``: forward passes per step, over all devices."""
 
     tokens_per_step: int
     steps: int
@@ -26,7 +26,7 @@ class StepPlan:
 
 
 def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
-    """Round a budget in tokens to whole steps; the last step completes the budget."""
+    """Convert a token budget to whole steps; the last step completes the budget."""
     tokens_per_step = training.batch_size * training.seq_len
     steps = math.ceil(training.tokens / tokens_per_step)
     eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
@@ -41,10 +41,10 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:
-    """Return the rate of optimizer step ``step``, counted from 0.
+    """Return the learning rate of optimizer step ``step``, counted from 0.
 
-    Linear warm-up to the peak, then constant, cosine to the end of the budget, or stable and a linear
-    decay over the last ``decay_tokens`` (warm-up–stable–decay).
+    Linear warm-up to the peak, then one of: constant; cosine to the end of the budget; or stable, then a
+    linear decay over the last ``decay_tokens`` (warm-up–stable–decay).
     """
     plan = plan_steps(training)
     tokens = (step + 1) * plan.tokens_per_step
@@ -65,13 +65,13 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 
 
 def decay_begins(training: TrainingConfig) -> int | None:
-    """Return the tokens after which warm-up–stable–decay lowers the rate; None for every other schedule."""
+    """Return the tokens at which warm-up–stable–decay starts to decay; None for other schedules."""
     return training.tokens - training.decay_tokens if training.schedule == "wsd" else None
 
 
 def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
-    """Return the validation loss, in nats per token, from which a run is called diverged.
+    """Return the validation loss, in nats per token, from which a run counts as diverged.
 
-    Where the study sets none, 1.5 × that of a uniform guess.
+    The default is 1.5 times the loss of a uniform guess.
     """
     return divergence_loss or 1.5 * math.log(vocab_size)

@@ -1,9 +1,9 @@
-"""Published recipes by name, each with its source, what that source states, and what we had to assume.
+"""Published recipes by name, each with its source, what the source states, and our assumptions.
 
-``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands; docs/recipes.md is
-written from here. Where published code departs from its paper, the preset follows the paper and a variant
-whose name ends in ``-code`` the code. AdaHOP (2604.02525) is left out: it chooses a rotation for each pair of
-operands from a calibration run, which no fixed policy can say.
+``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands, and docs/recipes.md is
+generated from them. Where published code differs from its paper, the preset follows the paper and a variant
+whose name ends in ``-code`` follows the code. AdaHOP (2604.02525) is left out: it chooses a rotation for each
+pair of operands from a calibration run, and a fixed policy cannot express that.
 """
 
 from __future__ import annotations

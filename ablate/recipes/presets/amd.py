@@ -1,4 +1,4 @@
-"""AMD's recipes: the ladder of its paper (2605.09825), and what its public code bases do."""
+"""AMD's recipes: the ladder of its paper (2605.09825) and the defaults of its public code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _amd(
 
 
 def ladder() -> list[Preset]:
-    """Return the rows of the paper's table of stabilisers, the other GEMMs in FP8."""
+    """Return the rows of the paper's table of stabilisers; the other GEMMs are in FP8."""
     rows = {"amd-f": GEMMS[:1], "amd-fd": GEMMS[:2], "amd-fdw": GEMMS}
     shown = {"amd-f": "Fprop", "amd-fd": "Fprop and Dgrad", "amd-fdw": "all three GEMMs"}
     base = (
@@ -78,7 +78,7 @@ def ladder() -> list[Preset]:
 
 
 def rocm_te_sr() -> Preset:
-    """Return stochastic rounding as the public kernel reads, for study only."""
+    """Return the stochastic rounding of the public kernel, for study only."""
     return Preset(
         name="rocm-te-sr",
         summary="for study only: SR as ROCm TE's public kernel reads, all three GEMMs",
@@ -93,7 +93,7 @@ def rocm_te_sr() -> Preset:
 
 
 def code_bases() -> list[Preset]:
-    """Return what Primus-Turbo and ALTO do by default."""
+    """Return the defaults of Primus-Turbo and ALTO."""
     even: dict[str, Any] = {"format": "mxfp4", "scale": "even"}
     plain, tile = OperandPolicy(**even), OperandPolicy(**even, block="32x32")
     sr = OperandPolicy(**even, rounding="stochastic")

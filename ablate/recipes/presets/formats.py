@@ -1,4 +1,4 @@
-"""Recipes that are a choice of format alone: FP4 after training, and FP8."""
+"""Recipes that only choose a format: FP4 after training, and FP8."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _everywhere(fmt: GemmFormat, scale: Scale | None = None) -> Recipe:
 
 
 def eight_bit() -> list[Preset]:
-    """Return the FP8 and MXFP8 baselines of the field."""
+    """Return the usual FP8 and MXFP8 baselines."""
     return [
         Preset(
             name="deepseek-v3-fp8",

@@ -1,4 +1,4 @@
-"""Recipes of the literature in MXFP4."""
+"""Published recipes in MXFP4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tseng() -> list[Preset]:
-    """Return the paper's recipes (2502.20586, algorithm 2) and that of its code."""
+    """Return the recipes of the paper (2502.20586, algorithm 2) and of its code."""
     fields: dict[str, Any] = {
         "format": "mxfp4",
         "rounding": "stochastic",
@@ -68,7 +68,7 @@ def tseng() -> list[Preset]:
 
 
 def quartet() -> list[Preset]:
-    """Return the paper's recipe (2505.14669) and that of its code."""
+    """Return the recipes of the paper (2505.14669) and of its code."""
     forward = both(format="mxfp4", scale="quest", hadamard=32, mask=True)
     fields: dict[str, Any] = {"format": "mxfp4", "rounding": "stochastic", "prescale": 0.75}
     fields |= {"hadamard": 32}

@@ -1,4 +1,4 @@
-"""Recipes in NVFP4."""
+"""Published recipes in NVFP4."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nvidia() -> list[Preset]:
 
 
 def quartet2() -> Preset:
-    """Return Quartet II's recipe (2601.22813), after its public training code."""
+    """Return Quartet II's recipe (2601.22813), from its public training code."""
     eden = OperandPolicy(format="nvfp4", scale="ms_eden", hadamard=32, signs="step")
     backward = GemmPolicy(left=eden, right=replace(eden, source="forward"))
     return Preset(

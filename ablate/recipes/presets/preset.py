@@ -1,4 +1,4 @@
-"""What a preset is, and what several families of them are made of."""
+"""The preset class, and a helper for several families of presets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A named recipe. ``published`` is what the source states, ``assumed`` what we had to choose."""
+    """A named recipe. ``published`` is stated by the source; ``assumed`` is our choice."""
 
     name: str
     summary: str
@@ -25,5 +25,5 @@ class Preset:
 
 
 def both(**fields: Any) -> GemmPolicy:
-    """Return a GEMM whose two operands have these fields."""
+    """Build a GEMM whose two operands have the same fields."""
     return GemmPolicy(left=OperandPolicy(**fields), right=OperandPolicy(**fields))
