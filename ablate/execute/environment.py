@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ablate
+from ablate import _version as own_version
 from ablate._version import __version__
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def git_commit() -> str | None:
 
     None for an installed package, also where that lies inside a repository of the user's.
     """
-    folder = Path(ablate.__file__).resolve().parent
+    folder = Path(own_version.__file__).resolve().parent
     try:
         subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"],
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", "_version.py"],
             capture_output=True, check=True, timeout=10,
         )  # fmt: skip
         commit = subprocess.run(

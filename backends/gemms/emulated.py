@@ -69,7 +69,7 @@ class EmulatedBackend(Backend):
         return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply in bf16 with fp32 accumulation; in fp32 what bf16 could not hold or the CPU does slowly."""
+        """Multiply in bf16, summed in fp32; in fp32 what bf16 cannot hold, or where the CPU has no bf16."""
         assert isinstance(a, Quantized)
         assert isinstance(b, Quantized)
         left, right = a.contraction_last, b.contraction_last.t()
