@@ -1,4 +1,4 @@
-"""Which of a study's runs are asked for: all of them, or those of some arms and seeds."""
+"""Selection of a study's runs by arms and seeds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def choose_runs(plan: Plan, only: Collection[str] = (), seeds: Collection[int] | None = None) -> set[str]:
-    """Choose runs by their arms' names (none: all arms) and their seeds (None: all seeds); return their ids.
+    """Return the ids of the runs of these arms (empty: all arms) and seeds (None: all seeds).
 
     Raises:
-        UserError: an arm or a seed that the study does not have; names the option of the command line.
+        UserError: the study lacks an arm or a seed; the message names the command line's option.
     """
     names = {arm.name for arm in plan.arms}
-    if plan.tuning is not None:  # an arm that found what the study gives it is its own tuned arm
+    if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
         stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
         only = tuple(stands_for.get(name, name) for name in only)
     for name in only:

@@ -1,6 +1,6 @@
-"""Whether the layers that a study wants diagnosed are there: the plan alone knows all names.
+"""Check that the layers to diagnose exist: the names of all layers are known only after planning.
 
-How it fails: ``UserError`` with the line of each pattern that names no layer of any arm.
+How it fails: ``UserError`` with the line of each pattern that matches no layer of any arm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_layers(study: Study, names: Iterable[str]) -> None:
-    """Raise ``UserError`` for patterns of ``diagnostics.layers`` that name no layer."""
+    """Raise ``UserError`` for patterns of ``diagnostics.layers`` that match no layer."""
     if study.diagnostics is None or isinstance(study.diagnostics.layers, str):
         return
     known = list(dict.fromkeys(names))

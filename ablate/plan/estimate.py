@@ -1,8 +1,8 @@
-"""How long a plan will take and what it will store, with the ground for each figure.
+"""How long a plan will take and how much it will store, with the basis of each figure.
 
-Where runs of an arm are finished, their measured speed is used. Otherwise the time is modelled from the
-shapes of the model and an assumed rate, scaled by how far the model was off on the arms that were measured.
-A modelled time is a guide to minutes or days, not a promise; it leaves out that emulated formats cost more.
+An arm with finished runs uses their measured speed. The time of any other arm is modelled from the model's
+shapes and an assumed rate, then scaled by the model's error on measured arms. Modelled times give only the
+order of magnitude; they leave out the extra cost of emulated formats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
-"""Assumed rates of useful work, operations per second; of a GPU, about a tenth of a current one's peak."""
+"""Assumed rates of useful work in operations per second; for a GPU about a tenth of a current peak."""
 
 _BYTES_PER_ROW = 180
 _BYTES_PER_RUN = 12 * 1024  # configuration, status, environment and a short log
@@ -28,7 +28,7 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCosts:
-    """Time and storage. ``wall_seconds`` is for the runs still to do, on ``cores`` cores or one GPU a run."""
+    """Time and storage. ``wall_seconds``: for the runs still to do, on ``cores`` cores or one GPU a run."""
 
     run_seconds: dict[str, float]
     ground: dict[str, Ground]
@@ -39,7 +39,7 @@ class PlanCosts:
 
 
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
-    """Estimate a plan on a machine with so many CPU cores."""
+    """Estimate a plan's costs on a machine with this many CPU cores."""
     modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
     ratios = [
         _measured_seconds(arm, progress.tokens_per_sec[arm.name]) / modelled[arm.name]
@@ -70,7 +70,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
 
 
 def _work_tokens(arm: PlannedArm) -> float:
-    """Training tokens, and those of evaluation at the third of their cost that a forward pass has."""
+    """Training tokens, plus a third of the evaluation tokens: a forward pass costs a third of a step."""
     return arm.batches.tokens + arm.batches.evals * arm.config.training.eval_tokens / 3
 
 
@@ -84,7 +84,7 @@ def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
 
 
 def _wall_seconds(plan: Plan, progress: StudyProgress, run_seconds: dict[str, float], cores: int) -> float:
-    """Spread the runs to do over the cores, and those on GPUs one after the other; none shorter than one."""
+    """Spread the runs over the cores, and GPU runs one after the other; never below the longest run."""
     longest = cpu_work = gpu_work = 0.0
     for arm in plan.arms:
         left = sum(progress.state(run.id) not in END_STATES for run in arm.runs)

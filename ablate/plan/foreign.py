@@ -1,6 +1,6 @@
-"""What planning must learn of code that is not ours: its digest, and a foreign model's layers.
+"""What planning must know of the user's own code and models: a digest, and the model's layers.
 
-Only such studies pay for it: a model is built without memory, which imports torch.
+Only studies with such code pay for this: the model is built without memory, which imports torch.
 
 How it fails: ``UserError`` at the line of the study that names the code, model or recipe.
 """
@@ -30,7 +30,7 @@ _Found = TypeVar("_Found")
 
 
 class Foreigners:
-    """Digests and outlines of a study's arms, found once for all that share them."""
+    """Digests and outlines for a study's arms, each computed once for all arms that share it."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -38,7 +38,7 @@ class Foreigners:
         self._outlines: dict[tuple[object, ...], Outline] = {}
 
     def digest(self, arm: ResolvedArm) -> str | None:
-        """Return the hash of an arm's code and of its model's files, None where all is ours.
+        """Return the hash of an arm's code and of its model's files, None if it has no code of the user's.
 
         Raises:
             UserError: there is no such code or model.
@@ -62,10 +62,10 @@ class Foreigners:
         return self._digests[key]
 
     def outline(self, arm: ResolvedArm, vocab_size: int) -> Outline | None:
-        """Return what an arm's model is made of, held against its recipe; None for one that is built in.
+        """Return the outline of an arm's model, checked against its recipe; None for a built-in model.
 
         Raises:
-            UserError: it cannot be built, or does not fit its recipe.
+            UserError: the model cannot be built, or does not fit its recipe.
         """
         model = arm.model
         if model.is_built_in:
@@ -96,7 +96,7 @@ class Foreigners:
             raise UserError(*(self._at(arm, part, problem) for problem in error.problems)) from error
 
     def _at(self, arm: ResolvedArm, part: str, problem: Problem) -> Problem:
-        """Give a problem that has no place the place of the study that leads to it."""
+        """Give a problem without a place the line of the study that leads to it."""
         if problem.file is not None:
             return problem
         line, column = arm.lines[part]
@@ -104,7 +104,7 @@ class Foreigners:
 
 
 def _misfit(layers: tuple[LinearLayer, ...], arm: ResolvedArm) -> str | None:
-    """Return the first dimension that a block, tile or Hadamard group does not divide, in words."""
+    """Describe the first dimension that a block, tile or Hadamard group does not divide."""
     training, devices = arm.training, arm.resources.devices_per_run
     tokens = (training.micro_batch_size or training.batch_size // devices) * training.seq_len
     where = layer_places(layers)

@@ -1,4 +1,4 @@
-"""What tuning found for a study, as plain data."""
+"""The values that tuning found for a study, as plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """The search of a study. ``study``: the study of the trials, beside it in the storage."""
+    """The search of a study. ``study``: the name of the trials' study in the same storage."""
 
     study: str
     tune: Tune
@@ -30,7 +30,7 @@ class Tuning:
 
 
 def begin_tuning(study: str, tune: Tune) -> Tuning:
-    """Return the search of a study before anything of it has run; ``study``: the name of the study."""
+    """Return the search as it is before any trial; ``study``: the name of the study."""
     groups = tuple(
         GroupTuning(name=group.name, arms=group.arms, shared=group.shared) for group in tune.groups
     )

@@ -1,4 +1,4 @@
-"""Which linear layers carry what: so that nobody is fooled by a rule that names others than it should."""
+"""The recipe of each linear layer, for display: it shows which layers a rule really matches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGroup:
-    """Layers that follow the same recipe: their names, as ``blocks.0-3.ffn.down``, their number, and what."""
+    """Layers with the same recipe: their names, as ``blocks.0-3.ffn.down``, their number, and the recipe."""
 
     names: tuple[str, ...]
     count: int
@@ -25,7 +25,7 @@ class LayerGroup:
 
 
 def layer_groups(recipe: Recipe, where: Iterable[LayerPlace], total_tokens: int) -> list[LayerGroup]:
-    """Group a model's layers by what they follow over the whole budget, in the order of the model."""
+    """Group a model's layers by their recipes over the whole budget, in the order of the model."""
     by_text: dict[str, list[LayerPlace]] = {}
     for place in where:
         texts = [(stage.start(total_tokens), describe_layer(stage.recipe)) for stage in stages(recipe, place)]

@@ -1,4 +1,4 @@
-"""Plan → ``plan.lock.json``: what belongs to a study, for those who read its run store."""
+"""Plan → ``plan.lock.json``, from which everything else reads the study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def to_lock(plan: Plan) -> LockedPlan:
-    """Return what the run store keeps of a plan."""
+    """Return the part of a plan that the run store keeps."""
     return LockedPlan(
         study=plan.study,
         description=plan.description,

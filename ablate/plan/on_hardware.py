@@ -1,10 +1,10 @@
-"""What an arm takes on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
+"""What an arm needs on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
 
-GPU-hours are ``speed.token_time`` over the run's tokens, those of evaluation as forward passes, and one
-forward pass more where activations are computed twice. They are hours of all devices of a run together, of
-devices that wait for nothing: no communication, launches, data or checkpoints. Emulated formats have none.
+GPU-hours are ``speed.token_time`` times the run's tokens. Evaluation counts as forward passes, and recomputed
+activations as one more forward pass. GPU-hours sum over all devices of a run. They leave out communication,
+launches, data and checkpoints. Emulated formats have no GPU-hours.
 
-How it fails: unknown hardware is a ``KeyError``; an arm with a model or a trainer of its own gives None.
+How it fails: unknown hardware is a ``KeyError``; an arm with its own model or trainer gives None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
 
 FITS_SHARE = 0.9
-"""Of a device's memory: the rest is for what is not counted, and for what the allocator cannot use."""
+"""Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
 
 CPU = "cpu"
 
@@ -29,8 +29,8 @@ CPU = "cpu"
 class OnHardware:
     """One arm on one kind of hardware.
 
-    ``capacity_bytes`` and ``fits`` are None for a CPU, ``gpu_hours`` (of one run) where the hardware has no
-    unit for one of the arm's formats.
+    ``capacity_bytes`` and ``fits`` are None for a CPU. ``gpu_hours`` (of one run) is None where the hardware
+    has no unit for one of the arm's formats.
     """
 
     memory: StepMemory
@@ -40,13 +40,13 @@ class OnHardware:
 
 
 class HardwareModel:
-    """Models arms on hardware; what arms share is worked out once."""
+    """Models arms on hardware; shared parts are computed once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], OnHardware] = {}
 
     def of(self, arm: PlannedArm, hardware: str) -> OnHardware | None:
-        """Return what an arm takes on ``hardware``, of ``PEAKS`` or ``CPU``; None for code of others."""
+        """Return an arm's needs on ``hardware``, of ``PEAKS`` or ``CPU``; None for the user's own code."""
         config = arm.config
         if not config.model.is_built_in or config.trainer is not None:
             return None

@@ -1,12 +1,12 @@
 """Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
 
-What planning must learn from outside is what the data are; ``identify`` tells, once for each distinct data
-section; and of a model or trainer that is not ours, its code (``foreign``). No clock, no random number, no
-torch for models that are built in.
+Planning learns two things from outside: the identity of the data (``identify``, called once for each distinct
+data section), and the code of models and trainers of the user's own (``foreign``). It uses no clock, no
+random numbers, and no torch for built-in models.
 
-How it fails: ``UserError`` from ``identify`` (files that are missing), for all data sections at once; code
-that cannot be used; and two arms whose data differ in name alone, which are one arm. With ``without_data``
-the plan of a study whose data are not there is its arithmetic alone: ``missing`` says so, no run has an id.
+How it fails: ``UserError`` for missing data files (all data sections at once), for code that cannot be used,
+and for two arms whose data differ only in name, which are one arm. With ``without_data`` a study without its
+data still gets a plan: ``missing`` says what is wrong, and no run has an id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One arm with one seed. ``id`` is empty where the data are not there, which it is a hash of."""
+    """One arm with one seed. ``id`` hashes the data too, and is empty if they are missing."""
 
     id: str
     arm: str
@@ -54,11 +54,11 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedArm:
-    """One arm: its configuration, its runs, and what they amount to.
+    """One arm: its configuration and its runs, with derived figures.
 
-    ``differs`` maps a field to the baseline's value and this arm's; ``folded`` names the cells of the grid
-    that are this same arm. ``again``: the baseline once more, with other seeds. ``tuned_from``: the arm that
-    this one is, at the values that tuning found for it.
+    ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
+    same configuration. ``again``: the arm repeats the baseline with other seeds. ``tuned_from``: the arm that
+    this one repeats with its tuned values.
     """
 
     name: str
@@ -80,9 +80,9 @@ class PlannedArm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything that a study will run. ``missing``: what is wrong with its data; then no run has an id.
+    """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
-    ``tuning``: the search before the seeds; the arms at the values that it finds are there once it is done.
+    ``tuning``: the search before the seeds; arms with the tuned values are added once it is done.
     """
 
     study: str
@@ -120,13 +120,13 @@ def build_plan(
     *,
     without_data: bool = False,
 ) -> Plan:
-    """Plan a study. ``identify`` tells what a data section's content is; default: ``ablate.data.identify``.
+    """Plan a study. ``identify`` returns the identity of a data section; default: ``ablate.data.identify``.
 
-    ``without_data``: where data cannot be used but the study states the size of their vocabulary, plan
-    without ids instead of raising.
+    ``without_data``: if data cannot be used but the study states the size of their vocabulary, plan without
+    ids instead of raising.
 
     Raises:
-        UserError: data that cannot be used, two arms that are the same run, or a search, which is no study.
+        UserError: data that cannot be used, two arms that are the same run, or a file that is a search.
     """
     if study.search is not None:
         line, column = study.search.lines["search"]
@@ -147,7 +147,7 @@ def build_plan(
     for cell in study.folded:
         folded.setdefault(cell.into, []).append(cell.name)
     arms = []
-    for arm in study.arms:  # what depends on one section only is worked out once for all that share it
+    for arm in study.arms:  # results of one section are shared by all arms with it
         identity = identities[arm.data]
         if arm.recipe not in described:
             described[arm.recipe] = describe(arm.recipe)
@@ -214,13 +214,13 @@ def build_plan(
 
 
 def planned_runs(arm: str, config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[PlannedRun, ...]:
-    """Return the runs of an arm; their ids are empty where the data are not there."""
+    """Return the runs of an arm; their ids are empty if the data are missing."""
     texts = ids.of_arm(config, seeds) if config.data_digest else [""] * len(seeds)
     return tuple(PlannedRun(id=text, arm=arm, seed=seed) for text, seed in zip(texts, seeds, strict=True))
 
 
 def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
-    """Return the baseline once more, with as many seeds that the study does not use otherwise."""
+    """Return an arm that repeats the baseline with as many unused seeds."""
     name = again_name(baseline.name)
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
@@ -238,7 +238,7 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
 def _identify_all(
     study: Study, identify: Callable[[DataConfig], DataIdentity], *, without_data: bool
 ) -> tuple[dict[DataConfig, DataIdentity], tuple[Problem, ...]]:
-    """Return the identity of each data section, and what is wrong with any."""
+    """Return the identity of each data section, and the faults found."""
     identities: dict[DataConfig, DataIdentity] = {}
     problems: dict[Problem, None] = {}
     for data in dict.fromkeys(arm.data for arm in study.arms):
@@ -257,7 +257,7 @@ def _identify_all(
 
 
 def _absent(data: DataConfig) -> DataIdentity | None:
-    """Stand in for data that are not there, if the study itself tells the size of their vocabulary."""
+    """Return a placeholder for missing data, None unless the study states the size of their vocabulary."""
     from ablate.data.identity import BYTES_VOCABULARY, DataIdentity
 
     vocab_size = data.vocab_size
@@ -279,7 +279,7 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
 
 
 class _Differences:
-    """What arms differ in from the baseline; sections that arms share are compared once."""
+    """The differences of arms from the baseline; shared sections are compared once."""
 
     def __init__(self, baseline: ResolvedArm) -> None:
         self._baseline = baseline

@@ -1,7 +1,7 @@
-"""What the run store says of a plan: the state of each run, and how fast finished runs went.
+"""The state of a plan in the run store: the state of each run, and the speed of finished runs.
 
-How it fails: not at all on a store that is missing or half written; a run whose status cannot be read counts
-as pending, and one whose metrics cannot be read is not measured.
+How it fails: a missing or incomplete store raises nothing. A run with an unreadable status counts as pending;
+a run with unreadable metrics is not measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MEASURED_RUNS_PER_ARM = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """States by run id (those that are not pending), and measured tokens per second by arm."""
+    """States by run id (pending runs are left out), and measured tokens per second by arm."""
 
     states: dict[str, State]
     tokens_per_sec: dict[str, float]
@@ -32,7 +32,7 @@ class StudyProgress:
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:
-    """Return the plan with the values that its tuning found, if the store has them."""
+    """Return the plan with its tuned values, if the store has them."""
     if plan.tuning is None:
         return plan
     try:

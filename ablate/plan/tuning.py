@@ -1,12 +1,11 @@
-"""Tuning as arms and runs: the trials before the seeds, and the arms at the values that were found.
+"""Tuning as arms and runs: the trials before the seeds, and the arms at their best values.
 
-A trial is an arm like any other, on the trials' budget and at seeds of its own, in a study beside the study
-(``<name> tune``). Where what was found differs from what the study gives an arm, the arm is run a second
-time, as ``<arm> tuned``; where it does not, the arm stands for both. The lock file holds all of it, under
-``tuning``.
+A trial is an ordinary arm with the trials' budget and seeds, in a separate study (``<name> tune``). If an
+arm's best values differ from the study's, a second arm ``<arm> tuned`` runs with them; if not, the arm itself
+counts as tuned. The lock file holds all of it, under ``tuning``.
 
-How it fails: what an earlier lock says is taken only for a group whose fingerprint is the same: a hash of the
-ids of the group's first runs and of what the search may try.
+How it fails: results in an earlier lock are reused only for a group with the same fingerprint, which hashes
+the ids of the group's first runs and the values that the search may try.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
-    """Return the hash of what a group searches: the runs of its first trial, and what it may try."""
+    """Return the hash of a group's search: the runs of its first trial, and the values that it may try."""
     ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, group.shared)]
     fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
     content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
@@ -39,12 +38,12 @@ def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
 
 
 def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[str]:
-    """Return the ids of an arm's runs in the trial of these values."""
+    """Return the ids of an arm's runs in the trial with these values."""
     return [run.id for run in trial_arm(arm, tune, 0, values).runs]
 
 
 def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
-    """Return an arm as it is trained in a trial."""
+    """Return an arm with the configuration of a trial."""
     own = {field: getattr(arm.config.training, field) for field in values}
     return _at_values(
         replace(arm, differs=_differs(arm, own, values), factors={}, folded=()),
@@ -56,7 +55,7 @@ def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any
 
 
 def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
-    """Return the plan of the trials' study: of each trial (group, number, values) the arms of its group."""
+    """Return the plan of the trials' study: for each trial (group, number, values) the arms of its group."""
     arms = tuple(
         trial_arm(plan.arm(arm), tuning.tune, number, values)
         for group, number, values in trials
@@ -79,7 +78,7 @@ def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict
 
 
 def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
-    """Return the plan with the arms at the values that were found, once they are."""
+    """Return the plan with arms at the best values, once these are known."""
     plan = replace(plan, tuning=tuning)
     if not tuning.is_done:
         return plan
@@ -105,21 +104,21 @@ def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
 def _differs(
     arm: PlannedArm, base: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return what an arm differs in once it has these values, where the baseline has ``base``."""
+    """Return an arm's differences at these values from the baseline at ``base``."""
     kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
     changed = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
     return kept | changed
 
 
 def _of_group(plan: Plan, arm: str) -> str:
-    """Return the arm whose group an arm belongs to: the baseline's second arm goes with the baseline."""
+    """Return the arm whose group an arm belongs to: the repeated baseline is in the baseline's group."""
     return plan.baseline if plan.arm(arm).again else arm
 
 
 def _at_values(
     arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
 ) -> PlannedArm:
-    """Return an arm with other values of training, and so with other runs."""
+    """Return an arm with other values of training, and therefore with new runs."""
     section = replace(arm.config.training, **training)
     config = replace(arm.config, training=section)
     return replace(
@@ -133,12 +132,12 @@ def _at_values(
 
 
 def values_text(values: Mapping[str, Any]) -> str:
-    """Write values as people do: ``learning_rate 0.00283, weight_decay 0.1``."""
+    """Return values as text: ``learning_rate 0.00283, weight_decay 0.1``."""
     return ", ".join(f"{field} {_text(value)}" for field, value in values.items())
 
 
 def range_text(field: Range | Choices) -> str:
-    """Write what may be tried: ``0.0005 to 0.016 (log)``, or ``0 or 0.1``."""
+    """Return the values to try as text: ``0.0005 to 0.016 (log)``, or ``0 or 0.1``."""
     if isinstance(field, Range):
         return f"{_text(field.low)} to {_text(field.high)}{' (log)' if field.log else ''}"
     return " or ".join(_text(value) for value in field.values)
@@ -151,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def found_before(plan: Plan, lock: LockedPlan) -> Plan:
-    """Return the plan with the values that an earlier lock of the study holds, if they are this search's."""
+    """Return the plan with the values of an earlier lock, if the search of every group is the same."""
     tuning, written = plan.tuning, lock.tuning
     assert tuning is not None
     if written is None or not written.done or written.trials != tuning.tune.trials:

@@ -1,6 +1,6 @@
-"""What must hold between the values of one arm. Each fault names the value that broke it, where it stands.
+"""Checks between the values of one arm. Each fault is reported at the value that caused it.
 
-Faults of one value alone are found earlier, in place; a rule here may rely on every value being in range.
+Single values are checked earlier, where they stand; the rules here rely on every value being in range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOKENS: FieldPath = ("training", "tokens")
 
 
 class ArmChecks:
-    """The checks of one arm; adds what it finds to ``faults``."""
+    """The checks of one arm; adds the faults found to ``faults``."""
 
     def __init__(self, draft: Draft, faults: Faults, shapes: Shapes) -> None:
         self._draft = draft
@@ -49,7 +49,7 @@ class ArmChecks:
         self._faults.add(node, what, hint, arm=arm)
 
     def lines(self) -> dict[str, tuple[int, int]]:
-        """Return line and column of what only planning can check: code, a model's configuration, rules."""
+        """Return line and column of the parts that only planning can check: code, model, rules."""
         paths: dict[str, tuple[FieldPath, ...]] = {
             "model": (("model", "hf"), ("model", "function")),
             "trainer": (("trainer",),),
@@ -68,7 +68,7 @@ class ArmChecks:
         self._add_at(node, str(error), hint)
 
     def model(self, model: ModelConfig) -> bool:
-        """Check what the model is and the shapes of attention; returns whether it has shapes known here."""
+        """Check the model and its attention shapes; return whether the layers' shapes are known."""
         given = entries(self._draft.sections.get("model"))
         if model.hf is not None and model.function is not None:
             self._add("a second model: hf beside function", ("model", "function"), hint="give one of them")
@@ -144,7 +144,7 @@ class ArmChecks:
             self._add(what, ("resources", "devices_per_run"), _MICRO, _BATCH)
 
     def data(self, data: DataConfig) -> None:
-        """Check that each key of the data section means something for this source and tokenizer."""
+        """Check that each key of the data section applies to this source and tokenizer."""
         source: FieldPath = ("data", "source")
         tokenizer: FieldPath = ("data", "tokenizer")
         paths: FieldPath = ("data", "paths")
@@ -202,12 +202,12 @@ class ArmChecks:
         devices = 1 if resources is None else resources.devices_per_run
         for misfit in self._shapes.misfits(model, training, recipe, devices):
             node = self._draft.blame(*misfit.paths)
-            if node is self._draft.node:  # the sizes are the defaults: the recipe is what was written
+            if node is self._draft.node:  # the sizes are defaults: blame the recipe
                 node = self._draft.blame(("recipe",))
             self._add_at(node, misfit.what, misfit.hint)
 
     def rules(self, model: ModelConfig, recipe: Recipe) -> None:
-        """Check that every rule decides for a layer."""
+        """Check that every rule applies to some layer."""
         self._stages("layers", built_in_rule_faults(model, recipe))
 
     def phases(self, training: TrainingConfig, recipe: Recipe) -> None:

@@ -1,7 +1,7 @@
-"""Inheritance: what each named arm and each cell of the grid is, as merged nodes.
+"""Inheritance: the merged nodes of each named arm and each cell of the grid.
 
-How it fails: an arm whose chain of ``from`` is broken or runs in a circle gets no draft (the fault is
-reported where the chain breaks), so that nothing is said about a configuration that nobody wrote.
+How it fails: an arm with a broken or circular chain of ``from`` gets no draft. The fault is reported at the
+break, and the rest of the arm is not checked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Drafts:
 
     @property
     def base(self) -> AbstractMapping[str, Node]:
-        """The sections that every arm starts from."""
+        """The sections that every arm inherits."""
         return self._base
 
     def named(self) -> dict[str, Draft]:
-        """Return the named arms that can be resolved."""
+        """Return the named arms whose inheritance is sound."""
         written = entries(self._arms)
         for name, node in written.items():
             self._draft(name, ())
@@ -48,7 +48,7 @@ class Drafts:
         return {name: self._drafts[name] for name in written if name in self._drafts}
 
     def _draft(self, name: str, trail: tuple[str, ...]) -> Draft | None:
-        """Resolve one arm's inheritance; None if it is broken somewhere up the chain."""
+        """Resolve one arm's inheritance; None if the chain is broken."""
         if name in self._drafts:
             return self._drafts[name]
         node = get(self._arms, name)
@@ -90,7 +90,7 @@ class Drafts:
         self._faults.add(node, f"arms inherit in a circle: {' → '.join(circle)}")
 
     def cells(self, named: dict[str, Draft]) -> list[tuple[Cell, Draft]]:
-        """Return the cells of the grid, excluded ones among them."""
+        """Return the cells of the grid, including excluded ones."""
         grid = get(self._root, "grid")
         if not isinstance(grid, Mapping):
             return []
@@ -119,14 +119,14 @@ class Drafts:
         )
 
     def _lay_over(self, section: str, under: Node | None, over: Node, path: tuple[str, ...] = ()) -> Node:
-        """Merge, once for each pair of nodes: the cells of a grid share most of theirs."""
+        """Merge two nodes, once for each pair: cells of a grid share most pairs."""
         if (under, over) not in self._merged:
             self._merged[under, over] = lay_over(section, under, nest(path, over))
         return self._merged[under, over]
 
 
 def _set_factors(factors: dict[str, Any], path: tuple[str, ...], node: Node) -> None:
-    """Record what an arm sets, leaf by leaf; setting a whole replaces what was said about its parts."""
+    """Record the leaves that an arm sets; setting a mapping replaces the records of its parts."""
     if isinstance(node, Mapping) and node.entries:
         for key, value in node.entries.items():
             _set_factors(factors, (*path, key), value)

@@ -1,7 +1,7 @@
-"""What is wrong with a part of the file, in the words of someone who writes one.
+"""Faults of a study file, in the words of its author.
 
-pydantic finds the faults; here each gets its place in the file, a line that says what was expected, and the
-likely word. Only a file with faults pays for the look-ups.
+pydantic finds the faults. Here each gets its place in the file, a line that says what was expected, and the
+likely word. The look-ups run only for files with faults.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Fault:
 class Faults:
     """Collects the problems of one file.
 
-    The same fault at the same place counts once, whichever arm or alias led there.
+    A fault is kept once for each place, however many arms or aliases lead there.
     """
 
     def __init__(self, file: str, known: Iterable[Problem] = ()) -> None:
@@ -72,14 +72,14 @@ class Faults:
         return bool(self._known or self._found)
 
     def any_within(self, part: str) -> bool:
-        """Tell whether a top-level part of the file has a fault."""
+        """Whether a top-level part of the file has a fault."""
         return part in self._parts
 
     def add(self, node: Node, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
-        """Add a fault at a node. ``arm`` names one that shows it, where the node alone does not tell."""
+        """Add a fault at a node. ``arm`` names an affected arm, if the node's place does not."""
         self._parts.update(node.path[:1])
         if (node.line, node.column) in self._taken:
-            return  # the syntax of this very place is at fault already
+            return  # this place already has a syntax error
         fault = _Fault(node=node, what=what, hint=hint, arms={})
         self._found.setdefault((node.line, node.column, what), fault).arms[arm] = None
 
@@ -89,9 +89,9 @@ class Faults:
         return sorted(self._known + found, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, root: Node, *, skip: int = 0, section: Any) -> None:
-        """Add pydantic's errors about ``root``; ``skip`` leading parts of their paths are not in the tree.
+        """Add pydantic's errors about ``root``; the first ``skip`` parts of their paths are not in the tree.
 
-        ``section`` is the type that was validated, for the words that would have been right.
+        ``section``: the validated type, from which the expected words are taken.
         """
         for fault in error.errors(include_url=False, include_input=False):
             self._add_one(fault, root, skip=skip, section=section)
@@ -144,14 +144,14 @@ _MISSING = {
 
 def _with_arms(hint: str | None, arms: dict[str | None, None]) -> str | None:
     if None in arms:
-        return hint  # the place says which arm it is
+        return hint  # the place already names the arm
     first = next(iter(arms))
     shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
     return f"{hint}; {shown}" if hint else shown
 
 
 def got_text(node: Node) -> str:
-    """Say what stands there instead, in a few characters."""
+    """Describe the node's content in a few characters."""
     if isinstance(node, Mapping):
         return "a mapping"
     if isinstance(node, Sequence):
@@ -170,21 +170,21 @@ def one_of(words: list[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:
-    """Return the hint with the likely word, if one is close."""
+    """Return a hint with the closest word, None if no word is close."""
     lowered = {known.lower(): known for known in words}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     return f"did you mean '{lowered[close[0]]}'?" if close else None
 
 
 def likely(node: Node, words: Iterable[str]) -> str | None:
-    """Return the hint with the word that the node's text probably means."""
+    """Return a hint with the word that the node's text probably means."""
     return (
         did_you_mean(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else None
     )
 
 
 def _mend(kind: str, node: Node) -> str | None:
-    """Return how a slip of notation is mended: 1e6 where a whole number belongs, or a quoted number."""
+    """Return a hint for a slip of notation: 1e6 for a whole number, or a quoted number."""
     if not isinstance(node, Scalar):
         return None
     if kind == "int_type" and isinstance(node.value, float) and node.value.is_integer() and node.value < 1e15:
@@ -201,7 +201,7 @@ def _mend(kind: str, node: Node) -> str | None:
 
 
 def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
-    """Return the likely key, or the section in which such a key exists."""
+    """Return a hint with the likely key, or with the section that has such a key."""
     from ablate.recipes import LayerRecipeSpec, RecipeSpec
 
     kind = bare(type_at(section, parent))
@@ -222,7 +222,7 @@ def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
 
 
 def children(section: Any) -> dict[str, Any]:
-    """Return the keys that a section may have, with their types; none for anything but a section."""
+    """Return a section's keys and their types; empty for any other type."""
     section = bare(section)
     return _children(section) if isinstance(section, type) and is_dataclass(section) else {}
 
@@ -245,7 +245,7 @@ def bare(annotation: Any) -> Any:
 
 
 def type_at(section: Any, path: Path) -> Any:
-    """Return the type of the field at a path, or None if there is no such field."""
+    """Return the type of the field at a path, None if there is no such field."""
     for part in path:
         section = bare(section)
         arguments = get_args(section)
@@ -259,7 +259,7 @@ def type_at(section: Any, path: Path) -> Any:
 
 
 def literal_words(annotation: Any) -> list[str]:
-    """Return the words of a choice; for a recipe, those that stand for one."""
+    """Return the words of a choice; for a recipe, the words that name one."""
     from ablate.recipes import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec
 
     annotation = bare(annotation)

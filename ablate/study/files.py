@@ -1,4 +1,4 @@
-"""Which file a study's name means: one given by its path, or one that is shipped with the package."""
+"""Finding the file of a study: by its path, or by the name of a study shipped with the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ablate.study.faults import did_you_mean
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Return the studies that come with the package, by name: those to start from, then the findings'."""
+    """Return the studies shipped with the package, by name: starters first, then findings."""
     from importlib.resources import files
 
     folder = Path(str(files("ablate.studies")))
@@ -18,14 +18,14 @@ def shipped_studies() -> dict[str, Path]:
 
 
 def find_file(path_or_name: str | Path) -> Path:
-    """Return the file that is meant. Raises ``UserError`` with the likely one if there is none."""
+    """Return a study's file. Raises ``UserError`` with the likely name if there is no such file."""
     path = Path(path_or_name)
     is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
     try:
         if path.is_file() or path.is_fifo():
             return path
         is_folder = path.is_dir()
-    except (OSError, ValueError) as error:  # a name too long for the file system, or with a NUL in it
+    except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
         raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
     shipped = shipped_studies()
     if is_name and path.name in shipped:

@@ -1,8 +1,8 @@
-"""From drafts to arms: build each, check it, and fold what is another arm under a second name.
+"""From drafts to arms: build each, check it, and fold arms with equal configurations.
 
-Two named arms that are one configuration are a mistake; cells of a grid that coincide are a matter of
-course (no FP4 GEMM has no Hadamard size), and are listed, not run twice. What counts of a recipe is what each
-layer of the model follows when: rules and phases that change nothing make no other arm.
+Two equal named arms are a mistake. Equal cells of a grid are normal (without an FP4 GEMM the Hadamard size
+has no effect): they are listed, and run once. Recipes are compared by the stages of each layer, so rules
+and phases without effect do not make a new arm.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MAX_NAME = 80
 
 
 def name_rule(name: str) -> str | None:
-    """Return what a name must be, if this one is not."""
+    """Return the rule for names if this one breaks it, else None."""
     is_good = name.isprintable() and name == name.strip() and 0 < len(name) <= MAX_NAME
     return None if is_good else f"1 to {MAX_NAME} printable characters, no space around"
 
 
 class ArmCollector:
-    """Collects the arms of one study. ``drop_senseless``: what the grid says of senseless cells."""
+    """Collects the arms of one study. ``drop_senseless``: the grid's setting for senseless cells."""
 
     def __init__(self, folder: Path, faults: Faults, *, drop_senseless: bool) -> None:
         self.arms: dict[str, ResolvedArm] = {}
@@ -54,7 +54,7 @@ class ArmCollector:
         self._shapes = Shapes()
 
     def add_named(self, draft: Draft) -> None:
-        """Add a named arm; one that equals another is a fault."""
+        """Add a named arm; an arm equal to another is a fault."""
         if rule := name_rule(draft.name):
             self._faults.add(draft.node, "cannot name an arm", rule)
         arm = self._build(draft, is_cell=False)
@@ -68,7 +68,7 @@ class ArmCollector:
         self.arms[arm.name] = arm
 
     def add_cell(self, cell: Cell, draft: Draft) -> str | None:
-        """Add a cell of the grid; one that equals an arm is folded into it. Returns the arm that it is."""
+        """Add a cell of the grid, folded into an equal arm if there is one; return the arm's name."""
         if cell.excluded:
             self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
             return None
@@ -147,13 +147,13 @@ class ArmCollector:
 
 @dataclass(frozen=True, eq=False)
 class _LayerStages(Section):
-    """What each layer of a model follows, by its name, in order of the starts."""
+    """The stages of each layer of a model, by layer name, in order of their starts."""
 
     layers: dict[str, tuple[Stage, ...]]
 
 
 def _effect(model: ModelConfig, recipe: Recipe) -> Recipe | _LayerStages:
-    """Return what a recipe comes to in a model: without rules and phases where they change nothing."""
+    """Return the recipe without rules and phases if they have no effect in this model, else its stages."""
     plain = replace(recipe, rules=(), phases=())
     effects = []
     for one in (recipe, plain):
@@ -163,7 +163,7 @@ def _effect(model: ModelConfig, recipe: Recipe) -> Recipe | _LayerStages:
 
 
 def _merged(followed: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Leave out stages that go on with what was followed before."""
+    """Drop stages that repeat the recipe of the stage before."""
     return tuple(
         stage for i, stage in enumerate(followed) if i == 0 or stage.recipe != followed[i - 1].recipe
     )

@@ -1,7 +1,7 @@
 """The grid: factors → cells, exactly and in order, with zipped factors and excluded cells.
 
-How it fails: every fault is added to the collector, and a grid with a fault in its own notation has no
-cells, because half a design is worse than none.
+How it fails: every fault is added to the collector. A grid with a fault in its notation has no cells, because
+half a design would mislead.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_CELLS = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Level:
-    """One value of one factor. ``path`` is the factor's, split; ``label`` its part of the arm's name.
+    """One value of one factor. ``path``: the factor's, split; ``label``: its part of the arm's name.
 
-    Levels compare by identity: a factor may hold the same value twice.
+    Levels compare by identity, because a factor may hold the same value twice.
     """
 
     factor: str
@@ -40,7 +40,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Cell:
-    """One combination of levels. ``excluded`` says by which rule, if any."""
+    """One combination of levels. ``excluded``: the rule that excludes it, if any."""
 
     name: str
     levels: tuple[Level, ...]
@@ -105,7 +105,7 @@ def _content(node: Node) -> str:
 
 
 def _label(factor: str, node: Node) -> str:
-    """Name a value: recipe words speak for themselves, anything else is written ``field=value``."""
+    """Return a value's label: a recipe's word alone, any other value as ``field=value``."""
     leaf = factor.rsplit(".", 1)[-1]
     if isinstance(node, Sequence):
         return "+".join(_label(factor, item) for item in node.items) or f"no {leaf}"
@@ -118,7 +118,7 @@ def _label(factor: str, node: Node) -> str:
 
 
 def check_value(path: tuple[str, ...], value: Node, faults: Faults) -> None:
-    """Check one value of the field at a path of base, where it stands."""
+    """Check one value of the field at a path of the base section, at the value's own place."""
     try:
         TypeAdapter(BaseSection).validate_python(plain(nest(path, value)))
     except ValidationError as error:
@@ -126,7 +126,7 @@ def check_value(path: tuple[str, ...], value: Node, faults: Faults) -> None:
 
 
 def factor_paths() -> list[str]:
-    """Return every path that can be a factor: the sections of base, their fields, and theirs."""
+    """Return every path that can be a factor: the base's sections, their fields, and the fields' fields."""
     paths: list[str] = []
     for section in SECTIONS:
         paths.append(section)
@@ -137,7 +137,7 @@ def factor_paths() -> list[str]:
 
 
 def _axes(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> list[list[tuple[Level, ...]]]:
-    """Return the independent directions of the product; zipped factors share one."""
+    """Return the independent axes of the product; zipped factors share an axis."""
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
     zipped = grid.entries.get("zip")
     for group in zipped.items if isinstance(zipped, Sequence) else ():
@@ -193,7 +193,7 @@ def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> li
     written = grid.entries.get("exclude")
     for node in written.items if isinstance(written, Sequence) else ():
         if not isinstance(node, Mapping):
-            continue  # reported with the shape of the file
+            continue  # reported when the file's shape was checked
         if not node.entries:
             faults.add(node, "an empty rule would exclude every cell")
             continue
@@ -229,6 +229,6 @@ def _cell(levels: tuple[Level, ...], rules: list[_Rule], naming: set[str]) -> Ce
 
 
 def cell_override(levels: tuple[Level, ...], section: str) -> list[tuple[tuple[str, ...], Node]]:
-    """Return what a cell sets in a section, outer fields before the fields inside them."""
+    """Return a cell's settings in a section, outer fields before their inner fields."""
     own = [(level.path[1:], level.node) for level in levels if level.path[0] == section]
     return sorted(own, key=lambda pair: len(pair[0]))

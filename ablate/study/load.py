@@ -1,8 +1,8 @@
-"""``load_study``: from a file's name to a validated study, or to every fault in it at once.
+"""``load_study``: from a file's name to a validated study, or to all of its faults at once.
 
-The order: syntax (parse), shape of each part in place (sections), inheritance and grid (drafts, grid), what
-must hold within an arm (checks) and between arms (fold). A later stage goes on past the faults of an earlier
-one wherever it still can, so that one reading of the file shows them all.
+The order: syntax (parse), shape of each part (sections), inheritance and grid (drafts, grid), checks within
+an arm (checks) and between arms (fold). A stage continues past the faults of earlier stages where it can, so
+that one reading of the file shows them all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_RUNS = 1_000_000
-_RESERVED = ("tokens", "mlartifacts", "mlflow.db")  # these lie beside the studies in the storage
+_RESERVED = ("tokens", "mlartifacts", "mlflow.db")  # other names in the storage folder
 
 
 def load_study(path_or_name: str | Path) -> Study:
-    """Read and validate a study, given its file or the name of one that is shipped.
+    """Read and validate a study, given its file or the name of a shipped study.
 
     Raises:
         UserError: the file cannot be used; holds every fault found, in the order of the file.
@@ -97,7 +97,7 @@ def load_study(path_or_name: str | Path) -> Study:
 
 
 def _used_seeds(file: StudyFile | None) -> set[int]:
-    """Return the seeds of the arms and of the baseline's second arm."""
+    """Return the seeds of the arms and of the repeated baseline."""
     if file is None:
         return set()
     first = max(file.seeds) + 1
@@ -173,7 +173,7 @@ def _check_has_arms(root: Mapping, faults: Faults) -> None:
 
 
 def _baseline(root: Mapping, collector: ArmCollector, names: list[str], faults: Faults) -> str:
-    """Return the baseline arm's name; that of a folded cell stands for the arm it was folded into."""
+    """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
     node = get(root, "baseline")
     if not (isinstance(node, Scalar) and isinstance(node.value, str)):
         return ""

@@ -1,7 +1,7 @@
-"""From what arms inherit and override to the sections of each: merged trees, and the objects they mean.
+"""Merges inherited and overridden sections into trees, and builds the configuration objects from them.
 
-Everything is remembered by node, so that a section that no factor touches is merged, validated and resolved
-once for the whole study.
+Results are cached by node: a section that no factor changes is merged, validated and resolved once for the
+whole study.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draft:
-    """An arm as merged nodes. ``lineage`` holds the parts of the file it draws from, its own first."""
+    """An arm as merged nodes. ``lineage``: the parts of the file that it inherits from, its own first."""
 
     name: str
     description: str | None
@@ -43,12 +43,12 @@ class Draft:
     factors: AbstractMapping[str, Any]
 
     def blame(self, *paths: tuple[str | int, ...]) -> Node:
-        """Return the node that brought in the value at fault: of those that are set, the arm's own first."""
+        """Return the node to report for a fault of these paths: the arm's own value before inherited ones."""
         nodes = [node for section, *rest in paths if (node := get(self.sections.get(str(section)), *rest))]
         return min(nodes, key=self._distance, default=self.node)
 
     def owns(self, node: Node) -> bool:
-        """Tell whether a node's path names this arm already."""
+        """Whether a node's path already names this arm."""
         return node.path[:2] == ("arms", self.name)
 
     def _distance(self, node: Node) -> int:
@@ -59,7 +59,7 @@ class Draft:
 
 
 def lay_over(section: str, under: Node | None, over: Node) -> Node:
-    """Lay an override on an inherited section; a recipe's word, a preset or another's model is all of it."""
+    """Lay an override over an inherited section; a recipe's word, a preset or a new model replaces it."""
     if section == "model":
         is_whole = any(get(over, key) is not None for key in ("preset", "hf", "function"))
         return merge(None if is_whole else under, _expand_preset(over))
@@ -93,7 +93,7 @@ def _expand_recipe(node: Node) -> Node:
 
 
 def _at(node: Node, value: Any) -> Node:
-    """Return plain data as a tree that stands where ``node`` stands."""
+    """Return plain data as a tree whose nodes all have the place of ``node``."""
     place: dict[str, Any] = {"path": node.path, "line": node.line, "column": node.column}
     if isinstance(value, dict):
         below = {key: _at(node, item) for key, item in value.items()}
@@ -105,7 +105,7 @@ def _at(node: Node, value: Any) -> Node:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SectionBuilder:
-    """Turns merged nodes into configuration objects. ``folder`` is where the study's file lies."""
+    """Builds configuration objects from merged nodes. ``folder``: the folder of the study's file."""
 
     folder: FilePath
     _built: dict[tuple[str, Node | None], Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class SectionBuilder:
     _adapters: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
 
     def build(self, section: str, node: Node | None) -> Any:
-        """Return the section's object, or None where a part of it is at fault (reported elsewhere)."""
+        """Return the section's object, None if a part of it has a fault (reported elsewhere)."""
         if (section, node) not in self._built:
             self._built[section, node] = self._build(section, node)
         return self._built[section, node]
@@ -139,12 +139,12 @@ class SectionBuilder:
         return self._absolute(built) if isinstance(built, DataConfig) else built
 
     def _join_code(self, reference: str) -> str:
-        """Resolve a function's file against the study's folder; a module's name stays what it is."""
+        """Resolve a function's file against the study's folder; names of modules are kept."""
         place, colon, name = reference.partition(":")
         return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
 
     def recipe(self, spec: RecipeSpec) -> Recipe | SenselessRecipe:
-        """Return the six operand policies, or why there are none."""
+        """Return the six operand policies, or why the recipe contradicts itself."""
         if spec not in self._recipes:
             try:
                 self._recipes[spec] = resolve(spec)
@@ -153,7 +153,7 @@ class SectionBuilder:
         return self._recipes[spec]
 
     def _absolute(self, data: DataConfig) -> DataConfig:
-        """Resolve paths against the study's folder; names on the hub stay what they are."""
+        """Resolve paths against the study's folder; names on the hub are kept."""
         if data.source == "hub":  # [data set, configuration]
             data = replace(
                 data, paths=[self._join_existing(path) for path in data.paths[:1]] + data.paths[1:]
@@ -169,13 +169,13 @@ class SectionBuilder:
         return data
 
     def _join_existing(self, path: str) -> str:
-        """Take what may be a hub name for a path if there is such a file, or it can be nothing else."""
+        """Resolve a path that could be a hub name, if the file exists or the text cannot be a hub name."""
         local = self._join(path)
         is_local = path.startswith((".", "/", "~")) or FilePath(local).exists()
         return local if is_local and path else path
 
     def _join(self, path: str) -> str:
         given = FilePath(path)
-        with contextlib.suppress(RuntimeError):  # ~nobody: the path is taken as it stands
+        with contextlib.suppress(RuntimeError):  # no such user (~nobody): keep the path as it is
             given = given.expanduser()
         return str(self.folder / given)

@@ -1,10 +1,10 @@
 """Bytes of a study file → a tree with places, or every fault of its syntax.
 
-YAML 1.2 is read by ruamel.yaml's composer; the tree is built here rather than by its constructors, because
-those turn dates into objects, let recursive aliases through and lose the places of merged keys.
+ruamel.yaml's composer reads YAML 1.2. The tree is built here and not by ruamel's constructors, because those
+turn dates into objects, accept recursive aliases and lose the places of merged keys.
 
-How it fails: always as ``UserError`` when the syntax is broken (nothing can be said about the rest), and as
-a list of problems beside the tree for faults that leave the rest readable, such as a key given twice.
+How it fails: broken syntax raises ``UserError``. Faults that leave the rest readable, such as a key given
+twice, are returned as a list of problems beside the tree.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**20
 MAX_NODES = 200_000
 MAX_DEPTH = 50
-"""Bounds against a file that is no study: a data file named by mistake, or aliases that multiply."""
+"""Limits for a file that is not a study: a data file named by mistake, or aliases that multiply."""
 
 _TAG = "tag:yaml.org,2002:"
 
 
 def read_tree(path: FilePath, shown: str) -> tuple[Mapping, list[Problem]]:
-    """Read a file into a tree and the faults found on the way. ``shown`` names the file in them.
+    """Read a file into a tree; return it with its faults. ``shown``: the file's name in messages.
 
     Raises:
         UserError: the file cannot be read, or is not YAML, or is not a mapping.
@@ -50,7 +50,7 @@ def read_tree(path: FilePath, shown: str) -> tuple[Mapping, list[Problem]]:
 
 
 def parse(content: bytes, shown: str) -> tuple[Mapping, list[Problem]]:
-    """Turn the bytes of a file into a tree; see ``read_tree``."""
+    """Parse the bytes of a file into a tree; see ``read_tree``."""
     root = _compose(_decode(content, shown), shown)
     if root is None:
         raise UserError(Problem(file=shown, line=1, column=1, what="the file is empty"))
@@ -75,7 +75,7 @@ def _decode(content: bytes, shown: str) -> str:
 
 def _compose(text: str, shown: str) -> Any:
     yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML allows it, and a warning would have no place in the file
+    yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
     try:
         return yaml.compose(text)
     except MarkedYAMLError as error:
@@ -87,7 +87,7 @@ def _compose(text: str, shown: str) -> Any:
         what, hint = f"a character that YAML does not allow: {text[error.position]!r}", None
     except RecursionError:
         line, column, what, hint = 1, 1, f"nested more than {MAX_DEPTH} deep", None
-    except Exception as error:  # ruamel lets bare errors through, such as ValueError for "\\U00110000"
+    except Exception as error:  # ruamel lets other errors through, such as ValueError for "\\U00110000"
         escape = re.search(r"\\U(?!0010|000)[0-9a-fA-F]{8}", text)
         line, column = _place(text, escape.start() if escape else 0)
         what = "not valid YAML: an escape that is no character" if escape else "not valid YAML"
@@ -116,17 +116,17 @@ def _wording(error: MarkedYAMLError) -> tuple[str, str | None]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Tell whether a text can be written: an escape in quotes can make half a surrogate pair."""
+    """Whether a text can be encoded: an escape in quotes can give half a surrogate pair."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 class _Builder:
-    """Turns composed nodes into the tree. Mutable while it works: problems, and the count of nodes."""
+    """Builds the tree from composed nodes; keeps the problems and the count of nodes meanwhile."""
 
     def __init__(self, shown: str) -> None:
         self.problems: list[Problem] = []
         self._shown = shown
-        self._open: set[int] = set()  # the ids of nodes: ruamel's do not promise to hash
+        self._open: set[int] = set()  # ids, because ruamel's nodes may not be hashable
         self._num_nodes = 0
 
     def build(self, node: Any, path: Path) -> Node:
@@ -181,11 +181,9 @@ class _Builder:
                 isinstance(value_node, ScalarNode)
                 and value_node.start_mark.index == value_node.end_mark.index
             ):
-                value_node.start_mark = (
-                    mark  # nothing was written: its place is the key's, not the next line's
-                )
+                value_node.start_mark = mark  # an empty value has the place of its key, not of the next line
             entries[key] = self.build(value_node, key_path)
-        for source in merged:  # what stands in the mapping itself wins, then the source named first
+        for source in merged:  # the mapping's own keys win, then the source named first
             entries = source.entries | entries
             keys = source.keys | keys
         return Mapping(**place, entries=entries, keys=keys)
@@ -228,7 +226,7 @@ class _Builder:
             return text
 
     def _refuse_tag(self, node: Any, path: Path, expected: str) -> None:
-        # YAML 1.2's core schema knows no dates and no '=': what looks like one is text.
+        # YAML 1.2's core schema has no dates and no '=': both are text.
         tag = str(node.tag).replace(_TAG, "!!")
         if str(node.tag) not in (expected, _TAG + "timestamp", _TAG + "value", _TAG + "merge"):
             self._add(node, f"{show_path(path)}: the tag {tag} has no meaning here", "leave it out")
@@ -236,7 +234,7 @@ class _Builder:
     def _add(self, node: Any, what: str, hint: str | None = None) -> None:
         problem = self._problem(node, what, hint)
         if not any((p.line, p.column) == (problem.line, problem.column) for p in self.problems):
-            self.problems.append(problem)  # an alias leads to the same place again
+            self.problems.append(problem)  # only once: an alias leads to the same place again
 
     def _problem(self, node: Any, what: str, hint: str | None = None) -> Problem:
         mark = node.start_mark

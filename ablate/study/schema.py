@@ -1,7 +1,7 @@
-"""The JSON Schema of study files, so that an editor completes keys and marks slips while one types.
+"""The JSON Schema of study files, with which editors complete keys and mark mistakes.
 
-It is generated from the classes that validate, so that the two cannot part. What no schema can say (an arm
-equal to another, a width that the heads must divide) is left to ``load_study``.
+It is generated from the classes that validate, so that the two agree. Rules that a schema cannot express (an
+arm equal to another, a width that the heads must divide) are left to ``load_study``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _exactly_one_unit(target: dict[str, Any]) -> None:
 
 
 def _factors(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the factors' schema: every path that can be one, with the type of its values."""
+    """Return the factors' schema: every path that can be a factor, with the type of its values."""
     properties: dict[str, Any] = {}
     for path in factor_paths():
         value = TypeAdapter(type_at(BaseSection, tuple(path.split(".")))).json_schema(
@@ -62,7 +62,7 @@ def _factors(definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuned_fields(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of what is tuned: every field that can be, as a range or a list of its values."""
+    """Return the schema of tuned fields: each as a range or a list of its values."""
     definitions.setdefault(
         "RangeSection", TypeAdapter(RangeSection).json_schema(ref_template="#/$defs/{model}")
     )
@@ -84,7 +84,7 @@ def _tuned_fields(definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_titles(schema: Any) -> None:
-    """Remove the titles that pydantic makes of names: editors show them in place of the descriptions."""
+    """Remove pydantic's titles: editors would show them in place of the descriptions."""
     if isinstance(schema, list):
         for item in schema:
             _drop_titles(item)

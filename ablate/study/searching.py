@@ -1,7 +1,7 @@
-"""``search:`` in a study file: what makes the file a search, and what it may then not say.
+"""``search:`` in a study file: the section that makes it a search, and the sections that it excludes.
 
 A search compares recipes at equal data, model and training, so its arms and factors set recipes alone. Its
-budgets take the place of ``training.tokens``: the arms are checked at the first, which is the smallest.
+budgets replace ``training.tokens``; the arms are checked at the first budget, which is the smallest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _OF_STUDIES = ("seeds", "paired_seeds", "baseline_again", "tune", "stop", "diagnostics")
 _OWN = ("recipe", "resources")
-"""What an arm of a search may set: what it compares, and what changes no result."""
+"""The sections that an arm of a search may set: the compared one, and one that changes no result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchCell:
-    """A cell of the grid: the labels of its levels by factor, and the arm that it is."""
+    """A cell of the grid: the labels of its levels by factor, and its arm."""
 
     levels: dict[str, str]
     arm: str
@@ -35,7 +35,7 @@ class SearchCell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What is searched, and how. ``budgets`` in tokens, rising; ``named``: the arms that are no cells.
+    """A search and its settings. ``budgets``: in tokens, rising; ``named``: the arms outside the grid.
 
     ``lines``: (line, column) of the whole section and of keys, for faults that only planning can find.
     """
@@ -56,7 +56,7 @@ class Search:
 
 
 def with_first_budget(root: Mapping) -> Mapping:
-    """Return the file with the first of the search's budgets as its token budget; unchanged without one."""
+    """Return the file with the search's first budget as its token budget; unchanged if it has none."""
     budgets = get(root, "search", "budgets")
     if not (isinstance(budgets, Sequence) and budgets.items and isinstance(budgets.items[0], Scalar)):
         return root
@@ -68,7 +68,7 @@ def with_first_budget(root: Mapping) -> Mapping:
 def check_search(
     root: Mapping, file: StudyFile | None, cells: Iterable[tuple[Cell, str | None]], faults: Faults
 ) -> Search | None:
-    """Return the search that a file describes, None where it describes a study; adds what is wrong."""
+    """Return the search that a file describes, None for an ordinary study; adds faults."""
     node = get(root, "search")
     if not isinstance(node, Mapping):
         return None

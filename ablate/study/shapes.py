@@ -1,7 +1,7 @@
-"""Which numbers must divide which dimensions of the built-in model, layer by layer, under a recipe's rules.
+"""The numbers that must divide the dimensions of the built-in model, layer by layer, under a recipe's rules.
 
-A policy's block and Hadamard group lie along the contraction dimension of its GEMM, the rows of a square tile
-along the operand's other dimension, over which another GEMM contracts.
+A policy's block and Hadamard group lie along the contraction dimension of its GEMM. The rows of a square tile
+lie along the operand's other dimension, over which another GEMM contracts.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ FieldPath = tuple[str, ...]
 
 _SUMS_OVER: dict[str, Gemm] = {dimension: gemm for gemm, dimension in CONTRACTED.items()}
 _WORDS = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up")}
-"""The projections that one linear layer holds, where its last name does not say."""
+"""The projections in a linear layer, for layers whose name does not say them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What must divide a dimension, what needs it, and the GEMM whose operand that is of."""
+    """A number that must divide a dimension, the reason, and the GEMM of that operand."""
 
     divisor: int = 1
     why: str = "block"
     gemm: Gemm = "fprop"
 
     def with_policy(self, policy: OperandPolicy, gemm: Gemm, *, rows: bool) -> Need:
-        """Return the larger of this and a policy's need; all of them are powers of two."""
+        """Return the larger of this need and a policy's; all divisors are powers of two."""
         block_rows, block_columns = block_shape(policy)
         if rows:
             need = Need(divisor=block_rows, why="square tile", gemm=gemm)
@@ -59,7 +59,7 @@ class Misfit:
 
 
 class Shapes:
-    """Finds misfits; what a recipe needs of a model is worked out once for all arms that share both."""
+    """Finds misfits; a recipe's needs in a model are computed once for all arms that share both."""
 
     def __init__(self) -> None:
         self._needs: dict[tuple[ModelConfig, Recipe], _Needs] = {}
@@ -69,8 +69,8 @@ class Shapes:
     ) -> Iterator[Misfit]:
         """Yield every dimension that a block, a tile or a Hadamard group does not divide.
 
-        Without a usable training section the token dimension is left out. The vocabulary, over which a
-        head's Dgrad contracts, is not known here.
+        Without a usable training section the token dimension is skipped. The vocabulary, over which a head's
+        Dgrad contracts, is not known here.
         """
         if (model, recipe) not in self._needs:
             self._needs[model, recipe] = _needs(recipe, model)
@@ -106,7 +106,7 @@ def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
 
 
 def _listed(parts: dict[str, Need], *, kv: bool) -> str:
-    last = dict.fromkeys(part.rsplit(".", 1)[-1] for part in parts)  # those of all experts are one word
+    last = dict.fromkeys(part.rsplit(".", 1)[-1] for part in parts)  # one word for all experts
     words = [word for name in last for word in _WORDS.get(name, (name,))]
     words = ["k", "v"] if kv else words
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
@@ -140,7 +140,7 @@ def _dimensions(
     if devices > 1 and not training.micro_batch_size:
         micro_name = f"batch_size {training.batch_size} / devices_per_run {devices} ="
     tokens = micro * training.seq_len
-    # The tokens of an expert are filled up to whole blocks.
+    # The tokens of an expert are padded to whole blocks.
     yield (
         f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
         tokens,

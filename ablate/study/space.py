@@ -1,10 +1,10 @@
-"""What an exploration may try: ranges and lists of values, as plain data, without Optuna.
+"""The values that a search may try: ranges and lists as plain data, without Optuna.
 
-The first points of a search are spread evenly over the space (Halton's sequence) and are the same for every
-group that is searched, so that what the groups show can be laid side by side. A grid is expanded here,
-exactly and in order: Optuna's ``GridSampler`` draws cells at random and may draw one twice.
+The first points of a search are spread evenly over the space (Halton's sequence). All groups get the same
+points, so that their results can be compared. Grids are expanded here, exactly and in order: Optuna's
+``GridSampler`` draws cells at random and may draw one twice.
 
-How it fails: it does not; what a user may write is checked in ``spec.tuning``.
+How it fails: it does not; ``ablate.study.tuning`` checks the user's values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Numbers from ``low`` to ``high``, even on a logarithmic scale with ``log``; ``whole``: integers."""
+    """Numbers from ``low`` to ``high``, spread evenly in the logarithm if ``log``; ``whole``: integers."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Range:
 
     @property
     def count(self) -> float:
-        """How many different values there are."""
+        """The number of different values."""
         return self.high - self.low + 1 if self.whole else math.inf
 
     def at(self, place: float) -> float:
@@ -50,7 +50,7 @@ class Range:
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as Optuna's."""
+        """Return the range as Optuna's distribution."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.whole:
@@ -66,7 +66,7 @@ class Choices:
 
     @property
     def count(self) -> float:
-        """How many different values there are."""
+        """The number of different values."""
         return len(self.values)
 
     def at(self, place: float) -> Any:
@@ -74,23 +74,23 @@ class Choices:
         return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
 
     def tidy(self, value: Any) -> Any:
-        """Return the value: there is nothing to round."""
+        """Return the value unchanged."""
         return value
 
     def distribution(self) -> BaseDistribution:
-        """Return the list as Optuna's."""
+        """Return the list as Optuna's distribution."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
 
 
 Space = dict[str, Range | Choices]
-"""What is tried, by the name of a field."""
+"""The values to try, by the name of a field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneGroup:
-    """Arms that share one search. ``shared``: the values that the study itself gives them."""
+    """Arms that share one search. ``shared``: the study's own values of the tuned fields."""
 
     name: str
     arms: tuple[str, ...]
@@ -101,7 +101,7 @@ class TuneGroup:
 class Tune:
     """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
 
-    ``at_once``: how many trials of a group are asked before any of them has been told.
+    ``at_once``: the number of a group's trials that are asked before any is told.
     """
 
     fields: Space
@@ -137,5 +137,5 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def tuned_name(arm: str) -> str:
-    """Return the name of the arm that runs at the values found for this one."""
+    """Return the name of the arm that runs at this arm's best values."""
     return f"{arm} tuned"

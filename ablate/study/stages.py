@@ -1,6 +1,6 @@
-"""Rules that decide nothing in this model, and phases that never begin in this budget.
+"""Faults of rules that match no layer of the model, and of phases that never begin within the budget.
 
-Silence would let such an arm be another one under a false name.
+Without these faults such an arm would run under a name that is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageFault:
-    """What is wrong in words, and the entry of ``layers`` or ``phases`` at fault; None for all of them."""
+    """A fault in words, and the entry of ``layers`` or ``phases`` that causes it; None for all of them."""
 
     what: str
     hint: str
@@ -30,7 +30,7 @@ class StageFault:
 
 
 def built_in_rule_faults(model: ModelConfig, recipe: Recipe) -> tuple[StageFault, ...]:
-    """Return what is wrong between a recipe's rules and a built-in model's layers."""
+    """Return the faults of a recipe's rules for a built-in model's layers."""
     return _remembered(model.architecture, model.layers, model.experts, recipe) if recipe.rules else ()
 
 
@@ -43,7 +43,7 @@ def _remembered(
 
 
 def rule_faults(where: Mapping[str, LayerPlace], recipe: Recipe) -> tuple[StageFault, ...]:
-    """Return what is wrong between a recipe's rules and a model's layers."""
+    """Return the faults of a recipe's rules for a model's layers."""
     if not recipe.rules:
         return ()
     naming = {
@@ -70,7 +70,7 @@ def rule_faults(where: Mapping[str, LayerPlace], recipe: Recipe) -> tuple[StageF
 
 
 def phase_faults(phases: tuple[Phase, ...], tokens: int) -> list[StageFault]:
-    """Return what is wrong between phases and a budget of ``tokens``."""
+    """Return the faults of phases for a budget of ``tokens``."""
     found = []
     before = 0
     for index, phase in enumerate(phases):

@@ -1,6 +1,6 @@
-"""``stop:`` in a study: which arms need not go on; ``ablate.reports.statistics.stopping`` says what it means.
+"""``stop:`` in a study: when arms end early; ``ablate.reports.statistics.stopping`` applies the rule.
 
-How it fails: looks that cannot be, each a fault at its own place.
+How it fails: each impossible look is a fault at its own place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_LOOKS = 50
 
 
 def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
-    """Check what depends on several values at once: the looks against each other and against the seeds."""
+    """Check the looks against each other and against the seeds."""
     node = get(root, "stop")
     if file is None or file.stop is None or node is None:
         return
@@ -61,7 +61,7 @@ def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
 
 
 def stop_rule(file: StudyFile) -> StopRule | None:
-    """Return the rule with every look; None where the study has none."""
+    """Return the rule with every look, None if the study has no rule."""
     if file.stop is None:
         return None
     hopeless = file.stop.hopeless
@@ -74,6 +74,6 @@ def stop_rule(file: StudyFile) -> StopRule | None:
         else Hopeless(
             cost_above=hopeless.cost_above,
             spending=hopeless.spending,
-            looks=tuple(sorted({*looks, seeds})),  # the last look is at all seeds, said or not
+            looks=tuple(sorted({*looks, seeds})),  # the last look is always at all seeds
         ),
     )

@@ -1,4 +1,4 @@
-"""A study as it is planned: every arm resolved, nothing of the file's notation left."""
+"""A study after validation: every arm resolved, independent of the file's notation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ResolvedArm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldedCell:
-    """A cell of the grid that is the same configuration as the arm ``into``, and so is run only once."""
+    """A cell of the grid with the same configuration as the arm ``into``, and so without its own runs."""
 
     name: str
     into: str

@@ -1,10 +1,10 @@
-"""A study file as a tree whose every node knows its place, and the merging of such trees.
+"""A study file as a tree whose nodes know their places, and the merging of such trees.
 
-An arm is what it inherits with its own entries laid over it. Because merging keeps the nodes themselves, a
-fault in a merged configuration still points to the line that brought the wrong value in.
+An arm is its inherited content with its own entries laid over it. Merging keeps the nodes, so a fault in a
+merged configuration points to the line of the wrong value.
 
-Nodes compare by identity, so that what is derived from one can be remembered under it: five thousand cells
-of a grid share most of their sections.
+Nodes compare by identity, so that results can be cached by node: thousands of cells of a grid share most of
+their sections.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mapping(Node):
 
 
 def show_path(path: Path) -> str:
-    """Write a path as people do, on one line: ``arms.fprop.recipe.gemms[0]``."""
+    """Return a path as text: ``arms.fprop.recipe.gemms[0]``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -74,7 +74,7 @@ def plain(node: Node) -> Any:
 
 
 def find(node: Node, path: Iterable[str | int]) -> tuple[Node, int]:
-    """Follow a path as far as it goes; returns the last node met and how many steps were taken."""
+    """Follow a path as far as it exists; return the last node found and the number of steps taken."""
     steps = 0
     for part in path:
         below: Node | None = None
@@ -89,7 +89,7 @@ def find(node: Node, path: Iterable[str | int]) -> tuple[Node, int]:
 
 
 def get(node: Node | None, *path: str | int) -> Node | None:
-    """Return the node at a path, or None if there is none."""
+    """Return the node at a path, None if there is no node."""
     if node is None:
         return None
     found, steps = find(node, path)
@@ -97,18 +97,18 @@ def get(node: Node | None, *path: str | int) -> Node | None:
 
 
 def plain_at(node: Node | None, *path: str) -> Any:
-    """Return the content at a path as plain data, None if there is nothing."""
+    """Return the content at a path as plain data, None if there is no node."""
     found = get(node, *path)
     return None if found is None else plain(found)
 
 
 def entries(node: Node | None) -> dict[str, Node]:
-    """Return a mapping's entries; none for anything else."""
+    """Return a mapping's entries; empty for any other node."""
     return node.entries if isinstance(node, Mapping) else {}
 
 
 def nest(path: Iterable[str], value: Node) -> Node:
-    """Wrap a value in mappings, so that it lies at ``path``; all of them stand where the value stands."""
+    """Wrap a value in mappings, so that it lies at ``path``; they all have the value's place."""
     for key in reversed(tuple(path)):
         entries, keys = {key: value}, {key: value}
         value = Mapping(path=value.path, line=value.line, column=value.column, entries=entries, keys=keys)
@@ -116,7 +116,7 @@ def nest(path: Iterable[str], value: Node) -> Node:
 
 
 def merge(under: Node | None, over: Node) -> Node:
-    """Lay ``over`` upon ``under``: mappings merge key by key, anything else replaces."""
+    """Lay ``over`` over ``under``: mappings merge key by key, any other node replaces."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
     merged = dict(under.entries)

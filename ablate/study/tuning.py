@@ -1,9 +1,9 @@
-"""``tune:`` of a study: which fields each arm may set for itself before the seeds run, and on what budget.
+"""``tune:`` of a study: the fields that each arm may set for itself before the seeds run, and the budget.
 
-What the search may try must hold for every arm at the trials' budget as well as at its own, so that nothing
-breaks in the middle of it: the arms' own checks run on the lowest and on the highest values.
+Every value that the search may try must hold for every arm, at the trials' budget and at the arm's own. The
+arms' checks therefore run at the lowest and the highest values.
 
-How it fails: each fault is added where it stands. A field that would change what is compared (the batch, the
+How it fails: each fault is added at its place. A field that would change what is compared (the batch, the
 evaluation, the budget) is refused.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_TRIALS = 1000
 FIRST_TRIAL_SEED = 1_000_000
-"""Far from the seeds that people choose: a study that gets more seeds keeps what was found for it."""
+"""Far from the seeds that people choose: a study that gets more seeds keeps its tuned values."""
 
 
 def check_tune(
@@ -46,9 +46,9 @@ def check_tune(
     used_seeds: Collection[int],
     faults: Faults,
 ) -> Tune | None:
-    """Return what the study says of tuning; None where it says nothing or is at fault.
+    """Return the study's search for values; None if it has none or the section has a fault.
 
-    ``used_seeds``: those of the study's runs, on which no value may be chosen.
+    ``used_seeds``: the seeds of the study's runs, which trials must not use.
     """
     node = get(root, "tune")
     if not isinstance(node, Mapping):
@@ -56,7 +56,7 @@ def check_tune(
     try:
         section: TuneSection = TypeAdapter(TuneSection).validate_python(plain(node))
     except ValidationError:
-        return None  # reported with the shape of the file
+        return None  # reported when the file's shape was checked
     fields = _fields(node.entries["fields"], faults)
     trials = _trials(node, section, fields, faults)
     groups = _groups(node, collector, faults)
@@ -133,7 +133,7 @@ def _range(name: str, node: Mapping, found: Space, faults: Faults) -> None:
 
 
 def _trials(node: Mapping, section: TuneSection, fields: Space, faults: Faults) -> int:
-    """Return how many trials a group has."""
+    """Return the number of trials of a group."""
     if section.sampler == "grid":
         if section.trials is not None:
             hint = "leave it out: it is every combination of the lists"
@@ -160,7 +160,7 @@ def _trials(node: Mapping, section: TuneSection, fields: Space, faults: Faults) 
 
 
 def _groups(node: Mapping, collector: ArmCollector, faults: Faults) -> dict[str, tuple[str, ...]]:
-    """Return the arms of each group in the order of the study; an arm that is in none is one of its own."""
+    """Return the arms of each group in the order of the study; any other arm has a group of its own."""
     folded = {cell.name: cell.into for cell in collector.folded}
     group_of: dict[str, str] = {}
     written = get(node, "groups")
@@ -204,7 +204,7 @@ def _check_values(
     collector: ArmCollector,
     faults: Faults,
 ) -> None:
-    """Check that the study's own values are among those tried, and that arms differ in more than them."""
+    """Check that the search may try the study's own values, and that arms differ in more than those."""
     for name, field in fields.items():
         for arm in collector.arms.values():
             own = getattr(arm.training, name)
@@ -252,7 +252,7 @@ def _check_budget(
     drafts: list[Draft],
     faults: Faults,
 ) -> None:
-    """Check every arm as it will be trained in a trial: at the lowest values, and at the highest."""
+    """Check every arm at the trials' budget with the lowest and with the highest values."""
     tokens = node.entries["tokens"]
     for arm in collector.arms.values():
         if section.tokens > arm.training.tokens:
@@ -276,7 +276,7 @@ def _check_budget(
                 sections={**draft.sections, "training": merge(inherited, override)},
             )
             training = collector.builder.build("training", trial.sections["training"])
-            assert training is not None  # each value has been checked in its place
+            assert training is not None  # each value was checked at its own place
             checks = ArmChecks(trial, faults, shapes)
             checks.training(training)
             checks.phases(training, collector.arms[draft.name].recipe)
