@@ -48,13 +48,12 @@ def main() -> None:
                 RunRequest(
                     run_id=f"{seed:016x}",
                     arm="empty",
-                    seed=seed,
-                    config=asdict(config),
-                    tokens_dir="",
+                    config=config,
+                    tokens_dir=None,
                     resources=ResourcesConfig(),
                 )
             )
-        runs = [{"id": request.run_id, "seed": request.seed} for request in requests]
+        runs = [{"id": request.run_id, "seed": request.config.seed} for request in requests]
         arm = {
             "name": "empty", "description": None, "recipe": "bf16", "tokens": 1, "factors": {}, "differs": {},
             "folded": [], "runs": runs,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import ray
@@ -45,10 +44,9 @@ def two_runs(tokens: int, first_seed: int) -> list[RunRequest]:
         requests.append(
             RunRequest(
                 run_id=f"{seed:016x}",
-                arm="mxfp4",
-                seed=seed,
-                config=asdict(config),
-                tokens_dir=str(files.folder),
+                arm="two",
+                config=config,
+                tokens_dir=files.folder,
                 resources=ResourcesConfig(),
             )
         )

@@ -31,19 +31,19 @@ def execute_together(task: RunTask) -> TaskEnd:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     wanted = task.resources
-    run = RunDir(Path(task.run_dir))
+    run = RunDir(task.run_dir)
     end_path = run.path / f".end-{uuid.uuid4().hex[:8]}"
     scratch = f".ray-train-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         _member,
-        train_loop_config={"task": asdict(task), "end_path": str(end_path)},
+        train_loop_config={"task": task, "end_path": end_path},
         torch_config=TorchConfig(
-            backend="nccl" if wanted["gpus"] else "gloo", timeout_s=round(2 * wanted["hang_after_sec"])
+            backend="nccl" if wanted.gpus else "gloo", timeout_s=round(2 * wanted.hang_after_sec)
         ),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=wanted["devices_per_run"],
-            use_gpu=bool(wanted["gpus"]),
-            resources_per_worker={"CPU": wanted["cpus"], "GPU": wanted["gpus"], **wanted["custom"]},
+            num_workers=wanted.devices_per_run,
+            use_gpu=bool(wanted.gpus),
+            resources_per_worker={"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom},
         ),
         run_config=ray.train.RunConfig(name=scratch, storage_path=str(run.path)),
     )
@@ -85,7 +85,7 @@ def _member(config: dict[str, Any]) -> None:
     device = str(get_device())
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # FSDP2 gathers on the process's current one
-    task = RunTask(**{**config["task"], "device": device})
+    task = replace(config["task"], device=device)
     group = join_group(device)
     if group.rank > 0:
         unknown: int | None = None
@@ -110,6 +110,6 @@ def _member(config: dict[str, Any]) -> None:
     finally:
         if not begun:  # the others wait for a word
             group.first(None)
-    write_json_atomic(Path(config["end_path"]), asdict(end))
+    write_json_atomic(config["end_path"], asdict(end))
     if begun and (end.state == "failed" or end.transient):
         raise RuntimeError(end.message)  # Ray Train then ends the others, which wait for this process

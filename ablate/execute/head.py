@@ -21,6 +21,7 @@ class Head:
 
     def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
         host, _, port = address.rpartition(":")
+        self._address = address
         self._where = (host.strip("[]"), int(port))
         self._gone_after_sec = gone_after_sec
         self._looked = time.monotonic()
@@ -41,3 +42,8 @@ class Head:
             return self._answered is not None and now - self._answered > self._gone_after_sec
         self._answered = now
         return False
+
+    def raise_if_gone(self) -> None:
+        """Raise ``ConnectionError`` if it is gone."""
+        if self.is_gone():
+            raise ConnectionError(f"Ray's head node at {self._address} does not answer any more")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ablate.store import END_STATES, RunDir, StudyStore
@@ -90,7 +91,7 @@ def _copy(source: RunDir, target: RunDir, request: RunRequest) -> None:
     shutil.rmtree(draft.path.parent, ignore_errors=True)  # of a driver that was killed
     try:
         shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN, ".*"))
-        draft.create(request.config)  # paths of the data may be other ones here
+        draft.create(asdict(request.config))  # paths of the data may be other ones here
         shutil.rmtree(target.path, ignore_errors=True)  # asked for before, never begun
         draft.path.rename(target.path)
     finally:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ablate.execute.reuse import take_results
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
 
     from ablate.data import TokenFiles
     from ablate.plan import Plan
-    from ablate.run.config import ResourcesConfig
+    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store import StudyStore
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the executor needs of one run."""
+    """What the executor needs of one run. ``tokens_dir``: None for a trainer that reads no tokens."""
 
     run_id: str
     arm: str
-    seed: int
-    config: dict[str, Any]
-    tokens_dir: str
+    config: RunConfig
+    tokens_dir: Path | None
     resources: ResourcesConfig
     diagnostics: Diagnostics | None = None
 
@@ -54,9 +54,8 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
         RunRequest(
             run_id=run.id,
             arm=arm.name,
-            seed=run.seed,
-            config=asdict(arm.config.with_seed(run.seed)),
-            tokens_dir=str(corpora[arm.config.data_digest].folder.resolve()),
+            config=arm.config.with_seed(run.seed),
+            tokens_dir=corpora[arm.config.data_digest].folder.resolve(),
             resources=arm.resources,
             diagnostics=plan.diagnostics,
         )

@@ -18,8 +18,7 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.files import write_json_atomic
@@ -31,10 +30,12 @@ from ablate.store.metrics import MetricsWriter, bytes_before_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from ablate.execute.keeper import Keeper
     from ablate.execute.watch import Watch
     from ablate.run.config import ResourcesConfig, RunConfig
+    from ablate.run.diagnostics import Diagnostics
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
@@ -55,15 +56,15 @@ class RunTask:
     ``given_up``: the attempt whose holder the driver has watched and taken for dead.
     """
 
-    run_dir: str
-    tokens_dir: str
-    stop_path: str
-    threads: int
+    run_dir: Path
+    config: RunConfig
+    tokens_dir: Path | None
+    stop_path: Path
     device: str
     git_commit: str | None
-    resources: dict[str, Any] = field(default_factory=dict)
+    resources: ResourcesConfig
     trainer: str = DEFAULT_TRAINER
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: Diagnostics | None = None
     stale_sec: float = STALE_SEC
     given_up: int = 0
 
@@ -91,7 +92,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     the processes that train the run together; by default this one is alone.
     """
     keep_others_out()
-    run = RunDir(Path(task.run_dir))
+    run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         drop_checkpoints(run.checkpoints)
         return TaskEnd(state=state)
@@ -164,7 +165,6 @@ def _train(
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the status at the end, and whether it was preempted."""
     import torch
-    from pydantic import TypeAdapter
 
     from ablate.backends.preflight import fit_choices, run_self_tests
     from ablate.backends.select import overall_mode
@@ -172,12 +172,10 @@ def _train(
     from ablate.execute.environment import describe_environment
     from ablate.execute.usage import Usage
     from ablate.execute.watch import Watch
-    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.train.group import ALONE
 
-    torch.set_num_threads(task.threads)
-    config = TypeAdapter(RunConfig).validate_python(run.config())
-    resources = ResourcesConfig(**task.resources)
+    resources = task.resources
+    torch.set_num_threads(resources.cpus)
 
     def give_up(message: str) -> None:
         print(message, flush=True)
@@ -191,7 +189,7 @@ def _train(
         Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch,
         Usage(run.system_path, lambda: watch.tokens),
     ):
-        choices = fit_choices(config, resources, task.device)
+        choices = fit_choices(task.config, resources, task.device)
         # Looked at before our own first work. Emulated timing is no timing anyway.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
@@ -214,10 +212,9 @@ def _train(
             group = begin(start.step if start else 0) if begin else ALONE
             result = _call_trainer(
                 task,
-                config,
                 group,
                 on_metrics=_row_sink(metrics, watch),
-                should_stop=_stop_question((Path(task.stop_path), run.stop_path), watch, terminated),
+                should_stop=_stop_question((task.stop_path, run.stop_path), watch, terminated),
                 checkpoints=_keeper(run, resources, metrics, start, lease, group),
                 diagnosed=diagnosed,
             )
@@ -239,22 +236,19 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
         Exception: whatever the trainer raises; whoever started this process ends the others.
     """
     import torch
-    from pydantic import TypeAdapter
 
-    from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.store.checkpoints import load_step
 
     keep_others_out()
-    torch.set_num_threads(task.threads)
-    run = RunDir(Path(task.run_dir))
+    torch.set_num_threads(task.resources.cpus)
+    run = RunDir(task.run_dir)
     start = load_step(run.checkpoints, step, run.metrics_path) if step else None
     _call_trainer(
         task,
-        TypeAdapter(RunConfig).validate_python(run.config()),
         group,
         on_metrics=lambda _: None,
         should_stop=lambda: False,
-        checkpoints=_keeper(run, ResourcesConfig(**task.resources), None, start, None, group),
+        checkpoints=_keeper(run, task.resources, None, start, None, group),
     )
 
 
@@ -285,29 +279,25 @@ def _keeper(
     )  # fmt: skip
 
 
-def _call_trainer(
-    task: RunTask, config: RunConfig, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any
-) -> Any:
+def _call_trainer(task: RunTask, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any) -> Any:
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.base.code import load_function
     from ablate.data import load, open_tokens
 
-    name = config.trainer or task.trainer
+    name = task.config.trainer or task.trainer
     ours: dict[str, Any] = {}
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
 
-        twice = task.resources.get("activation_checkpointing", False)
+        twice = task.resources.activation_checkpointing
         ours = {"layout": Layout(group=group, checkpoint_activations=twice)}
         if diagnosed is not None:
             from ablate.diagnose.recorder import Recorder
-            from ablate.run.diagnostics import Diagnostics
 
-            settings = Diagnostics(**task.diagnostics or {})
-            ours["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+            ours["observe"] = lambda trainee: Recorder(trainee, task.diagnostics, diagnosed)
     return load_function(name)(
-        config,
-        tokens=open_tokens(load(Path(task.tokens_dir))) if task.tokens_dir else None,
+        task.config,
+        tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,
         **callbacks,
         **ours,

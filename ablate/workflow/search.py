@@ -111,7 +111,7 @@ def _go_on(
     address: str | None,
 ) -> int:
     """Search to the end, or as far as it goes; return the exit code."""
-    from ablate.execute.driver import connection
+    from ablate.execute.cluster import connection
     from ablate.search.recipes import StoppedError, search_recipes, tried_plan
     from ablate.workflow.prepare import prepare
     from ablate.workflow.trials import trial_runs

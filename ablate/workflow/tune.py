@@ -74,7 +74,7 @@ def _search(
     retry_failed: bool,
 ) -> Searched:
     """Run the trials in ``store``, which is theirs, and say what was found."""
-    from ablate.execute.driver import connection
+    from ablate.execute.cluster import connection
     from ablate.plan import to_lock
     from ablate.search.tune import first_trials, tune_arms
     from ablate.store.running import running

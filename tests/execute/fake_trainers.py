@@ -50,11 +50,6 @@ def only_seed_0_ends(config, on_metrics, **options):
     return waits_for_the_stop(config, on_metrics, **options)
 
 
-def is_deaf(config, on_metrics, **options):
-    time.sleep(8)
-    return TrainResult(state="finished", tokens=10, step=1)
-
-
 def dies(config, *args, **options):
     os._exit(1)
 

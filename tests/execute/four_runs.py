@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ablate.execute.todo import RunRequest
@@ -26,11 +25,11 @@ def requests_of(folder: Path) -> tuple[StudyStore, list[RunRequest]]:
         )  # fmt: skip
         requests.append(
             RunRequest(
-                run_id=f"{seed:016x}", arm="only", seed=seed, config=asdict(config), tokens_dir="",
+                run_id=f"{seed:016x}", arm="only", config=config, tokens_dir=None,
                 resources=ResourcesConfig(),
             )
         )  # fmt: skip
-    runs = tuple(LockedRun(id=request.run_id, seed=request.seed) for request in requests)
+    runs = tuple(LockedRun(id=request.run_id, seed=request.config.seed) for request in requests)
     arms = (LockedArm(name="only", tokens=30, runs=runs),)
     target = Target(kind="val_loss", value=2.0)
     store.write_plan(LockedPlan(study="s", baseline="only", target=target, arms=arms))

@@ -24,7 +24,14 @@ from ablate.data import prepare
 from ablate.execute.environment import code_digest
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import PRESETS
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+    config_from_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +62,9 @@ def data() -> DataConfig:
 def task_of(run: RunDir, storage: Path, **resources: object) -> RunTask:
     files = prepare(data(), storage / "tokens")
     return RunTask(
-        run_dir=str(run.path), tokens_dir=str(files.folder), stop_path=str(storage / "stop"), threads=1,
-        device="cpu", git_commit=None, resources={"checkpoint_every_sec": 0.0, **resources},
+        run_dir=run.path, config=config_from_json(run.config()), tokens_dir=files.folder,
+        stop_path=storage / "stop", device="cpu", git_commit=None,
+        resources=ResourcesConfig(**{"checkpoint_every_sec": 0.0, **resources}),
     )  # fmt: skip
 
 

@@ -6,10 +6,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from ablate.execute.worker import execute_run
+from ablate.run.diagnostics import Diagnostics
 from ablate.store import RunDir
 from tests.execute.kill import task_of, tiny_config
 
-DIAGNOSTICS = {"every_tokens": 128, "layers": "ends and middle", "draws": 2}
+DIAGNOSTICS = Diagnostics(every_tokens=128, draws=2)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
+"""Real Ray tasks and a real run store under the driver; the rules of its queue: ``test_queue.py``."""
+
 import dataclasses
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_one_failing_run_does_not_stop_the_others(study):
     assert "Traceback" in log
     assert missing_runs(store, requests) == []
     retried = missing_runs(store, requests, retry_failed=True)
-    assert [request.seed for request in retried] == [1, 3]
+    assert [request.config.seed for request in retried] == [1, 3]
     execute_study(store, retried, trainer="fake_trainers:quick")
     assert states(study) == ["finished"] * 4
     assert failed.status().attempt == 2
@@ -104,54 +105,8 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
     begun = [Leases(run.attempts).read(1) for run in runs[1:]]
     assert sorted(record.outcome for record in begun if record is not None) == ["stopped", "stopped"]
     assert not any(run.stop_path.exists() for run in runs)
-    assert [request.seed for request in missing_runs(store, requests)] == [1, 2, 3]
+    assert [request.config.seed for request in missing_runs(store, requests)] == [1, 2, 3]
     outcome = execute_study(store, missing_runs(store, requests), trainer="fake_trainers:quick")
-    assert states(study) == ["finished"] * 4
-
-
-def test_a_run_that_ended_before_anybody_called_it_unneeded_keeps_its_result(study):
-    _, requests = study
-    execute(
-        study,
-        "quick",
-        unneeded=lambda: {requests[0].run_id: "too late"} if states(study)[0] == "finished" else {},
-    )
-    assert states(study) == ["finished"] * 4
-
-
-def test_a_run_waiting_to_be_tried_again_is_not_when_nobody_needs_it(study):
-    store, requests = study
-    one = requests[:1]
-    ledger = Leases(store.run(one[0].run_id).attempts)
-
-    def unneeded():
-        record = ledger.read(1)
-        return {one[0].run_id: "hopeless"} if record is not None and record.outcome == "interrupted" else {}
-
-    outcome = execute_study(store, one, trainer="fake_trainers:disk_is_full_once", unneeded=unneeded)
-    assert outcome.states == {one[0].run_id: "stopped"}
-    assert store.run(one[0].run_id).status().message == "hopeless"
-    assert ledger.latest() == 1
-
-
-def test_a_second_interrupt_does_not_wait(study):
-    store, requests = study
-    reader, sent = ProgressReader(store), []
-
-    def interrupt_twice():
-        if len(sent) == 1 or (not sent and count_states(reader.read()).get("running", 0) == 2):
-            sent.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    outcome = execute(study, "is_deaf", on_poll=interrupt_twice)
-    assert outcome.interrupted
-    assert len(sent) == 2
-    assert "running" in states(study)  # nobody waited for those that do not hear
-    assert len(missing_runs(store, requests)) == 4
-    give_up = time.monotonic() + 60
-    while "running" in states(study) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    execute_study(store, missing_runs(store, requests), trainer="fake_trainers:quick")
     assert states(study) == ["finished"] * 4
 
 

@@ -19,7 +19,7 @@ from ablate.execute import driver
 from ablate.execute.cancel import request as request_stop
 from ablate.execute.driver import execute_study
 from ablate.execute.todo import missing_runs
-from ablate.run.config import ResourcesConfig
+from ablate.run.config import ResourcesConfig, config_to_json
 from ablate.store import Status
 from ablate.store.leases import Leases
 
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(driver, "_PAUSES_SEC", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(driver, "PAUSES_SEC", (0.1, 0.1, 0.1))
 
 
 def ledger(run):
@@ -66,7 +66,7 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
 def test_a_run_of_a_machine_that_is_gone_is_taken_over(study):
     store, requests = study
     run = store.run(requests[0].run_id)
-    run.create(requests[0].config)
+    run.create(config_to_json(requests[0].config))
     run.write_status(Status(state="running", attempt=1))
     Leases(run.attempts).claim()
     record = run.attempts / "1.json"
@@ -181,12 +181,13 @@ FULL_DISK = """
     import sys
     sys.path.insert(0, {here!r})
     from pathlib import Path
-    from kill import make_run, outcome_of, task_of
+    from kill import data, make_run, outcome_of, task_of
+    from ablate.data import prepare
     from ablate.execute.worker import execute_run
     from ablate.store import StudyStore
 
     storage = Path({mount!r})
-    task_of(StudyStore(storage / "warm").run("0123456789abcdef"), storage)  # the tokens
+    prepare(data(), storage / "tokens")
     run = make_run(StudyStore(storage / "s").run("0123456789abcdef"), 1, 8)
     task = task_of(run, storage)
     filler = storage / "filler"

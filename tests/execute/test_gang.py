@@ -18,15 +18,15 @@ TWO = ResourcesConfig(devices_per_run=2)
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(driver, "_PAUSES_SEC", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(driver, "PAUSES_SEC", (0.1, 0.1, 0.1))
 
 
 def of_two(study):
     store, requests = study
     config = requests[0].config
-    training = {**config["training"], "tokens": 40_000, "eval_every_tokens": 8192, "eval_tokens": 4096}
-    model = {**config["model"], "width": 64, "heads": 2, "ffn": 96, "layers": 2}
-    config = {**config, "training": training, "model": model}
+    training = dataclasses.replace(config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096)
+    model = dataclasses.replace(config.model, width=64, heads=2, ffn=96, layers=2)
+    config = dataclasses.replace(config, training=training, model=model)
     return store, [dataclasses.replace(requests[0], resources=TWO, config=config)]
 
 

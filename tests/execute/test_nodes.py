@@ -25,7 +25,7 @@ SCRIPT = """
     from ablate.execute import driver
     from ablate.execute.driver import execute_study
 
-    driver._PAUSES_SEC = (0.5, 0.5, 0.5)
+    driver.PAUSES_SEC = (0.5, 0.5, 0.5)
     store, requests = requests_of(Path({storage!r}))
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0, "include_dashboard": False}})
     first = cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})

@@ -12,7 +12,7 @@ from ablate.execute import reuse
 from ablate.execute.environment import code_digest
 from ablate.execute.reuse import find_elsewhere, take_results
 from ablate.execute.todo import missing_runs
-from ablate.run.config import ResourcesConfig
+from ablate.run.config import ResourcesConfig, config_to_json
 from ablate.store import Status, StudyStore
 from ablate.store.checkpoints import hash_of_prefix
 from ablate.store.leases import Leases
@@ -42,7 +42,7 @@ def two(tmp_path):
     """A store whose four runs have ended, and another one, with the requests of the same runs."""
     there, requests = requests_of(tmp_path / "there")
     for request in requests:
-        there.run(request.run_id).create(request.config)
+        there.run(request.run_id).create(config_to_json(request.config))
         end(there.run(request.run_id))
     here = StudyStore(tmp_path / "here")
     (here.path / "runs").mkdir(parents=True)
@@ -61,11 +61,13 @@ def test_a_result_comes_whole_with_its_ledger(two):
     there, here, requests = two
     (there.run(requests[0].run_id).checkpoints).mkdir()
     there.run(requests[0].run_id).ask_to_stop("of the neighbour alone")
-    own = dataclasses.replace(requests[0], config=requests[0].config | {"data": {"paths": ["/elsewhere"]}})
-    here.run(requests[1].run_id).create(requests[1].config)  # asked for before, never begun
+    config = requests[0].config
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, paths=["/elsewhere"]))
+    own = dataclasses.replace(requests[0], config=config)
+    here.run(requests[1].run_id).create(config_to_json(requests[1].config))  # asked for before, never begun
     assert take_results(here, [own, requests[1]]) == {run.run_id: "there" for run in requests[:2]}
     run = here.run(own.run_id)
-    assert run.config() == json.loads(json.dumps(own.config))
+    assert run.config() == json.loads(json.dumps(config_to_json(own.config)))
     assert not run.checkpoints.exists()
     assert run.stop_reason() is None
     assert files(run) == {
@@ -115,7 +117,7 @@ def test_a_diverged_run_is_a_result_too_and_a_failed_one_is_none(two):
 def test_a_run_that_was_begun_here_goes_on_here(two):
     _, here, requests = two
     run = here.run(requests[0].run_id)
-    run.create(requests[0].config)
+    run.create(config_to_json(requests[0].config))
     Leases(run.attempts).claim().end("interrupted")
     assert requests[0].run_id not in take_results(here, requests)
     assert run.state() == "pending"

@@ -57,8 +57,8 @@ class Executor:
 
     def train(self, run, unneeded):
         folder = self.store.run(run.run_id)
-        folder.create(run.config)
-        rate = run.config["training"]["learning_rate"]
+        folder.create(asdict(run.config))
+        rate = run.config.training.learning_rate
         state, tokens = "finished", 0
         if self.fails(run):
             state = "failed"
@@ -79,8 +79,8 @@ class Executor:
 def requests(plan):
     return [
         RunRequest(
-            run_id=run.id, arm=arm.name, seed=run.seed, config=asdict(arm.config.with_seed(run.seed)),
-            tokens_dir="", resources=arm.resources,
+            run_id=run.id, arm=arm.name, config=arm.config.with_seed(run.seed), tokens_dir=None,
+            resources=arm.resources,
         )
         for arm, run in plan.runs()
     ]  # fmt: skip
@@ -152,7 +152,7 @@ def test_an_interrupted_search_goes_on(searching):
 
 def test_a_run_that_diverged_counts_at_the_bound(searching):
     call, executor = searching()
-    executor.diverges = lambda run: run.config["training"]["learning_rate"] > 5e-3
+    executor.diverges = lambda run: run.config.training.learning_rate > 5e-3
     found = call()
     for group in found.tuning.groups:
         assert group.chosen["learning_rate"] <= 5e-3
@@ -182,7 +182,7 @@ def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
 def test_the_mean_over_seeds_and_arms_counts(searching):
     call, executor = searching(seeds=(7, 8), trials=2)
     found = call()
-    assert {run.seed for run in executor.ran} == {7, 8}
+    assert {run.config.seed for run in executor.ran} == {7, 8}
     assert all(len(trial.runs) == 2 for group in found.tuning.groups for trial in group.trials)
     both = replace(found.tuning.tune.groups[0], name="both", arms=("bf16", "fp8"))
     call, executor = searching("together", groups=(both,), trials=4, prune=False)

@@ -7,6 +7,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.store import Status
+from ablate.track import MirrorReport
 from ablate.workflow.run import Where, run_study
 
 STUDY = """\
@@ -24,6 +25,16 @@ arms:
 """
 
 
+class Mirror:
+    """A mirror that has sent everything."""
+
+    def __init__(self, uri):
+        self.tracking_uri = str(uri)
+
+    def stop(self):
+        return MirrorReport()
+
+
 @pytest.fixture
 def executed(tmp_path, monkeypatch):
     """Run studies without Ray: seed 0 ends, seed 1 fails; returns the requests of each call."""
@@ -37,14 +48,15 @@ def executed(tmp_path, monkeypatch):
         states = {}
         for request in runs:
             run = store.run(request.run_id)
-            run.create({"seed": request.seed})
+            run.create({"seed": request.config.seed})
             row = {"kind": "eval", "tokens": 10_240, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
             run.append_metric(row)
-            states[request.run_id] = "failed" if request.seed else "finished"
+            states[request.run_id] = "failed" if request.config.seed else "finished"
             run.write_status(Status(state=states[request.run_id], attempt=1, message="a fault"))
         return driver.Outcome(states=states, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
+    monkeypatch.setattr("ablate.track.start_mirror", lambda _folder, uri: Mirror(uri))
     monkeypatch.setattr("ablate.workflow.run._report", lambda _store, _listener: tmp_path / "report.html")
     return calls
 
@@ -57,12 +69,12 @@ def test_a_plain_call_says_nothing_and_returns_how_it_ended(executed, tmp_path, 
     assert (end.num_failed, end.num_missing, end.is_done) == (1, 0, False)
     assert end.report == tmp_path / "report.html"
     end = run_study("tiny.yaml", where, seeds=[0])
-    assert [(request.arm, request.seed) for request in executed[1]] == [("bf16", 0)]
+    assert [(request.arm, request.config.seed) for request in executed[1]] == [("bf16", 0)]
     assert (end.failed, end.is_done) == ((), True)
     run_study("tiny.yaml", where, only=["fp4"])
     assert len(executed) == 2  # nothing was left to run
     run_study("tiny.yaml", where, only=["fp4"], retry_failed=True)
-    assert [(request.arm, request.seed) for request in executed[2]] == [("fp4", 1)]
+    assert [(request.arm, request.config.seed) for request in executed[2]] == [("fp4", 1)]
     assert capfd.readouterr().out == ""
 
 

@@ -1,0 +1,99 @@
+"""The Ray cluster that runs are executed on: the connection, and what its nodes can hold."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from typing import TYPE_CHECKING
+
+from ablate.base.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ablate.execute.todo import RunRequest
+    from ablate.run.config import ResourcesConfig
+
+
+@contextlib.contextmanager
+def connection(address: str | None) -> Iterator[None]:
+    """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
+    if address is None:
+        # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
+        # when it is imported; without this it listens on all interfaces.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    already = ray.is_initialized()
+    if not already:
+        try:
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            where = f"at {address}" if address else "on this machine"
+            raise UserError(f"cannot start or reach Ray {where}: {first}") from None
+    try:
+        yield
+    finally:
+        if not already:
+            ray.shutdown()
+
+
+def _nodes() -> list[dict[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _places(resources: ResourcesConfig, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return how many devices of a run the nodes hold at once."""
+    wanted = {key: n for key, n in _wanted(resources).items() if n}
+    return sum(min(math.floor(node.get(key, 0) / n) for key, n in wanted.items()) for node in nodes)
+
+
+def gangs_at_once(runs: Sequence[RunRequest]) -> int:
+    """Return how many runs on several devices the cluster holds at once, at least one."""
+    nodes = _nodes()
+    gangs = [run.resources for run in runs if run.resources.devices_per_run > 1]
+    return max((_places(one, nodes) // one.devices_per_run for one in gangs), default=1) or 1
+
+
+def check_resources(runs: Sequence[RunRequest]) -> None:
+    """Refuse runs that the nodes of the cluster can never hold.
+
+    Raises:
+        UserError: what the first such run asks for, and what there is.
+    """
+    nodes = _nodes()
+    distinct = {
+        (run.resources.devices_per_run, *_wanted(run.resources).items()): run.resources for run in runs
+    }
+    for resources in distinct.values():
+        wanted = _wanted(resources).items()
+        if _places(resources, nodes) >= resources.devices_per_run:
+            continue
+        asked = " and ".join(f"{n:g} {_named(key)}" for key, n in wanted)
+        there = ", ".join(
+            " ".join(f"{node.get(key, 0):g} {_named(key)}" for key, _ in wanted) for node in nodes
+        )
+        lacking = "which no node has"
+        if resources.devices_per_run > 1:
+            asked = f"{resources.devices_per_run} × ({asked})"
+            lacking = "which the cluster does not have"
+        raise UserError(f"a run asks for {asked}, {lacking} (nodes: {there}; change base.resources)")
+
+
+def _wanted(resources: ResourcesConfig) -> dict[str, float]:
+    return {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+
+
+def _named(key: str) -> str:
+    return {"CPU": "CPUs", "GPU": "GPUs"}.get(key, key)
