@@ -33,6 +33,11 @@ class UserError(Exception):
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def safe_text(text: str, keep: str = "") -> str:
     """Replace characters that do not print by visible escapes, so that text cannot control the terminal."""
     harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable

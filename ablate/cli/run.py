@@ -64,7 +64,8 @@ def command(
 
     from ablate.cli.display import ConsoleListener
     from ablate.execute.token import use_token
-    from ablate.workflow.run import Where, run_study
+    from ablate.workflow.run import run_study
+    from ablate.workflow.where import Where
 
     listener = ConsoleListener(Console(highlight=False))
     if address is not None and (warning := use_token()):

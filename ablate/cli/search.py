@@ -62,8 +62,8 @@ def command(
     from ablate.search.plan import plan_search
     from ablate.study import load_study
     from ablate.workflow.mirror import say_mirror
-    from ablate.workflow.run import Where
     from ablate.workflow.search import search_study
+    from ablate.workflow.where import Where
 
     study = load_study(file)
     if study.search is None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.data.tokenise import OnProgress
-    from ablate.run.config import DataConfig
+    from ablate.run.config import DataConfig, TrainingConfig
 
 _DIGEST_CHARACTERS = 16
 _POLL_SEC = 0.1
@@ -69,6 +69,18 @@ def prepare(
             raise UserError(Problem(file=str(folder), what=what, hint=hint)) from error
     report(1.0, "tokens are ready")
     return files
+
+
+def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
+    """Return the number of training tokens that one pass over the corpus has.
+
+    Raises:
+        UserError: the corpus has too little text for such a run.
+    """
+    from ablate.data.batches import num_train_windows, num_validation_windows
+
+    num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
+    return num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
 
 
 def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:

@@ -7,12 +7,12 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.request import RunRequest
     from ablate.run.config import ResourcesConfig
 
 
@@ -37,9 +37,8 @@ def connection(address: str | None) -> Iterator[None]:
                 logging_level="ERROR",
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = f"at {address}" if address else "on this machine"
-            raise UserError(f"cannot start or reach Ray {where}: {first}") from None
+            raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
     try:
         yield
     finally:

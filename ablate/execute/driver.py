@@ -33,7 +33,7 @@ from ablate.store.leases import STALE_SEC, Leases
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.request import RunRequest
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
 """Before a run is tried again after a fault that may pass; after the last of them it is left as it is."""

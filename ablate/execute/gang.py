@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import first_line
 from ablate.base.files import read_json, write_json_atomic
 from ablate.execute.worker import LOST_PEER, RunTask, TaskEnd, end_of, execute_run, follow_run, lost_run
 from ablate.store import RunDir
@@ -51,7 +52,7 @@ def execute_together(task: RunTask) -> TaskEnd:
     try:
         trainer.fit()
     except Exception as error:  # what a process raised, in one of Ray's many wrappers
-        fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        fault = first_line(error)
     finally:
         shutil.rmtree(run.path / scratch, ignore_errors=True)
     return _end(run, end_path, fault)

@@ -22,7 +22,7 @@ from ablate.store.leases import Leases
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.request import RunRequest
     from ablate.run.config import ResourcesConfig
 
 _DRAFT = ".taken"

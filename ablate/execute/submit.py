@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, first_line
 from ablate.execute.environment import code_digest
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
                 metadata={"ablate_study": name},
             )  # fmt: skip
     except RuntimeError as error:  # Ray's client has no other
-        raise UserError(f"{address}: the job was refused: {_first_line(error)}") from None
+        raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
     return Job(job_id=identity, was_there=False)
 
 
@@ -112,8 +112,4 @@ def _client(address: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  Ray'
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None

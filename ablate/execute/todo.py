@@ -5,30 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ablate.execute.request import RunRequest
 from ablate.execute.reuse import take_results
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
 
     from ablate.data import TokenFiles
     from ablate.plan import Plan
-    from ablate.run.config import ResourcesConfig, RunConfig
-    from ablate.run.diagnostics import Diagnostics
     from ablate.store import StudyStore
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What the executor needs of one run. ``tokens_dir``: None for a trainer that reads no tokens."""
-
-    run_id: str
-    arm: str
-    config: RunConfig
-    tokens_dir: Path | None
-    resources: ResourcesConfig
-    diagnostics: Diagnostics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,10 +291,11 @@ def _call_trainer(task: RunTask, group: Group, *, diagnosed: _Rows | None = None
 
         twice = task.resources.activation_checkpointing
         ours = {"layout": Layout(group=group, checkpoint_activations=twice)}
-        if diagnosed is not None:
+        settings = task.diagnostics
+        if settings is not None and diagnosed is not None:
             from ablate.diagnose.recorder import Recorder
 
-            ours["observe"] = lambda trainee: Recorder(trainee, task.diagnostics, diagnosed)
+            ours["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
     return load_function(name)(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,

@@ -17,7 +17,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         try:
             return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         except (ValueError, KeyError) as error:
-            raise UserError(f"{folder / JOURNAL}: not a journal of Optuna: {_first_line(error)}") from error
+            raise UserError(f"{folder / JOURNAL}: not a journal of Optuna: {first_line(error)}") from error
     try:
         if url.startswith(GRPC):
             return _proxy(url)
@@ -82,7 +82,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     except Exception as error:  # what a database driver raises is not ours to list
         from ablate.track import redact
 
-        raise UserError(f"cannot open Optuna's storage {redact(url)}: {_first_line(error)}") from error
+        raise UserError(f"cannot open Optuna's storage {redact(url)}: {first_line(error)}") from error
 
 
 class Ledger:
@@ -211,7 +211,3 @@ def _cut_torn_line(path: Path) -> None:
     if whole != len(content):
         with path.open("r+b") as file:
             file.truncate(whole)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

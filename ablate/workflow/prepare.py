@@ -95,13 +95,12 @@ def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listene
 
 def _check_tokens(corpora: Mapping[str, TokenFiles], arms: Sequence[PlannedArm], listener: Listener) -> None:
     """Refuse a corpus with too little text, and say how often a run repeats one."""
-    from ablate.data.batches import num_train_windows, num_validation_windows
+    from ablate.data.prepare import tokens_of_a_pass
 
     repeated: dict[str, None] = {}
     for arm in arms:
         files, training = corpora[arm.config.data_digest], arm.config.training
-        num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
-        epoch = num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
+        epoch = tokens_of_a_pass(files, training)
         times = f"{training.tokens / epoch:,.1f}"
         if training.tokens > epoch and times != "1.0":
             there = f"its {files.train_tokens:,} training tokens"

@@ -3,7 +3,8 @@
 In a notebook::
 
     from pathlib import Path
-    from ablate.workflow.run import Where, run_study
+    from ablate.workflow.run import run_study
+    from ablate.workflow.where import Where
 
     end = run_study("quickstart", Where(storage=Path("ablate-runs")))
     end.report
@@ -18,7 +19,6 @@ interruption are in what is returned, and the same call goes on from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
@@ -32,19 +32,7 @@ if TYPE_CHECKING:
     from ablate.plan import Plan
     from ablate.store import StudyStore
     from ablate.workflow.end import StudyEnd
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where a study is kept and run.
-
-    ``address``: of a Ray cluster; None: Ray on this machine. ``tracking_uri``: of MLflow; None:
-    $MLFLOW_TRACKING_URI, else a database in the storage.
-    """
-
-    storage: Path
-    address: str | None = None
-    tracking_uri: str | None = None
+    from ablate.workflow.where import Where
 
 
 def run_study(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
     from ablate.store.lock import LockedPlan
     from ablate.track import MirrorReport
-    from ablate.workflow.run import Where
+    from ablate.workflow.where import Where
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.store.lock import GroupTuning
     from ablate.workflow.end import StudyEnd
     from ablate.workflow.listener import Listener
-    from ablate.workflow.run import Where
+    from ablate.workflow.where import Where
 
 
 @dataclass(frozen=True, kw_only=True)

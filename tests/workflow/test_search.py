@@ -17,8 +17,8 @@ from ablate.search.plan import plan_search
 from ablate.store import Status
 from ablate.study import load_study
 from ablate.workflow.listener import Listener
-from ablate.workflow.run import Where
 from ablate.workflow.search import search_study
+from ablate.workflow.where import Where
 
 SEARCH = """\
 name: s
