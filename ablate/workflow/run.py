@@ -61,10 +61,10 @@ def run_study(
     plan = build_plan(load_study(study))
     if plan.tuning is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
-    chosen = choose_runs(plan, only, seeds)
+    chosen, lock = choose_runs(plan, only, seeds), to_lock(plan)
     store = StudyStore(where.storage / plan.study)
     try:
-        with running(store, to_lock(plan)) as shared:
+        with running(store, lock) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
             if plan.tuning is not None and not plan.tuning.is_done:

@@ -118,7 +118,7 @@ def execute_and_die_at(task: RunTask, operation: int) -> Callable[[], object]:
             writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
             if (writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")) and str(
                 arguments[0]
-            ).startswith(task.run_dir):
+            ).startswith(str(task.run_dir)):
                 count()
 
         sys.addaudithook(audit)
