@@ -1,1 +1,1 @@
-"""The quantised linear layer, what the layers of a model share, and a recipe put on any model."""
+"""The quantised linear layer, the state that a model's layers share, and ``apply_recipe`` for any model."""

@@ -1,4 +1,4 @@
-"""Put a recipe on any model: its linear layers are replaced in place by quantised ones."""
+"""Apply a recipe to any model: replace its linear layers in place by quantised ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def apply_recipe(
     total_tokens: int | None = None,
     skip: Collection[str] = (),
 ) -> RecipeState:
-    """Replace the linear layers of a model in place, and return the state that its training loop moves on.
+    """Replace the linear layers of a model in place, and return the state that the training loop advances.
 
-    Parameters stay the same objects, so that optimizers, tied weights and wrappers (DDP, ``fully_shard``,
-    ``torch.compile``) go on as before, made earlier or later. Call ``state.advance(tokens)`` once after each
-    optimizer step: signs per step, phases and delayed scales depend on it. Forward passes within a step are
-    counted by themselves, those of evaluation (``model.eval()``) apart. The head (``lm_head`` and the like)
-    keeps high precision unless a rule of the recipe names it.
+    Parameters stay the same objects, so optimizers, tied weights and wrappers (DDP, ``fully_shard``,
+    ``torch.compile``) keep working, whether made before or after. Call ``state.advance(tokens)`` once after
+    each optimizer step: signs per step, phases and delayed scales depend on it. Forward passes within a step
+    are counted automatically, and those of evaluation (``model.eval()``) separately. The head (``lm_head``
+    and similar names) keeps high precision unless a rule of the recipe matches it.
 
     >>> import torch
     >>> from ablate.numerics import apply_recipe
@@ -46,16 +46,16 @@ def apply_recipe(
     torch.Size([32, 32])
 
     Args:
-        model: any module; every ``nn.Linear`` in it (not a subclass of it) is replaced.
-        recipe: a ``Recipe``, or what a study file may say: a word, or a mapping.
-        seed: of stochastic rounding and of random signs.
-        backend: who quantises and multiplies.
-        total_tokens: the budget; needed by phases that start at a share of it.
-        skip: names of layers to leave alone.
+        model: any module; every ``nn.Linear`` in it is replaced, but no subclass of it.
+        recipe: a ``Recipe``, or a recipe as in a study file: a word or a mapping.
+        seed: seed of stochastic rounding and random signs.
+        backend: name of the back end that quantises and multiplies.
+        total_tokens: the budget; required by phases that start at a fraction of it.
+        skip: names of layers to leave unchanged.
 
     Raises:
-        ValueError: no linear layer to replace, a rule that names none, rules that leave nothing of the
-            recipe, or a recipe that contradicts itself.
+        ValueError: no linear layer to replace, a rule that matches none, rules that leave every layer in high
+            precision, or a recipe that contradicts itself.
     """
     if not isinstance(recipe, Recipe):
         recipe = resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(recipe)))
@@ -67,10 +67,10 @@ def apply_recipe(
 
 
 def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, LayerPlace]:
-    """Return the linear layers of a model that would carry a recipe, and which of them is the head.
+    """Return the linear layers of a model that can follow a recipe, with the head marked.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the model has no such layer.
     """
     linears = {
         name: module
@@ -86,7 +86,7 @@ def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[st
     """Replace the linear layers of a model in place by layers that follow ``state``; see ``apply_recipe``.
 
     Raises:
-        ValueError: no linear layer to replace, a rule that names none, or rules that leave nothing.
+        ValueError: no linear layer to replace, a rule that matches none, or rules that disable the recipe.
     """
     where = linear_places(model, skip)
     if idle := idle_rules(state.recipe, where.values()):
@@ -116,7 +116,7 @@ def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[st
 
 
 def followed(state: RecipeState) -> dict[str, str]:
-    """Return for every layer what it follows now, in one line: so that nobody is fooled by a pattern."""
+    """Describe in one line what each layer follows now, so that users can check their patterns."""
     from ablate.recipes import describe_layer
 
     return {

@@ -1,13 +1,13 @@
-"""The quantised linear layer: three GEMMs, each with its two operands rounded along its own contraction.
+"""The quantised linear layer: three GEMMs, with both operands of each quantised along its contraction axis.
 
-Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Custom operators hold
-the whole work, so that ``torch.compile`` sees one node and never traces a random generator. They are given
-the number of a layer's *site*; recipe, back end and the position of the streams are looked up there when the
-operator runs. Saved for the backward pass are x and the weight parameter itself, never a copy of it: under
-FSDP2 a copy would keep the gathered weight alive.
+Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Custom operators do all
+the work, so that ``torch.compile`` sees one node and never traces a random generator. They receive the number
+of a layer's *site* and look up its recipe, back end and stream position when they run. The backward pass
+saves x and the weight parameter itself, never a copy of the weight: under FSDP2 a copy would keep the
+gathered weight in memory.
 
-The gradient goes straight through the quantisers. Where a policy masks, it is zero for what clipped; where an
-operand of the backward pass is quantised from what the forward pass used (source ``forward``), the product
+The gradient passes straight through the quantisers. If a policy masks, the gradient is zero for clipped
+values. If a backward operand is quantised from the forward pass's operand (source ``forward``), the product
 is in the forward's rotated in-features and is rotated back.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
 
 AMAX_HISTORY = 1024
-"""Steps whose largest magnitude a delayed scale looks back on (TransformerEngine's DelayedScaling)."""
+"""Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
 
 _FORWARDS_WITHOUT_ADVANCE = 1000
 
@@ -48,10 +48,10 @@ _numbers = itertools.count()
 class QuantLinear(nn.Linear):
     """A linear layer whose three GEMMs follow a recipe.
 
-    Takes [..., in_features] of any float dtype and computes in bf16; the result is bf16 for bf16 inputs and
-    under autocast, else of the input's dtype. ``name`` keys its random streams: two layers of one model must
-    not share it. ``weight`` and ``bias`` are parameters to take over; by default the weight is left
-    uninitialised and there is no bias.
+    Takes [..., in_features] of any float dtype and computes in bf16. The result is bf16 for bf16 inputs and
+    under autocast, else of the input's dtype. ``name`` keys the random streams and must be unique within a
+    model. ``weight`` and ``bias`` are existing parameters to use; by default the weight is uninitialised and
+    there is no bias.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class QuantLinear(nn.Linear):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> None:
-        # Not nn.Linear's own: its initial weights would be drawn in vain.
+        # nn.Linear.__init__ would draw initial weights for nothing.
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
         self.weight = weight if isinstance(weight, nn.Parameter) else _fresh(out_features, in_features)
@@ -90,7 +90,7 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.forget_amax()
         self._calls, self._counted_step, self._evaluations = 0, -1, 0
-        self.override: LayerRecipe | None = None  # followed instead, as long as diagnostics set one
+        self.override: LayerRecipe | None = None  # set by diagnostics, replaces the recipe
         self._register()
 
     def _register(self) -> None:
@@ -102,13 +102,13 @@ class QuantLinear(nn.Linear):
         self._register()  # a copy is a site of its own
 
     def forget_amax(self) -> None:
-        """Begin anew with the largest magnitudes that delayed scales look back on."""
+        """Clear the history of largest magnitudes for delayed scales."""
         if self._delayed:
             self.get_buffer("amax_history").zero_()
             self.get_buffer("amax_step").fill_(-1)
 
     def extra_repr(self) -> str:
-        """Return what ``print(model)`` shows."""
+        """Return the text that ``print(model)`` shows."""
         return f"{super().extra_repr()}, name={self.name!r}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class QuantLinear(nn.Linear):
         return out.view(*x.shape[:-1], self.out_features)
 
     def position(self) -> Position:
-        """Return where this layer's streams stand, counting its forward passes if nobody else does."""
+        """Return this layer's stream position; count its forward passes unless the trainer does."""
         state = self.state
         call = self._next_call() if state.call is None else state.call
         return Position(step=state.step, call=call, tokens=state.tokens)
@@ -133,7 +133,7 @@ class QuantLinear(nn.Linear):
             return EVAL_CALL + self._evaluations - 1
         if self.state.step != self._counted_step:
             self._counted_step, self._calls = self.state.step, 0
-        # Inside of a backward pass this is activation checkpointing, which repeats the last forward pass.
+        # A forward pass within a backward pass is activation checkpointing, which repeats the last forward.
         if torch._C._current_graph_task_id() == -1:  # noqa: SLF001  as torch's own checkpointing asks
             self._calls += 1
         if self._calls == _FORWARDS_WITHOUT_ADVANCE:
@@ -141,13 +141,13 @@ class QuantLinear(nn.Linear):
         return max(self._calls - 1, 0)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
-        """Return what this layer follows after so many training tokens."""
+        """Return the recipe of this layer after this many training tokens."""
         if self.override is not None:
             return self.override
         return next(recipe for start, recipe in self._stages if start <= tokens)
 
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
-        """Return the key of one operand's random draw, or None where the policy draws nothing."""
+        """Return the key of one operand's random draw, or None if the policy draws nothing."""
         if policy.rounding == "nearest" and policy.signs == "none" and policy.scale != "ms_eden":
             return None
         return Key(
@@ -156,11 +156,11 @@ class QuantLinear(nn.Linear):
         )  # fmt: skip
 
     def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
-        """Return who does one GEMM as the recipe says at this position."""
+        """Return the back end that does one GEMM at this position."""
         return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
 
     def draw(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Draw:
-        """Say how one operand of one GEMM is to be quantised at this position."""
+        """Return the policy, key and amax for one operand of one GEMM at this position."""
         policy = self.recipe_at(at.tokens).gemm(gemm)
         left, right = OPERANDS[gemm]
         assert operand in (left, right)
@@ -169,7 +169,7 @@ class QuantLinear(nn.Linear):
         return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
 
     def operand(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Operand:
-        """Quantise one operand of one GEMM as the recipe says at this position."""
+        """Quantise one operand of one GEMM by the recipe at this position."""
         axis = contracted_axis(gemm, operand)
         with self._named(gemm, operand):
             done = self.backend(gemm, at, tensor).quantize(
@@ -179,7 +179,7 @@ class QuantLinear(nn.Linear):
         return done
 
     def both_of_dy(self, dy: Tensor, at: Position) -> tuple[Operand, Operand]:
-        """Quantise dy for Dgrad and for Wgrad in one read, by the back end that does both."""
+        """Quantise dy for Dgrad and for Wgrad in one read, by the back end of both GEMMs."""
         for_dgrad, for_wgrad = self.draw(dy, "dgrad", "dy", at), self.draw(dy, "wgrad", "dy", at)
         draws: dict[Gemm, Draw] = {"dgrad": for_dgrad, "wgrad": for_wgrad}
         for gemm, draw in draws.items():
@@ -202,12 +202,12 @@ class QuantLinear(nn.Linear):
             self.state.watch(self.name, gemm, operand, done)
 
     def show_backward(self, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        """Show what a backward pass multiplies to whoever has asked for it."""
+        """Show the tensors of a backward pass to the tap, if one is set."""
         if self.state.tap is not None:
             self.state.tap(self.name, at, dy, x, weight)
 
     def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
-        """Return the largest magnitude of past steps, and note this one's; its own if there is no past."""
+        """Record this step's largest magnitude; return that of past steps, or this one at the start."""
         index = self._delayed[which]
         history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
         now = float(tensor.abs().max().item()) if tensor.numel() else 0.0
@@ -232,7 +232,7 @@ def _fresh(*shape: int) -> nn.Parameter:
 
 @torch.library.custom_op("ablate::fprop", mutates_args=())
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
-    """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the position of the streams (int64 [3])."""
+    """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
     at = layer.position()
     y = _output(layer, at, x, weight)
@@ -279,7 +279,7 @@ def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: 
     if backend.one_read and backend is layer.backend("wgrad", at, dy):
         along_n, along_m = layer.both_of_dy(dy, at)
         return _input_gradient(layer, at, along_n, x, weight), _weight_gradient(layer, at, along_m, x, weight)
-    # One after the other: only one copy of dy at a time.
+    # One after the other, so that only one copy of dy exists at a time.
     dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
     return dx, _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
 
@@ -291,9 +291,9 @@ def _(dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> tuple[Tensor, T
 
 
 def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return one GEMM's output at a position as training has it: y [M, N], dx [M, K] or dw [N, K], in bf16.
+    """Return one GEMM's output at a position as in training: y [M, N], dx [M, K] or dw [N, K].
 
-    dw in the weight's dtype. Dy [M, N] and x [M, K] are bf16, the weight [N, K] of any float dtype.
+    dy [M, N] and x [M, K] are bf16, the weight [N, K] of any float dtype. dw has its dtype, y and dx bf16.
     """
     if gemm == "fprop":
         return _output(layer, at, x, weight)
@@ -331,11 +331,11 @@ def _position(position: Tensor) -> Position:
 
 
 def dequantised(operand: Operand) -> Tensor:
-    """Return the stored matrix after quantising, every factor applied; in the basis of its rotation."""
+    """Return the stored matrix after quantising, with every factor applied, in its rotated basis."""
     descale = operand.descale
     if isinstance(descale, float) and descale == 1.0:
         return operand.values
-    if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row of [n, k]
+    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row of [n, k]
         descale = descale[:, None] if operand.axis == 1 else descale[None, :]
     return operand.values.to(torch.float32) * descale
 

@@ -1,4 +1,4 @@
-"""A short training run on a back end beside emulation: the part of the self-test that needs whole layers."""
+"""A short training run on a back end, compared with emulation: the self-test of whole layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _STEPS = 10
 _SHARE_APART = 0.02
-"""Largest distance between two loss curves, as a share of the first loss: far above what another order of
-accumulation does in ten steps, far below what a wrong operand does."""
+"""Largest allowed distance between two loss curves, as a fraction of the first loss: far above the effect of
+another accumulation order in ten steps, far below that of a wrong operand."""
 _TRAINED: dict[str, Any] = {
     "mxfp4": {"gemms": list(GEMMS), "stabiliser": "sr+rht"},
     "nvfp4": {"preset": "nvidia-nvfp4", "layers": []},
@@ -26,15 +26,15 @@ _TRAINED: dict[str, Any] = {
 
 
 def trains_like_emulation(name: str, where: str) -> Iterator[Result]:
-    """Train a tiny model for some steps beside emulation on the CPU, by every recipe that the back end does.
+    """Train a tiny model for a few steps by every recipe of the back end; compare with emulation on the CPU.
 
-    The quantised bits are equal, so losses part only by the order of accumulation, and slowly.
+    The quantised bits are equal, so only the accumulation order makes the losses differ, and slowly.
     """
     for recipe, spec in _TRAINED.items():
         try:
             ours = _losses(spec, name, where)
         except ValueError:
-            continue  # not a recipe for this back end
+            continue  # the back end does not support this recipe
         except Exception as error:
             yield Result(backend=name, check=f"training {recipe}", passed=False, detail=in_short(error))
             continue
@@ -46,7 +46,7 @@ def trains_like_emulation(name: str, where: str) -> Iterator[Result]:
 
 
 def _losses(spec: Any, name: str, where: str) -> list[float]:
-    """Return the losses of a small network that learns a fixed random one."""
+    """Return the losses of a small network that learns the outputs of a fixed random one."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 128, bias=False), nn.GELU(), nn.Linear(128, 64, bias=False))
     for weight in model.parameters():

@@ -1,7 +1,7 @@
-"""What the layers of one model share: the recipe, the back end, and where the random streams stand.
+"""The state that the layers of one model share: recipe, back end, and the position of the random streams.
 
-The position (step, call, tokens) is read when a layer's forward pass runs and travels with it as a small
-tensor, so that the backward pass draws from its own forward's streams, wherever the trainer is by then.
+A layer reads the position (step, call, tokens) in its forward pass and saves it as a small tensor. So the
+backward pass draws from its own forward's streams, even if the trainer has moved on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.recipes import Gemm, LayerRecipe, Recipe
 
 EVAL_CALL = 1 << 31
-"""First call of evaluation's forward passes, apart from those of training."""
+"""First call number of forward passes in evaluation, distinct from all calls in training."""
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
 
@@ -31,8 +31,8 @@ _REDRAWS = 1 << 10
 class Position:
     """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it.
 
-    ``redraw`` n > 0 is the n-th draw of diagnostics: whatever training draws anew from one step or pass to
-    the next is drawn from streams that training never reads; what it draws once for all stays as it is.
+    ``redraw`` n > 0 is the n-th draw of diagnostics. Values that training draws anew per step or pass then
+    come from streams that training never reads; values that it draws once stay the same.
     """
 
     step: int
@@ -42,25 +42,25 @@ class Position:
 
     @property
     def stream_step(self) -> int:
-        """The step that random streams are counted by."""
+        """The step number used by the random streams."""
         if not self.redraw:
             return self.step
         assert self.redraw < _REDRAWS
         return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
 
     def redrawn(self, redraw: int) -> Position:
-        """Return this place in training with a draw of diagnostics; delayed scales take no note of it."""
+        """Return this position with a draw of diagnostics; delayed scales ignore it."""
         return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
 
 
 @dataclass(kw_only=True)
 class RecipeState:
-    """Shared by the layers of one model and moved on by its trainer.
+    """State shared by the layers of one model and advanced by its trainer.
 
-    ``call`` is the forward pass within a step; None lets every layer count its own. ``total_tokens`` is the
-    budget, needed by phases that start at a fraction of it. ``watch``, if set, sees every quantised operand:
-    (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees what each backward pass
-    multiplies: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
+    ``call`` is the forward pass within a step; with None every layer counts its own. ``total_tokens`` is the
+    budget, required by phases that start at a fraction of it. ``watch``, if set, sees every quantised
+    operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
+    backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing.
     """
 
@@ -77,15 +77,15 @@ class RecipeState:
     _warned: bool = field(default=False, repr=False)
 
     def advance(self, tokens: int = 0) -> None:
-        """Move on by one optimizer step that took so many training tokens."""
+        """Advance by one optimizer step with this many training tokens."""
         self.step += 1
         self.tokens += tokens
 
     def stages(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
-        """Return (first token, recipe) of what a layer follows, newest first.
+        """Return the (first token, recipe) pairs of a layer, newest first.
 
         Raises:
-            ValueError: a phase at a fraction of a budget that is not known.
+            ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
         self.places[place.name] = place
         known: tuple[Stage, ...] = stages(self.recipe, place)
@@ -93,7 +93,7 @@ class RecipeState:
         return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
 
     def warn_if_it_should_move(self, forwards: int) -> None:
-        """Warn once if the recipe depends on steps that nobody counts."""
+        """Warn once if the recipe depends on steps but ``advance`` is never called."""
         if self.step or self._warned or not depends_on_steps(self.recipe):
             return
         self._warned = True
@@ -105,7 +105,7 @@ class RecipeState:
 
 
 def depends_on_steps(recipe: Recipe) -> bool:
-    """Tell whether a recipe does anything that moves on with the optimizer's steps."""
+    """Whether any part of a recipe changes with the optimizer's steps."""
     parts = [recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases)]
     policies = [policy for part in parts for _, _, policy in part.operands()]
     return bool(recipe.phases) or any(

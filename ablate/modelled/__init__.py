@@ -1,1 +1,1 @@
-"""*Modelled* speed and memory on named hardware: never a measurement."""
+"""*Modelled* speed and memory on named hardware, never measured."""

@@ -1,8 +1,8 @@
-"""What a built-in model's block keeps for its backward pass, and what is alive while that goes through it.
+"""The bytes that a built-in model's block keeps for its backward pass, and those alive during that pass.
 
 Counted tensor by tensor from the model's code (``ablate.models.decoder``, ``experts``) and torch's autograd.
-Two things differ by device: attention, written out on the CPU with its scores and fused on a GPU, and the
-root mean square norm, fused on a GPU alone. ``torch.compile`` may keep less than is counted here.
+Two operations differ by device: attention is written out with its scores on the CPU and fused on a GPU; the
+root mean square norm is fused on a GPU only. ``torch.compile`` may keep less than counted here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Pass:
     seq_len: int
     on_gpu: bool
     rows_multiple: int = 1
-    """What the rows of an expert's input are filled up to."""
+    """The number of rows of an expert's input is padded to a multiple of this."""
 
     @property
     def tokens(self) -> int:
@@ -33,24 +33,24 @@ class Pass:
         return self.sequences * self.seq_len
 
     def rows(self, width: int) -> int:
-        """Return the bytes of a bf16 matrix of this width, a row a token."""
+        """Return the bytes of a bf16 matrix of this width with one row per token."""
         return _BF16 * self.tokens * width
 
     @property
     def norm(self) -> int:
-        """Bytes that a norm keeps besides its result."""
+        """Bytes that a norm keeps in addition to its result."""
         inputs = self.rows(self.model.width)
         if self.model.architecture == "llama" and not self.on_gpu:
-            return 4 * inputs  # the input and the normalised, both in fp32
+            return 4 * inputs  # the input and the normalised input, both in fp32
         return inputs + _FP32 * self.tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A moment of a block's backward pass: bytes of the block that are alive, and whose GEMMs run on them.
+    """A moment of a block's backward pass: the bytes of the block alive, and the layer whose GEMMs run.
 
-    ``live`` counts what was kept and is not yet used up, and gradients of activations, without what the GEMMs
-    of ``layer`` (its name within the block) allocate for ``rows`` rows themselves.
+    ``live`` counts kept tensors that are still needed, and gradients of activations. It excludes the memory
+    that the GEMMs of ``layer`` (its name within the block) allocate for ``rows`` rows.
     """
 
     live: int
@@ -59,7 +59,7 @@ class Stage:
 
 
 def block_stages(work: Pass) -> tuple[int, list[Stage]]:
-    """Return the bytes that a block keeps, and the stages of its backward pass in their order."""
+    """Return the bytes that a block keeps, and the stages of its backward pass in order."""
     attention_kept, attention_stages = _attention(work)
     ffn_kept, ffn_stages = _feed_forward(work) if work.model.experts is None else _experts(work)
     residual = work.rows(work.model.width)  # the gradient that flows past both halves
@@ -72,7 +72,7 @@ def block_stages(work: Pass) -> tuple[int, list[Stage]]:
 
 
 def norm_backward(work: Pass) -> int:
-    """Return the bytes alive in a norm's backward pass: what it kept, the gradients, and their products."""
+    """Return the bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
     inputs = work.rows(work.model.width)
     if work.model.architecture == "llama" and not work.on_gpu:
         return work.norm + inputs + 3 * 2 * inputs  # in fp32
@@ -91,15 +91,15 @@ def _feed_forward(work: Pass) -> tuple[int, list[Stage]]:
 
 
 def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[Stage]]:
-    """Return the bytes kept besides the input, and the stages down to the input's gradient.
+    """Return the bytes kept in addition to the input, and the stages down to the input's gradient.
 
-    ``ffn``: bytes of a matrix of so many rows and the inner width. Kept: the first layer's result, and what
-    goes into the second; SwiGLU's silu(gate) besides.
+    ``ffn``: bytes of a matrix with these rows and the inner width. Kept: the first layer's result and the
+    second layer's input; SwiGLU also keeps silu(gate).
     """
     if model.architecture == "gpt":
         return 2 * ffn, [
             Stage(live=2 * ffn, layer=f"{name}.down", rows=rows),
-            Stage(live=3 * ffn),  # the first layer's result, and gradients before and after GELU
+            Stage(live=3 * ffn),  # the first layer's result, and the gradients before and after GELU
             Stage(live=ffn, layer=f"{name}.up", rows=rows),
         ]
     return 4 * ffn, [
@@ -110,7 +110,7 @@ def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, lis
 
 
 def _experts(work: Pass) -> tuple[int, list[Stage]]:
-    """Return a mixture of experts after its norm, every expert with the same share of the tokens."""
+    """Return the bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
     model = work.model
     assert model.experts is not None
     width = work.rows(model.width)
@@ -118,18 +118,16 @@ def _experts(work: Pass) -> tuple[int, list[Stage]]:
     filled = seen + (work.rows_multiple - 1) // 2
     taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
     dense, inner = _dense(model, "{}", filled, _BF16 * filled * model.ffn)
-    # Of each expert: its filled-up input, its result, the weighted result, and which tokens these are.
+    # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
     expert = dense + 2 * padded + taken + 2 * _INT64 * seen
-    router = (
-        2 * width + 3 * _FP32 * work.tokens * model.experts
-    )  # the router's input and what it says, in fp32
+    router = 2 * width + 3 * _FP32 * work.tokens * model.experts  # the router's input and output, in fp32
     below = work.norm + router
     stages = []
     for index in reversed(range(model.experts)):
         others = below + index * expert
         flowing = (
             2 * width + padded
-        )  # gradients: of the sum of the experts, of their common input, of this input
+        )  # gradients of the experts' sum, of their common input, and of this expert's input
         stages += [
             Stage(
                 live=others + flowing + padded + one.live,
@@ -144,7 +142,7 @@ def _experts(work: Pass) -> tuple[int, list[Stage]]:
 
 
 def _attention(work: Pass) -> tuple[int, list[Stage]]:
-    """Return what attention keeps with its norm, and its stages down to the block's input."""
+    """Return the bytes that attention and its norm keep, and its stages down to the block's input."""
     model, width = work.model, work.rows(work.model.width)
     head_dim = model.width // model.heads
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
@@ -153,7 +151,7 @@ def _attention(work: Pass) -> tuple[int, list[Stage]]:
     rotated = width + keys if model.architecture == "llama" else 0
     below = work.norm + width  # the norm, and the input of q, k and v
     if work.on_gpu:
-        # v (and GPT's q and k) are views of the one layer's result, which stays as a whole.
+        # v (and GPT's q and k) are views of the whole result of one layer, which therefore stays in memory.
         core = all_heads + rotated + _FP32 * work.sequences * model.heads * work.seq_len
         backward = core + width + width + 2 * width + 2 * keys  # out and its gradient, dq in fp32, dk, dv
     else:
@@ -166,17 +164,17 @@ def _attention(work: Pass) -> tuple[int, list[Stage]]:
     return below + core + width, [
         Stage(live=below + core + width, layer="attention.out", rows=work.tokens),
         Stage(live=below + backward),
-        Stage(live=below + 2 * width + 2 * all_heads),  # gradients of q, k, v, put together and turned back
+        Stage(live=below + 2 * width + 2 * all_heads),  # gradients of q, k, v, joined and rotated back
         Stage(live=below + all_heads, layer="attention.qkv", rows=work.tokens),
         Stage(live=norm_backward(work)),
     ]
 
 
 def _operands_on_cpu(work: Pass, all_heads: int, rotated: int, keys: int) -> int:
-    """Return the bytes of q, k and v as batched products keep them: copies, but for a single sequence."""
+    """Return the bytes of q, k and v kept by batched products: copies, except for a single sequence."""
     width = work.rows(work.model.width)
     if work.sequences > 1:
         return 3 * width
-    if keys < width:  # each key and value head is copied for the heads that share it
+    if keys < width:  # each key and value head is copied for every head that shares it
         return rotated + 2 * width
     return rotated + all_heads

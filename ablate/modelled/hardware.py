@@ -1,4 +1,4 @@
-"""Published peak rates of GPUs: arithmetic, dense, without sparsity, and memory; and how much they have."""
+"""Published peak rates of GPUs (dense arithmetic without sparsity, and memory), and memory capacity."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Dense peaks in TFLOP/s by format class (None: no such unit), memory in TB/s, and where they stand.
+    """Dense peaks in TFLOP/s by format class (None: no such unit), memory in TB/s, and their source.
 
-    ``capacity``: memory in GB (10⁹ bytes). NVIDIA's: the "GPU memory" of the datasheets named, as NIM's
-    support matrix (docs.nvidia.com/nim) lists it; of B200 180, of which an HGX or DGX board has eight.
-    AMD's 288 is as others cite it, and not checked against its datasheet.
-    ``nvfp4``: whether its FP4 unit takes E4M3 scales for 16 elements; CDNA 4's takes E8M0 for 32 alone.
+    ``capacity``: memory in GB (10⁹ bytes). For NVIDIA: the "GPU memory" of the named datasheets, as in NIM's
+    support matrix (docs.nvidia.com/nim); 180 for B200, of which an HGX or DGX board has eight.
+    AMD's 288 is quoted from other sources and not checked against its datasheet.
+    ``nvfp4``: whether the FP4 unit takes E4M3 scales for 16 elements; CDNA 4's only takes E8M0 for 32.
     """
 
     bf16: float
@@ -76,16 +76,16 @@ PEAKS: dict[str, Peaks] = {
         nvfp4=False,
     ),
 }
-"""By what stands in the device's name. A card's own clock and power limit may keep it below."""
+"""By a part of the device's name. A card's own clock and power limit may keep it below its peak."""
 
 
 def peaks_of(device_name: str) -> Peaks | None:
-    """Return the peaks of a device by its name, None where it is not known."""
+    """Return the peaks of a device by its name, or None for an unknown device."""
     return next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
 
 
 def peak_tflops(device_name: str, fmt: str) -> float | None:
-    """Return the dense peak of a device for operands of a format, in TFLOP/s; None where it is not known."""
+    """Return a device's dense peak for operands of a format in TFLOP/s, or None if it is unknown."""
     peaks = peaks_of(device_name)
     if peaks is None:
         return None

@@ -1,17 +1,17 @@
-"""*Modelled* peak memory of a training step on one device, by part: so that it is known before what fits.
+"""*Modelled* peak memory of a training step on one device, by part, so that users know in advance what fits.
 
-The step is gone through moment by moment (the loss, each stage of each block's backward pass, the embedding),
-and the largest moment is the answer. What autograd keeps stands in ``activations``; what the GEMMs of a
-linear layer allocate, in ``ablate.layers.linear`` and the back ends, is repeated here: the bf16 copy of a
-weight, quantised operands, results. On several devices (FSDP2) weights, gradients and moments are shared
-evenly; two blocks at a time are gathered, and what lies outside of the blocks all along.
+The peak is the largest of the step's moments: the loss, each stage of each block's backward pass, and the
+embedding. ``activations`` counts the tensors that autograd keeps. The allocations of a linear layer's GEMMs
+(``ablate.layers.linear`` and the back ends) are counted here: the bf16 copy of a weight, quantised operands,
+results. Several devices (FSDP2) share weights, gradients and moments evenly; two blocks at a time are
+gathered, and the weights outside the blocks for the whole step.
 
-Left out: what the allocator, the CUDA context, communication libraries and kernels hold themselves,
-evaluation and checkpoints, plain torch's scratch where no compiled quantiser takes a policy, and what
-``training.compile`` saves. On the CPU the outcome is held against the measured peak by a test; on GPUs it has
-not been measured.
+Not counted: memory of the allocator, the CUDA context, communication libraries and kernels; evaluation and
+checkpoints; plain torch's scratch memory where no compiled quantiser takes a policy; and the savings of
+``training.compile``. A test compares the result with the measured peak on the CPU; on GPUs it has not been
+measured.
 
-Only the built-in models are known here. How it fails: unknown hardware is a ``KeyError``.
+Only the built-in models are supported. How it fails: unknown hardware raises ``KeyError``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 _BF16, _FP32 = 2, 4
 _FP32_SCALES = ("row", "1x128", "128x128", "searched")
-"""Scale rules whose dequantised values bf16 could not hold."""
+"""Scale rules whose dequantised values are not exact in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes on one device, by what they are for.
+    """Bytes on one device by purpose.
 
-    ``weights`` with their bf16 and gathered copies, ``gradients`` of weights, ``optimizer`` AdamW's two
-    moments, ``activations`` with their gradients and the logits, ``quantised`` the copies of operands in low
-    precision (under emulation their dequantised values).
+    ``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer``
+    holds AdamW's two moments; ``activations`` includes their gradients and the logits; ``quantised`` holds
+    the copies of operands in low precision (under emulation their dequantised values).
     """
 
     weights: int = 0
@@ -56,7 +56,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """The sum of all parts."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: Memory) -> Memory:
@@ -71,9 +71,9 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMemory:
-    """The largest moment of a step, and ``at``, where it lies; the parts are those of that moment.
+    """The memory at the peak of a step, and ``at``, the part of the step with the peak.
 
-    ``largest_copies``: bytes of quantised copies where they are largest, which need not be at the peak.
+    ``largest_copies``: the largest bytes of quantised copies at any moment, not only at the peak.
     """
 
     peak: Memory
@@ -90,15 +90,15 @@ def step_memory(
     *,
     hardware: str | None,
 ) -> StepMemory:
-    """Return the memory of a step at its peak, on one of the devices of a run.
+    """Return the peak memory of a step on one device of a run.
 
     Args:
-        model: a built-in one.
-        vocab_size: of the data.
+        model: a built-in model.
+        vocab_size: vocabulary size of the data.
         training: batch, sequence length and the precision of weights.
-        recipe: what the linear layers follow; the phase that takes most counts.
-        resources: devices of a run, and whether activations are computed twice.
-        hardware: a name of ``PEAKS``; None: the CPU.
+        recipe: the recipe of the linear layers; the phase with the largest memory counts.
+        resources: devices of a run, and whether activations are recomputed.
+        hardware: a name of ``PEAKS``, or None for the CPU.
     """
     step = _Step(model, vocab_size, training, recipe, resources, hardware)
     moments: list[tuple[Literal["loss", "blocks", "embedding"], Memory]]
@@ -138,12 +138,12 @@ class _Step:
             rows_multiple=self._rows_multiple(),
         )
         kept, self._stages = block_stages(self._pass)
-        self._kept = self._pass.rows(model.width) if self._twice else kept  # of a block, until its turn comes
+        self._kept = self._pass.rows(model.width) if self._twice else kept  # per block, until its backward
         self._logits = sequences * training.seq_len * vocab_size
         self._sharded = devices > 1
         self._master = _FP32 if training.master_weights == "fp32" else _BF16
         self._reduced = _FP32 if training.reduction == "fp32" else _BF16
-        # A block's weights are gathered in bf16; experts' router takes its own in fp32, so theirs are not.
+        # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
         self._in_block = _BF16 if self._sharded and model.experts is None else self._master
         parameters = model_size(model, vocab_size=vocab_size, seq_len=training.seq_len).parameters
         self._table, self._tied = vocab_size * model.width, model.tied_head
@@ -154,9 +154,9 @@ class _Step:
         self._gradients = self._master * parameters // devices
         self._gradients_of_block = self._master * of_block // devices
         self._gathered = Memory(weights=2 * self._in_block * of_block if self._sharded else 0)
-        # A tied head's gradient waits for the embedding's; one that is sharded, for the end of the pass.
+        # A tied head's gradient waits for the embedding's; a sharded head's waits for the end of the pass.
         self._waiting = self._head if self._tied or self._sharded else 0
-        # What is reduced is copied together for it, and what comes of it added; gloo makes a copy of its own.
+        # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
         reduced = (_FP32 if training.reduction == "fp32" else _BF16) * (1 if self._pass.on_gpu else 2)
         self._reducing_block = self._sharded * (reduced * of_block + self._gradients_of_block)
         self._reducing_outside = self._sharded * reduced * outside
@@ -174,11 +174,11 @@ class _Step:
         return max(sizes)
 
     def loss(self) -> Iterator[Memory]:
-        """Yield the moments from the loss to the last block: all is kept, and the logits are there."""
+        """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
         work = self._pass
         kept = self._model.layers * self._kept
-        above = kept + work.norm + work.rows(self._model.width)  # the last norm's, and the head's input
-        # Log-softmax in fp32, kept, and the gradients before and after it; the latter in bf16.
+        above = kept + work.norm + work.rows(self._model.width)  # the last norm, and the head's input
+        # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
         yield self._at(above + 3 * _FP32 * self._logits)
         yield self._at(above + (_FP32 + _BF16) * self._logits)
         for moment in self._gemms(HEAD, work.tokens)[0]:
@@ -191,7 +191,7 @@ class _Step:
         for index in reversed(range(self._model.layers)):
             below = index * self._kept + self._twice * self._pass.rows(self._model.width)
             finished = self._head - self._waiting + (last - index) * self._gradients_of_block
-            reducing = self._reducing_block if index < last else 0  # the block before
+            reducing = self._reducing_block if index < last else 0  # the previous block
             in_block = 0
             for stage in self._stages:
                 here = self._gathered + self._at(
@@ -208,22 +208,22 @@ class _Step:
                 in_block += gradient
 
     def embedding(self) -> Memory:
-        """Return the end: the embedding's gradient in bf16, and cast to what its weights are in."""
+        """Return the last moment: the embedding's gradient in bf16, and its cast to the weights' dtype."""
         finished = self._head - self._waiting + self._model.layers * self._gradients_of_block
         working = self._waiting + (_BF16 + self._master) * self._table + self._reducing_outside
         return self._at(self._pass.rows(self._model.width), finished=finished, working=working)
 
     def _at(self, activations: int, *, finished: int = 0, working: int = 0) -> Memory:
-        """Return a moment without what GEMMs allocate.
+        """Return a moment without the GEMMs' allocations.
 
-        ``finished``: bytes of gradients of this pass that are where they stay; those of passes before are
-        there already. ``working``: of others.
+        ``finished``: bytes of this pass's final gradients; if passes accumulate, all gradients exist already.
+        ``working``: bytes of all other gradients.
         """
         gradients = working + (self._gradients if self._accumulates else finished)
         return self._held + Memory(gradients=gradients, activations=activations)
 
     def _gemms(self, name: str, rows: int) -> tuple[list[Memory], int]:
-        """Return the moments of a layer's Dgrad and Wgrad, and the bytes of its gradient; equal ones once."""
+        """Return the moments of a layer's Dgrad and Wgrad without duplicates, and its gradient's bytes."""
         layer = self._layers[name]
         found: list[Memory] = []
         at_use = self._master if layer.is_head else self._in_block
@@ -239,9 +239,9 @@ class _Step:
 def _moments(
     recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
 ) -> Iterator[Memory]:
-    """Yield what the backward pass of a layer with weight [n, k] allocates for m rows, beside x and dy.
+    """Yield the allocations in the backward pass of a layer with weight [n, k] for m rows, beside x and dy.
 
-    ``at_use``: bytes of an element of the weight that the layer is given.
+    ``at_use``: bytes per element of the weight as the layer receives it.
     """
     native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
 
@@ -277,7 +277,7 @@ def _moments(
 
 
 def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
-    """Return bytes an element of an operand's copy for its GEMM: none where it is taken as it is."""
+    """Return the bytes per element of an operand's copy for its GEMM; 0 if the operand is used unchanged."""
     if policy.is_untouched:
         return 0.0
     if native:
@@ -286,7 +286,7 @@ def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
 
 
 def _scratch_bytes(gemm: GemmPolicy, *, on_gpu: bool) -> int:
-    """Return bytes an element of an emulated GEMM's result that go before it, for a factor to be applied."""
+    """Return the scratch bytes per element of an emulated GEMM's result, before a factor is applied."""
     sides = (gemm.left, gemm.right)
     whole = any(side.scale in ("tensor", "delayed", "two_level", "four_six", "ms_eden") for side in sides)
     if whole and on_gpu:
@@ -295,6 +295,6 @@ def _scratch_bytes(gemm: GemmPolicy, *, on_gpu: bool) -> int:
 
 
 def _back_bytes(forward: OperandPolicy, *, doubly: bool) -> int:
-    """Return bytes an element that taking a gradient back through a forward operand's quantiser needs."""
+    """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
     masked = _BF16 + 1 if forward.mask else 0
     return masked + (4 * _FP32 if doubly and forward.hadamard else 0)

@@ -1,20 +1,20 @@
-"""*Modelled* time of a training token on named hardware: what an arm could gain there, before anyone has it.
+"""*Modelled* time of a training token on named hardware, to estimate an arm's gain without that hardware.
 
 A roofline, summed over the parts of a step, each at a fixed share of the published peak:
 
 - the three GEMMs of every linear layer, at the rate of the wider of the two operands' formats, or at the
-  rate of memory where they move more than they compute;
-- quantising: each tensor is read once in bf16 (twice where its scale needs the largest value of the whole
-  tensor first) and written once for each GEMM that takes it in low precision; a Hadamard rotation is done
-  while the tensor is there, at the rate of bf16;
+  memory rate if memory is the limit;
+- quantising: each tensor is read once in bf16 (twice if its scale needs the largest value of the whole
+  tensor first) and written once for each GEMM that takes it in low precision; a Hadamard rotation happens
+  in the same pass, at the rate of bf16;
 - attention, norms, activations, logits and AdamW, which do not depend on the recipe.
 
-Communication is taken to be hidden behind computing, and launches to cost nothing: a small model is slower
-than this says. The shares are assumptions, the same for every format and device, and not fitted to anything;
-``published_checks`` sets the outcome beside the two published figures that there are.
+Communication is assumed to overlap with computation, and launches to cost nothing, so a small model is slower
+than modelled. The shares are assumptions, the same for every format and device, and not fitted to data;
+``published_checks`` compares the result with the two published figures.
 
-Only the built-in models are known here. How it fails: hardware without a unit for a format gives None;
-unknown hardware is a ``KeyError``.
+Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
+unknown hardware raises ``KeyError``.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 GEMM_SHARE = 0.7
 ATTENTION_SHARE = 0.4
 MEMORY_SHARE = 0.8
-"""Of the published peaks: what a good GEMM, fused attention and a streaming kernel reach."""
+"""Shares of the published peaks that a good GEMM, fused attention and a streaming kernel reach."""
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
 
 _UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
-"""A layer that no rule names."""
+"""A layer that no rule matches."""
 _BF16_BYTES = 2.0
 _BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
-"""Per parameter: reads weight, gradient and two moments in fp32, writes all but the gradient, and bf16."""
+"""Per parameter: read weight, gradient and two moments in fp32; write all but the gradient, and bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained: a model on ``devices`` devices, so many tokens a step in all (data parallel)."""
+    """A model trained on ``devices`` devices with this many tokens per step in total (data parallel)."""
 
     model: ModelConfig
     vocab_size: int
@@ -63,13 +63,13 @@ class Workload:
 
     @property
     def device_tokens(self) -> int:
-        """Tokens of a step on one device."""
+        """Tokens per step on one device."""
         return max(1, self.tokens_per_step // self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTime:
-    """Seconds a training token on one device. ``rest``: what no recipe changes."""
+    """Seconds per training token on one device. ``rest``: the part that no recipe changes."""
 
     fprop: float
     dgrad: float
@@ -82,12 +82,12 @@ class TokenTime:
 
     @property
     def backward(self) -> float:
-        """Dgrad and Wgrad with their quantising, and the backward of the rest."""
+        """Dgrad and Wgrad with their quantising, and the backward pass of the rest."""
         return self.dgrad + self.wgrad + self.quantise_backward + self.rest_backward
 
     @property
     def total(self) -> float:
-        """The whole step's time, over its tokens."""
+        """The time of a whole step per token."""
         return self.fprop + self.quantise_forward + self.rest_forward + self.backward + self.optimizer
 
 
@@ -116,11 +116,11 @@ LLAMA_70B_BLOCK = Workload(
     seq_len=4096,
     tokens_per_step=4 * 4096,
 )
-"""One decoder block of Llama 2 70B, with next to no head: the shapes that Tseng et al. estimate with."""
+"""One decoder block of Llama 2 70B with a negligible head: the shapes of the estimate by Tseng et al."""
 
 
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
-    """Return the modelled time of a token, in the phase that ends the run; None without the units for it."""
+    """Return the modelled time of a token in the run's last phase, or None without the required units."""
     peaks = PEAKS[hardware]
     tokens = work.device_tokens
     gemm: dict[Gemm, float] = dict.fromkeys(GEMMS, 0.0)
@@ -154,9 +154,9 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
 
 
 def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
-    """Return modelled seconds a token over a whole run, each phase by its share of the run's tokens.
+    """Return modelled seconds per token over a whole run, phases weighted by their share of the tokens.
 
-    None without the units for any of the phases.
+    None if the hardware lacks the units for any phase.
     """
     phases = stages(replace(recipe, rules=()), _UNNAMED)
     starts = [*(phase.start(total_tokens) for phase in phases), total_tokens]
@@ -172,9 +172,9 @@ def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens:
 
 
 def fp4_share(work: Workload, recipe: Recipe) -> float:
-    """Return the share of the training FLOPs whose two operands are both FP4.
+    """Return the share of the training FLOPs with both operands in FP4.
 
-    FLOPs are those of all linear layers with the head and of causal attention, forward and backward.
+    FLOPs are those of all linear layers including the head and of causal attention, forward and backward.
     """
     low = whole = 0.0
     for linear, layer in _layers(work, recipe):
@@ -189,7 +189,7 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published speed-up beside the modelled one; ``at_least`` where the source gives a lower bound."""
+    """A published speed-up and the modelled one; ``at_least`` means that the source gives a lower bound."""
 
     what: str
     source: str
@@ -204,7 +204,7 @@ class Check:
 
 
 def published_checks() -> tuple[Check, ...]:
-    """Return the model's outcome for the settings whose speed-up others have published."""
+    """Return the modelled results for the settings with published speed-ups."""
     fp8, bf16 = PRESETS["te-hybrid-fp8"].recipe, Recipe()
 
     def ratio(work: Workload, slow: Recipe, fast: str, hardware: str, part: str) -> float:
@@ -245,7 +245,7 @@ def _rate(peak_tera: float, share: float) -> float:
 
 
 def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, LayerRecipe]]:
-    """Yield every linear layer with what it follows in the end."""
+    """Yield every linear layer with its recipe in the last phase."""
     layers = linear_layers(work.model, work.vocab_size)
     where = layer_places(layers)
     for layer in layers:
@@ -253,20 +253,20 @@ def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, Layer
 
 
 def _bits(policy: OperandPolicy) -> float:
-    """Return the width of an element, scales left out."""
+    """Return the bits per element, without scales."""
     if policy.is_high_precision:
         return 16.0
     return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
 
 
 def operand_bytes(policy: OperandPolicy) -> float:
-    """Return bytes an element, with its share of a block's scale."""
+    """Return the bytes per element, including its share of a block's scale."""
     block = {"mxfp": 1 / 32, "nvfp": 1 / 16}.get(policy.format[:4], 0.0)
     return _bits(policy) / 8 + block
 
 
 def _peak(policy: GemmPolicy, peaks: Peaks) -> float | None:
-    """Return the rate of the wider operand; None without a unit for a format (E3M0 has one nowhere)."""
+    """Return the rate of the wider operand; None without a unit for a format (E3M0 has none anywhere)."""
     if any(side.format.endswith("e3m0") for side in (policy.left, policy.right)):
         return None
     bits = max(_bits(policy.left), _bits(policy.right))
@@ -278,7 +278,7 @@ def _peak(policy: GemmPolicy, peaks: Peaks) -> float | None:
 
 
 def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
-    """Tell whether hardware multiplies both quantised operands as they are packed."""
+    """Whether hardware multiplies both quantised operands in their packed form."""
     return max(_bits(policy.left), _bits(policy.right)) < 16 and _peak(policy, peaks) is not None
 
 
@@ -290,7 +290,7 @@ def _gemm_seconds(
         return None
     elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
     left, right = OPERANDS[name]
-    result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # of the same shape
+    result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # the tensor of the same shape
     moved = (
         elements[left] * operand_bytes(policy.left)
         + elements[right] * operand_bytes(policy.right)
@@ -301,13 +301,13 @@ def _gemm_seconds(
 
 
 _WHOLE_TENSOR = ("tensor", "two_level", "four_six", "ms_eden", "searched")
-"""Scale rules that need the largest value of the tensor before the first element can be rounded."""
+"""Scale rules that need the tensor's largest value before they can round the first element."""
 
 
 def _quantise_seconds(
     layer: LayerRecipe, tokens: int, inputs: int, outputs: int, peaks: Peaks
 ) -> Iterator[tuple[str, float]]:
-    """Yield (pass, seconds) for each tensor taken in low precision, all copies in one read."""
+    """Yield (pass, seconds) for each tensor quantised to low precision, all its copies in one read."""
     elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
     uses: dict[str, list[OperandPolicy]] = {}
     for _, operand, policy in layer.operands():
@@ -322,10 +322,10 @@ def _quantise_seconds(
 
 
 def _rest(work: Workload) -> tuple[float, float]:
-    """Return FLOPs of causal attention and bytes of everything pointwise, of a token's forward pass.
+    """Return a token's forward FLOPs of causal attention, and its bytes of all pointwise operations.
 
-    Bytes in bf16: two norms and two residual sums, rotary positions, the feed-forward's activation (of each
-    expert that a token goes through), and twice the logits.
+    Bytes in bf16: two norms and two residual sums, rotary positions, the feed-forward's activation (per
+    expert of the token), and twice the logits.
     """
     model = work.model
     head_dim = model.width // model.heads

@@ -1,6 +1,6 @@
-"""What a configuration amounts to: steps, evaluations, parameters, operations per token, its schedule.
+"""Quantities derived from a configuration: steps, evaluations, parameters, operations per token, schedule.
 
-Steps are rounded by ``ablate.run.schedule``, as the trainer does.
+``ablate.run.schedule`` rounds the steps, as in the trainer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Parameters, and floating-point operations of a forward and backward pass per token.
+    """Number of parameters, and floating-point operations of a forward and backward pass per token.
 
-    ``parameters`` are all there are; of experts, ``flops_per_token`` counts those that a token goes through.
+    ``parameters`` counts all experts; ``flops_per_token`` counts only the experts that a token uses.
     """
 
     parameters: int
@@ -42,7 +42,7 @@ class ModelSize:
 
 
 def batches(training: TrainingConfig, devices: int = 1) -> Batches:
-    """Return the batch arithmetic of a training section, on so many devices a run."""
+    """Return the batch arithmetic of a training section for this many devices per run."""
     plan = plan_steps(training, devices)
     evals = math.ceil(plan.steps / plan.eval_every_steps)
     return Batches(
@@ -65,7 +65,7 @@ def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSiz
     norms = (2 * model.layers + 1) * model.width
     router = model.layers * (model.experts or 0) * model.width
     gpt = 0
-    if model.architecture == "gpt":  # biases of the norms and of the linear layers, and the positions
+    if model.architecture == "gpt":  # biases of norms and linear layers, and the positions
         gpt = norms + model.layers * sum(layer.outputs for layer in block) + seq_len * model.width
     return ModelSize(
         parameters=linear + norms + router + gpt + head * (1 if model.tied_head else 2),
@@ -82,12 +82,12 @@ def outlined_size(outline: Outline) -> ModelSize:
 
 
 def parameters_text(count: int) -> str:
-    """Return a number of parameters in millions or billions."""
+    """Format a number of parameters in millions or billions."""
     return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
 
 
 def schedule_text(training: TrainingConfig) -> str:
-    """Say what the learning rate does, in a line."""
+    """Describe the learning rate schedule in one line."""
     peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"
     text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
     if training.schedule == "constant":

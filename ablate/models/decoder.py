@@ -1,8 +1,8 @@
-"""The built-in models: decoders as Llama (Touvron et al. 2302.13971) and as GPT-2.
+"""The built-in models: decoders like Llama (Touvron et al. 2302.13971) and GPT-2.
 
-Master weights in fp32, activations in bf16. The linear layers of the blocks carry the recipe; embedding,
-norms, the products inside attention and a router of experts stay in high precision, the head unless a rule of
-the recipe names it. q, k and v are one linear layer and gate and up another, as in Megatron and
+Master weights in fp32, activations in bf16. The linear layers of the blocks follow the recipe. Embedding,
+norms, the products inside attention and the router of experts stay in high precision, and so does the head
+unless a rule matches it. q, k and v are one linear layer, gate and up another, as in Megatron and
 TransformerEngine, so that their input is quantised once.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Decoder(nn.Module):
     """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16.
 
-    ``balance`` is the load-balancing loss of the last forward pass of a model with experts, else None.
+    ``balance`` is the load-balancing loss of the last forward pass, or None for a model without experts.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState) -> None:
@@ -56,9 +56,9 @@ class Decoder(nn.Module):
         self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw all weights: normal, with the outputs into the residual stream scaled by 1 / √(2 layers).
+        """Draw all weights: normal, with outputs to the residual stream scaled by 1 / √(2 layers).
 
-        Of a sharded model each process draws all of them, one after the other, and keeps its rows.
+        For a sharded model each process draws all weights, one after the other, and keeps its rows.
         """
         std = self.config.init_std
         shrink = 1 / math.sqrt(2 * self.config.layers)
@@ -202,9 +202,9 @@ def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tupl
 
 
 class _Rotate(torch.autograd.Function):
-    """Turn the pairs (x[i], x[i + half]) by their angles; the gradient turns back.
+    """Rotate the pairs (x[i], x[i + half]) by their angles; the gradient rotates back.
 
-    Written as one function because autograd's version takes some three times as many passes over memory.
+    One function, because autograd's version passes over memory about three times as often.
     """
 
     @staticmethod
@@ -228,7 +228,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
 
 
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over [batch, heads, positions, head_dim]; k and v may have fewer heads."""
+    """Causal attention over [batch, heads, positions, head_dim]; k and v may have fewer heads."""
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     # Written out: on CPUs the backward pass of torch's fused bf16 attention takes about three times as long.

@@ -1,9 +1,8 @@
-"""A mixture of experts as a block's feed-forward: each token goes through the few that its router takes.
+"""A mixture of experts as a block's feed-forward: each token passes through the few experts of its route.
 
-No token is dropped (as in Mixtral, Jiang et al. 2401.04088). The router computes in fp32 and carries no
-recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad lie along the tokens, so an
-expert's tokens are filled up with zero rows to whole groups, which changes neither its output nor its
-gradients.
+No token is dropped (as in Mixtral, Jiang et al. 2401.04088). The router computes in fp32 and follows no
+recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad lie along the tokens, so the tokens
+of an expert are padded with zero rows to whole groups, which changes neither its output nor its gradients.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class Experts(nn.Module):
-    """x [batch, positions, width] → the same. ``balance`` is the last pass's load-balancing loss, 1 at best.
+    """x [batch, positions, width] → the same. ``balance``: the last pass's load-balancing loss, at best 1.
 
-    It is that of Switch (Fedus et al. 2101.03961, section 2.2): experts × Σ share of tokens × mean
-    probability.
+    As in Switch (Fedus et al. 2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
     """
 
     def __init__(self, experts: Iterable[nn.Module], *, width: int, per_token: int) -> None:
@@ -38,7 +36,7 @@ class Experts(nn.Module):
         self.balance: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the experts' outputs, weighted by the router's probabilities among those taken."""
+        """Return the experts' outputs, weighted by the router's probabilities among the chosen experts."""
         rows = x.reshape(-1, x.shape[-1])
         probabilities = torch.softmax(rows.float() @ self.router.float().t(), dim=-1)
         taken, chosen = probabilities.topk(self.per_token, dim=-1)
@@ -50,14 +48,14 @@ class Experts(nn.Module):
             tokens, place = _of_expert(chosen, index, len(self.experts))
             fill = -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
             y = expert(F.pad(rows[tokens], (0, 0, 0, fill)))[: len(tokens)]
-            # A token comes to an expert at most once, so that the order of these sums is always the same.
+            # A token reaches an expert at most once, so the order of these sums is always the same.
             out = out.index_add(0, tokens, y * weights[tokens, place, None])
         return out.view_as(x)
 
 
 def _of_expert(chosen: Tensor, index: int, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens that go to an expert, and at which place it stands among theirs."""
-    if chosen.is_meta:  # who goes where is not known without values: an even share
+    """Return the tokens of an expert, and the expert's place among each token's choices."""
+    if chosen.is_meta:  # the routes are unknown without values: assume an even share
         count = math.ceil(chosen.numel() / experts)
         return torch.zeros(count, dtype=torch.long, device="meta"), torch.zeros(
             count, dtype=torch.long, device="meta"
@@ -67,7 +65,7 @@ def _of_expert(chosen: Tensor, index: int, experts: int) -> tuple[Tensor, Tensor
 
 
 def _rows_multiple(expert: nn.Module) -> int:
-    """Return what must divide the rows of an expert's input: the largest block or group of its recipes."""
+    """Return the number that must divide an expert's rows: the largest block or group of its recipes."""
     sizes = [
         max(*block_shape(policy), policy.hadamard)
         for layer in expert.modules()

@@ -1,10 +1,10 @@
-"""Models that are not ours: a Hugging Face causal model, or what a function of the user returns.
+"""Foreign models: a Hugging Face causal model, or the result of a user's function.
 
-A function is called as ``function(vocab_size=…, seq_len=…, **options)`` and returns a ``torch.nn.Module``
-that takes tokens [batch, positions] and returns logits [batch, positions, vocabulary] (or an object that has
-them as ``logits``); or that module and its loss, ``loss(module, inputs, targets)`` → mean nats per token.
+The function is called as ``function(vocab_size=…, seq_len=…, **options)``. It returns a ``torch.nn.Module``
+that maps tokens [batch, positions] to logits [batch, positions, vocabulary] (or to an object with
+``logits``); or that module and its loss, ``loss(module, inputs, targets)`` → mean nats per token.
 
-How it fails: ``UserError`` with the way out, whatever the foreign code raised.
+How it fails: ``UserError`` with a remedy, whatever the foreign code raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A module, its own loss if it brings one, and whether it is one of transformers."""
+    """A module, its own loss if it has one, and whether it comes from transformers."""
 
     module: nn.Module
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
@@ -37,7 +37,7 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
     """Build a model that is not built in, with weights from torch's random generator or a checkpoint.
 
     Raises:
-        UserError: it cannot be had or built, or is no such model.
+        UserError: the model is not available, cannot be built, or is no such model.
     """
     if model.hf is not None:
         return _from_hf(model, vocab_size, seq_len)
@@ -63,7 +63,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
 
     try:
         own = {} if model.pretrained else {"vocab_size": vocab_size, **_no_special_tokens()}
-        # Said aloud, because transformers would ask on the terminal.
+        # trust_remote_code is given, because transformers would otherwise ask on the terminal.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **own, **model.options)
         _check(model, config, vocab_size, seq_len)
         if model.pretrained:
@@ -74,7 +74,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
             module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # of many types, with one remedy
+    except Exception as error:  # many types with one remedy
         hint = "expected the folder or hub name of a causal language model that transformers knows"
         raise _unusable(f"model.hf {model.hf} cannot be built: {_first_line(error)}", hint) from error
     _make_linear(module)
@@ -82,7 +82,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
 
 
 def _no_special_tokens() -> dict[str, None]:
-    """Return what switches off special tokens: the vocabulary is that of the data, not the checkpoint's."""
+    """Return options without special tokens: the vocabulary is the data's, not the checkpoint's."""
     return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -99,7 +99,7 @@ def _check(model: ModelConfig, config: Any, vocab_size: int, seq_len: int) -> No
 
 
 def _make_linear(module: nn.Module) -> None:
-    """Replace GPT-2's ``Conv1D``, a linear layer with its weight the other way round, by linear layers."""
+    """Replace GPT-2's ``Conv1D``, a linear layer with a transposed weight, by linear layers."""
     from transformers.pytorch_utils import Conv1D
 
     for name, layer in list(module.named_modules()):

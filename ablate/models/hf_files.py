@@ -1,10 +1,10 @@
-"""Find a Hugging Face model's files, and what stands for their content: without torch and transformers.
+"""Find a Hugging Face model's files and hash their content, without torch and transformers.
 
-A name is a folder with ``config.json``, or a name on the hub, ``name@revision`` to pin it; the local hub
-cache is looked at first. Random weights need the configuration alone; a checkpoint its weights too, as
+A name is a folder with ``config.json`` or a name on the hub, pinned by ``name@revision``. The local hub
+cache is checked first. Random weights only need the configuration; a checkpoint also needs its weights, as
 safetensors.
 
-How it fails: ``UserError`` for a name that is neither a folder, nor cached, nor to be had from the hub.
+How it fails: ``UserError`` for a name that is neither a folder, nor cached, nor available on the hub.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 def config_folder(name: str, *, weights: bool = False) -> Path:
-    """Return the folder that holds a model's ``config.json``, with the weights beside it if they are wanted.
+    """Return the folder of a model's ``config.json``, which also has the weights if ``weights`` is set.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such model.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -45,10 +45,10 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
 
 
 def hf_digest(model: ModelConfig) -> str:
-    """Return a hash of a model's configuration, and of its weights where training starts from them.
+    """Return a hash of a model's configuration, and of its weights if training starts from them.
 
     Raises:
-        UserError: it cannot be had.
+        UserError: the files are not available.
     """
     folder = config_folder(str(model.hf), weights=model.pretrained)
     path = folder / "config.json"
@@ -80,7 +80,7 @@ def _from_hub(name: str, *, weights: bool) -> Path:
 
     try:
         return fetch(local=True)
-    except Exception:  # not in the local hub cache, which has many ways of saying so
+    except Exception:  # not in the local hub cache, which raises many types
         try:
             return fetch(local=False)
         except Exception as error:

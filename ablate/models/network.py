@@ -1,7 +1,7 @@
-"""A run's model with its initial weights and recipe, and how its loss is taken: ours, hf's or the user's.
+"""A run's model with its initial weights, recipe and loss: built-in, from Hugging Face, or the user's.
 
-How it fails: ``UserError`` for code or a configuration that cannot be had or built, ``ValueError`` for a
-model without a linear layer.
+How it fails: ``UserError`` for foreign code or a configuration that is not available or cannot be built,
+``ValueError`` for a model without a linear layer.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Reduction = Literal["mean", "sum"]
 
 
 class Loss(Protocol):
-    """Inputs and targets [sequences, positions] → (what is trained on, nats per token, or their sum)."""
+    """Inputs and targets [sequences, positions] → (training loss, nats per token), each a mean or a sum."""
 
     def __call__(
         self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of a batch; they differ where a model has a loss of its own besides."""
+        """Return both losses of a batch; they differ if a model adds a loss of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A module and its loss. ``draws``: it may use torch's own random numbers (dropout)."""
+    """A module and its loss. ``draws``: the module may use torch's random numbers (dropout)."""
 
     module: nn.Module
     loss: Loss
@@ -43,11 +43,11 @@ class Network:
 
 
 def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> Network:
-    """Return a run's model on torch's default device, with the weights of this seed; on meta with none.
+    """Build a run's model on torch's default device with the weights of this seed; without weights on meta.
 
     Raises:
-        UserError: code or a configuration of others that cannot be used.
-        ValueError: no linear layer to carry the recipe.
+        UserError: foreign code or a foreign configuration cannot be used.
+        ValueError: the model has no linear layer that can follow the recipe.
     """
     if not config.model.is_built_in:
         return _build_foreign(config, state, initial_seed)
@@ -90,7 +90,7 @@ class _ForeignLoss:
     ) -> tuple[Tensor, Tensor]:
         call: dict[str, Any] = {"use_cache": False} if self.foreign.is_hf else {}
         if inputs.is_meta and self.foreign.is_hf:
-            # Without a mask transformers looks into the positions for packed sequences.
+            # Without a mask transformers searches the positions for packed sequences.
             square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
             call["attention_mask"] = square.tril()[None, None]
         # Master weights in fp32, activations in bf16, as in the built-in models.

@@ -1,6 +1,6 @@
-"""What a foreign model is made of, found by building it on torch's meta device: no memory, no data.
+"""The parts of a foreign model, found by building it on torch's meta device: no memory, no data.
 
-How it fails: ``UserError`` as in ``foreign``; a model without a linear layer is one too.
+How it fails: ``UserError`` as in ``foreign``, also for a model without a linear layer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """Linear layers that can carry a recipe, all parameters, and the matrices that no linear layer holds.
+    """Linear layers that can follow a recipe, the number of parameters, and matrices outside linear layers.
 
-    ``attention_flops_per_token``: forward and backward at this sequence length, 0 where it is not known.
+    ``attention_flops_per_token``: forward and backward at this sequence length, 0 if unknown.
     """
 
     layers: tuple[LinearLayer, ...]
@@ -34,10 +34,10 @@ class Outline:
 
 
 def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
-    """Return what a foreign model is made of.
+    """Return the outline of a foreign model.
 
     Raises:
-        UserError: it cannot be had or built, or has no linear layer.
+        UserError: the model is not available, cannot be built, or has no linear layer.
     """
     with torch.device("meta"):
         module = build(model, vocab_size=vocab_size, seq_len=seq_len).module
@@ -77,7 +77,7 @@ def _other_matrices(module: nn.Module, linear: set[str]) -> list[str]:
 
 
 def _attention_flops(module: nn.Module, seq_len: int) -> int:
-    """Return those of causal attention as Hugging Face configurations describe it."""
+    """Return the FLOPs of causal attention, as Hugging Face configurations describe it; 0 if unknown."""
     config = getattr(module, "config", None)
     layers = getattr(config, "num_hidden_layers", None)
     heads = getattr(config, "num_attention_heads", None)

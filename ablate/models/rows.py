@@ -1,6 +1,6 @@
-"""Which rows of a sharded tensor this process holds.
+"""The rows of a sharded tensor that this process holds.
 
-FSDP2 shares out the first dimension, as ``torch.chunk`` does.
+FSDP2 splits the first dimension like ``torch.chunk``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether other processes hold the rest of a tensor."""
-    return hasattr(tensor, "to_local")  # a DTensor, whose module takes half a second to import
+    """Whether other processes hold the rest of a tensor."""
+    return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
-    """Return what this process holds of a tensor, and which rows of the whole that is."""
+    """Return this process's part of a tensor, and the rows of the whole tensor that it covers."""
     if not is_sharded(tensor):
         return tensor, slice(None)
     whole: Any = tensor

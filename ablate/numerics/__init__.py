@@ -1,6 +1,6 @@
 """FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer.
 
-A face for users, loaded name by name on first use. The product's own modules import from where things lie.
+The public names, each loaded on first use. The product's own modules import from the defining modules.
 """
 
 from importlib import import_module

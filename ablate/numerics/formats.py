@@ -1,7 +1,7 @@
 """Element and scale formats, bit for bit: minifloats from E2M1 to E5M2, and E8M0 block scales.
 
-A minifloat of ``mantissa_bits`` m and smallest exponent ``min_exponent`` has magnitudes that are multiples of
-2^(max(floor(log2 a), min_exponent) − m), up to ``max``; there is no Inf, and NaN passes through as NaN. E2M1
+A minifloat with ``mantissa_bits`` m and smallest exponent ``min_exponent`` has magnitudes that are multiples
+of 2^(max(floor(log2 a), min_exponent) − m), up to ``max``; there is no Inf, and NaN stays NaN. E2M1
 (OCP MX v1.0): 0, .5, 1, 1.5, 2, 3, 4, 6. E3M0: 0, .25, .5, 1, 2, 4, 8, 16. E8M0: 2^(b − 127) for b = 0…254;
 255 is NaN. All functions are elementwise over fp32 tensors of any shape and on any device.
 """
@@ -22,7 +22,7 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """One minifloat: bits of its mantissa, exponents of its smallest and largest normal, largest value."""
+    """One minifloat: mantissa bits, exponents of its smallest and largest normal, and its largest value."""
 
     mantissa_bits: int
     min_exponent: int
@@ -49,11 +49,11 @@ ELEMENTS: dict[str, Element] = {
     "fp8_e4m3": E4M3,
     "fp8_e5m2": E5M2,
 }
-"""The elements of each quantised format of a policy."""
+"""The element of each quantised format of a policy."""
 
 
 def _max_mantissa(element: Element) -> int:
-    """Return the 23 mantissa bits of the largest value, as fp32 holds it."""
+    """Return the 23 mantissa bits of the largest value as an fp32 number."""
     return round((element.max / 2.0**element.max_exponent - 1) * 2**23)
 
 
@@ -64,11 +64,11 @@ SCALE_ADD: dict[str, Callable[[Element], int]] = {
     "ceil": lambda _element: 0x7FFFFF,
     "uos": lambda _element: 0x7FFFFF - 0x680000,
 }
-"""E8M0 scale rules: what is added to the bits of a block's largest magnitude before its exponent is read.
+"""E8M0 scale rules: the number added to the bits of a block's largest magnitude before reading its exponent.
 
 With amax = m·2^f, 1 ≤ m < 2, a carry into the exponent raises the scale by one: for m ≥ 2 − 2^−(mantissa bits
 + 1) under even, m above the mantissa of the largest element under rceil, m > 1 under ceil, m > 1.8125 under
-uos (numbers of E2M1: 1.75, 1.5, 1 and 1.8125), never under floor.
+uos (for E2M1: 1.75, 1.5, 1 and 1.8125), never under floor.
 """
 
 
@@ -77,8 +77,8 @@ def round_nearest(v: Tensor, element: Element) -> Tensor:
     magnitude = v.abs().clamp(max=element.max)
     drop = 23 - element.mantissa_bits
     bits = magnitude.view(torch.int32)
-    # To even on the bits that are dropped; a carry moves into the exponent, as it should. Without mantissa
-    # bits the last bit that stays is the exponent's own, whose parity is that of the code.
+    # Round the dropped bits to even; a carry into the exponent is correct. Without mantissa bits the last
+    # kept bit is the lowest exponent bit, whose parity is that of the code.
     even = bits + ((1 << (drop - 1)) - 1) + ((bits >> drop) & 1)
     normal = (even >> drop << drop).view(torch.float32)
     # Below the smallest normal: a + magic − magic rounds to a multiple of the smallest step, ties to even.
@@ -90,7 +90,7 @@ def round_nearest(v: Tensor, element: Element) -> Tensor:
 def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
     """Round fp32 to one of its two neighbours: up when p > u, u the top 24 bits of ``words`` over 2^24.
 
-    p is the way from the lower to the upper neighbour. Comparing it with u is bit-reproducible on any
+    p is the distance from the lower neighbour in steps. Comparing p with u gives the same bits on any
     device, unlike floor(v / step + u). Saturates; ``words`` are int64 in [0, 2^32).
     """
     low, step, p = _neighbours(v, element)
@@ -101,9 +101,9 @@ def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
 def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
     """Round as AMD's host emulation of its conversion: add the top 22 bits of the word below, truncate.
 
-    For study only. ``words`` are those that the public kernel of ROCm's TransformerEngine hands over: one
-    for four elements, shifted right by 16 for the last two, which are then truncated toward zero. The
-    emulation is composable_kernel's ``convert_to_type_sr``, for magnitudes that do not saturate.
+    For study only. ``words`` come from the public kernel of ROCm's TransformerEngine: one for four elements,
+    shifted right by 16 for the last two, which are therefore truncated toward zero. The emulation is
+    composable_kernel's ``convert_to_type_sr``, for magnitudes that do not saturate.
     """
     low, step, p = _neighbours(v, element)
     below = torch.floor(p * 2**22) + (words >> 10).to(torch.float32)  # both under 2^22: exact
@@ -111,7 +111,7 @@ def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
 
 
 def _neighbours(v: Tensor, element: Element) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the lower neighbour in steps, the step, and the share of the step that lies above it."""
+    """Return the lower neighbour in steps, the step, and the remaining fraction of a step."""
     magnitude = v.abs().clamp(max=element.max)
     exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
     exponent = torch.where(magnitude.isnan(), 127, exponent)
@@ -122,7 +122,7 @@ def _neighbours(v: Tensor, element: Element) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def encode(values: Tensor, element: Element) -> Tensor:
-    """Return the codes (uint8, sign above the magnitude) of values that lie on the grid; NaN has code 0."""
+    """Return the codes (uint8, sign above the magnitude) of values on the grid; NaN has code 0."""
     magnitude = values.abs().nan_to_num(nan=0.0)
     m = element.mantissa_bits
     exponent = (magnitude.view(torch.int32) >> 23) - 127
@@ -135,7 +135,7 @@ def encode(values: Tensor, element: Element) -> Tensor:
 
 
 def encode_max(element: Element) -> int:
-    """Return the largest magnitude code, all ones but for the sign (also where that code is a NaN)."""
+    """Return the largest magnitude code: all bits but the sign are ones (even if that code is a NaN)."""
     exponents = element.max_exponent - element.min_exponent + 1
     return (1 << (exponents.bit_length() + element.mantissa_bits)) - 1
 
@@ -170,6 +170,6 @@ def e8m0_decode(byte: Tensor) -> Tensor:
 
 
 def e8m0_reciprocal(byte: Tensor) -> Tensor:
-    """Return 2^(127 − byte) in fp32, NaN for byte 255. Exact for every byte that a rule can give (≤ 253)."""
+    """Return 2^(127 − byte) in fp32, NaN for byte 255. Exact for every byte that a rule gives (≤ 253)."""
     bits = torch.where(byte == 255, 0x7FC00000, (254 - byte) << 23)
     return bits.to(torch.int32).view(torch.float32)

@@ -1,9 +1,9 @@
 """Walsh–Hadamard rotations along the contraction axis: H_g = Sylvester matrix / √g, symmetric, H H = I.
 
-Deterministic: x H. Random: x D H with D = diag(±1) applied *before* H and the same D on both operands;
-signs after H would change nothing that a quantiser sees, since |q(x H D)| = |q(x H)|.
-The butterfly adds in a fixed order in fp32 and multiplies once by 1/√g, so every back end can
-repeat its bits.
+Deterministic: x H. Random: x D H with D = diag(±1) applied *before* H and the same D on both operands.
+Signs after H would change nothing for a quantiser, since |q(x H D)| = |q(x H)|.
+The butterfly adds in a fixed order in fp32 and multiplies once by 1/√g, so that every back end can
+reproduce its bits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ tensor seen as [rows, columns], the element (r, c) reads word ``c // 32 % 2 * 2 
     philox(counter=(c // 64 * 16 + c % 32 // 2, r, step, call), key)
 
 so that 64 neighbours in a row take 16 calls: whole vector registers on a CPU that splits two bf16 in a word
-into even and odd columns. Seven rounds are the fewest that pass BigCrush, by the paper's table 2.
+into even and odd columns. Seven rounds are the minimum that passes BigCrush (table 2 of the paper).
 torch has no unsigned 32-bit multiply that keeps the high word, hence int64 arithmetic with masks.
 """
 
@@ -28,7 +28,7 @@ ROUNDS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What a random draw is for. Two draws share bits only if every field agrees."""
+    """The purpose of a random draw. Two draws share bits only if every field agrees."""
 
     seed: int
     layer: str

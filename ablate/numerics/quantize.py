@@ -1,9 +1,9 @@
-"""Quantise one operand by its policy, in plain torch: the rules of every back end, written once.
+"""Quantise one operand by its policy in plain torch: the rules of every back end, written once.
 
-``round_operand`` is what back ends repeat bit for bit: it returns values and a factor, ``descale``, by which
-the GEMM's fp32 accumulator has to be multiplied (a tensor scale, or the 4/3 that undoes a 3/4 prescale).
-``fake_quantize`` is for people: the dequantised tensor. A NaN or an Inf makes what shares its scale read as
-NaN, so that garbage is seen and not hidden.
+Back ends reproduce ``round_operand`` bit for bit. It returns values and a factor, ``descale``, which must
+multiply the GEMM's fp32 accumulator (a tensor scale, or the 4/3 that undoes a 3/4 prescale).
+``fake_quantize`` is for users and returns the dequantised tensor. A NaN or an Inf turns all values with the
+same scale into NaN, so that errors stay visible.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _KEYED_SIGNS = ("layer", "step", "call")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """An operand after rounding, of the input's shape, and the factor still to apply to the accumulator.
+    """An operand after rounding, in the input's shape, and the factor still to apply to the accumulator.
 
-    ``values`` are bf16 (fp16 for that format), exact; fp32 for scales in fp32 that differ within the tensor,
-    which bf16 could not hold. ``descale`` is a number, or fp32 of one element that stays on its device.
-    ``mask`` is true where a value did not clip, if the policy asks for it. ``axis`` contracts.
+    ``values`` are exact in bf16 (fp16 for that format), or fp32 if several fp32 scales within the tensor make
+    them inexact in bf16. ``descale`` is a number, or an fp32 tensor of one element that stays on its device.
+    ``mask`` is true where a value did not clip, if the policy asks for it. ``axis`` is the contraction axis.
     """
 
     values: Tensor
@@ -55,8 +55,8 @@ class Quantized:
 class Codes:
     """Codes (uint8, [n, k], contraction last), scales [n, k / block], and the tensor's scale.
 
-    Scales are bytes (uint8): E8M0, for NVFP4 E4M3; or fp32 for one a row or a 128-block; none ([n, 0]) where
-    the tensor's is the only one. For square tiles there is one row of scales for each row of tiles.
+    Scales are bytes (uint8; E8M0, or E4M3 for NVFP4), fp32 for scales per row or 128-block, or empty ([n, 0])
+    if the tensor's scale is the only one. Square tiles have one row of scales per row of tiles.
     """
 
     codes: Tensor
@@ -66,11 +66,11 @@ class Codes:
 
 @dataclass(frozen=True, kw_only=True)
 class OnGrid:
-    """An operand as its element grid meets it: what is rounded, and the scales it was divided by.
+    """An operand before rounding to its element grid, and the scales that divided it.
 
     ``rotated`` and ``scaled`` are fp32 [n, k], contraction last: the operand after its rotation, and that
-    over its scale and times its prescale, so that what exceeds the element's largest value clips. ``scales``:
-    fp32, one a block of ``block`` (rows, columns). ``element``: the grid.
+    divided by its scale and times its prescale, so that values above the element's largest value clip.
+    ``scales``: fp32, one per block of ``block`` (rows, columns). ``element``: the grid.
     """
 
     rotated: Tensor
@@ -106,18 +106,18 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
 def fp8_scale(amax: float, fmt: str) -> float:
     """Return the scale max / amax of a tensor in fp32; 1 for an all-zero tensor, NaN for NaN or Inf.
 
-    As TransformerEngine's current scaling: the values are multiplied by it, the accumulator divided.
+    As TransformerEngine's current scaling: it multiplies the values and divides the accumulator.
     """
     if amax == 0.0:
         return 1.0
     if not math.isfinite(amax):
         return math.nan
-    # A tensor of subnormals would overflow the scale; the largest finite one keeps it on the grid.
+    # A tensor of subnormals would overflow the scale; the largest finite scale keeps it on the grid.
     return min(fp32(ELEMENTS[fmt].max / amax), FLOAT32_MAX)
 
 
 def fp8_descale(scale: float) -> float:
-    """Return 1 / scale rounded to fp32, the factor that FP8 hardware is given."""
+    """Return 1 / scale rounded to fp32, the factor for FP8 hardware."""
     return fp32(1.0 / scale)
 
 
@@ -128,10 +128,10 @@ def round_operand(
 
     Args:
         x: [rows, columns] in bf16, fp16 or fp32, of any strides.
-        policy: what to do.
+        policy: the operand's policy.
         axis: the contraction axis: blocks and Hadamard groups lie along it.
-        key: names the random stream; needed for stochastic rounding and for signs that are drawn.
-        amax: the largest magnitude that a delayed scale is to assume; by default this tensor's.
+        key: names the random stream; required for stochastic rounding and for random signs.
+        amax: the largest magnitude for a delayed scale; by default this tensor's.
 
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
@@ -203,12 +203,12 @@ class _Rounder:
         return Quantized(values=done, descale=descale, mask=mask)
 
     def eden(self, v: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return MS-EDEN's elements and block scales, in blocks, and the tensor's scale."""
+        """Return MS-EDEN's elements and block scales, as blocks, and the tensor's scale."""
         words = self.words()[:, ::16].reshape(-1)
         return scales.eden(to_blocks(v, (1, 16)), scales.tensor_amax(v), self.policy.hadamard, words)
 
     def blockwise(self, v: Tensor) -> tuple[Tensor, Scale, float, Tensor | None]:
-        """Return the elements' values and the scales in blocks, the tensor's scale, and the mask."""
+        """Return the elements' values and the scales as blocks, the tensor's scale, and the mask."""
         shape = block_shape(self.policy)
         blocks, scale, decode = self._block_scales(v)
         scaled = self._scaled(blocks, scale)
@@ -216,7 +216,7 @@ class _Rounder:
         return self.elements(scaled, shape), scale, decode, mask
 
     def scaled_blocks(self, v: Tensor) -> tuple[float, Scale, Tensor]:
-        """Return the tensor's scale, the blocks' scales, and the values that are rounded, [n, k]."""
+        """Return the tensor's scale, the blocks' scales, and the values to round, [n, k]."""
         blocks, scale, decode = self._block_scales(v)
         return decode, scale, from_blocks(self._scaled(blocks, scale), v.shape)
 
@@ -242,7 +242,7 @@ class _Rounder:
         return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
 
     def fp32_blockwise(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return blocks of elements and their fp32 scales: one a row, a 1×128 block or a 128×128 tile."""
+        """Return blocks of elements and their fp32 scales, per row, 1×128 block or 128×128 tile."""
         shape = self.fp32_shape(v)
         blocks = to_blocks(v, shape)
         if self.policy.scale == "searched":
@@ -256,14 +256,14 @@ class _Rounder:
         return self.elements(blocks * down, shape), 1 / down
 
     def fp32_shape(self, v: Tensor) -> tuple[int, int]:
-        """Return the block that shares an fp32 scale."""
+        """Return the shape of the block that shares an fp32 scale."""
         if self.policy.scale in ("row", "searched"):
             return 1, max(v.shape[1], 1)
         return block_shape(self.policy)
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Cut [n, k] into blocks [number, rows, columns], row of blocks by row of blocks."""
+    """Cut [n, k] into blocks [number, rows, columns], in row-major order."""
     rows, columns = shape
     n, k = v.shape
     cut = v.reshape(n // max(rows, 1), rows, k // columns, columns) if v.numel() else v.view(0, 1, 1, 1)
@@ -271,7 +271,7 @@ def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
-    """Put blocks back into [n, k]."""
+    """Reassemble [n, k] from blocks."""
     _, rows, columns = blocks.shape
     n, k = shape
     if not blocks.numel():
@@ -280,7 +280,7 @@ def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
 
 
 def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None) -> Tensor:
-    """Return what ``x`` becomes: quantised by ``policy`` along ``axis``, dequantised, rotated back.
+    """Quantise ``x`` by ``policy`` along ``axis``, dequantise it and rotate it back.
 
     >>> import torch
     >>> from ablate.numerics import OperandPolicy, fake_quantize
@@ -288,13 +288,13 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
     tensor([0., 0., 2., 4., 4., 4., 6., 8.])
 
     Args:
-        x: bf16, fp16 or fp32, of any shape with at least one dimension; ``axis`` contracts.
-        policy: what to do; a rotation is undone after quantising, so that the result stands beside ``x``.
+        x: bf16, fp16 or fp32, of any shape with at least one dimension.
+        policy: the operand's policy; a rotation is undone after quantising, so that ``x`` is comparable.
         axis: the contraction axis: blocks and Hadamard groups lie along it.
-        key: names the random stream; needed for stochastic rounding and for signs that are drawn.
+        key: names the random stream; required for stochastic rounding and for random signs.
 
     Returns:
-        A tensor of x's shape and dtype; the one rounding to that dtype is the last step.
+        A tensor of x's shape and dtype; the last step rounds once to that dtype.
 
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
@@ -322,8 +322,8 @@ def quantize(
 ) -> Codes:
     """Return the codes and scales of a matrix.
 
-    With ``axis=0`` the result is that of the transposed matrix, as a GEMM wants it. What reads as NaN has the
-    NaN code of FP8; where a format has no such code the scale is NaN and the codes are 0.
+    With ``axis=0`` the result is that of the transposed matrix, as a GEMM needs it. A NaN has the NaN code of
+    FP8; in a format without such a code the scale is NaN and the codes are 0.
 
     Args:
         x: [rows, columns] in bf16, fp16 or fp32, of any strides.
@@ -333,7 +333,7 @@ def quantize(
         amax: for delayed scales, as in ``round_operand``.
 
     Raises:
-        ValueError: as ``fake_quantize``, or a policy that leaves high precision.
+        ValueError: as ``fake_quantize``, or a policy in high precision.
     """
     check_operand(x, policy, axis, key)
     if policy.is_high_precision:
@@ -371,10 +371,10 @@ def quantize(
 def on_grid(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
 ) -> OnGrid:
-    """Return a matrix as the element grid of ``policy`` meets it; arguments as ``round_operand``.
+    """Return a matrix before rounding to the element grid of ``policy``; arguments as ``round_operand``.
 
     Raises:
-        ValueError: as ``round_operand``, or a policy that leaves high precision.
+        ValueError: as ``round_operand``, or a policy in high precision.
     """
     check_operand(x, policy, axis, key)
     if policy.is_high_precision:
@@ -401,7 +401,7 @@ def on_grid(
 
 
 def _codes(values: Tensor, element: Element, fmt: str) -> Tensor:
-    """Encode values on the grid; NaN as FP8's, else 0. Its sign, in which devices differ, is lost."""
+    """Encode values on the grid; NaN becomes FP8's NaN code, else 0, without its device-dependent sign."""
     nan_code = formats.encode_max(element) if fmt.startswith("fp8_") else 0
     codes = formats.encode(values, element)
     return torch.where(values.isnan(), nan_code, codes.to(torch.int32)).to(torch.uint8)

@@ -1,6 +1,6 @@
-"""The rotation of an operand before it is quantised, as its policy says: permutation, signs, Hadamard, bf16.
+"""The rotation of an operand before quantising, by its policy: permutation, signs, Hadamard, bf16.
 
-Signs and permutation are drawn for a GEMM, not for an operand: both operands of a GEMM share them, so that
+Signs and permutation are drawn per GEMM, not per operand: both operands of a GEMM share them, so that
 the rotation cancels in the product.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ablate.recipes import OperandPolicy
 
 _FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""The one sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
+"""The sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
 _FIXED_KEY = Key(seed=0, layer="", gemm="", operand="fixed", step=0)
 
 
 def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
-    """Return the ±1 vector (fp32, [hadamard], on the CPU) of a random Hadamard, None where there is none."""
+    """Return the ±1 vector (fp32, [hadamard], on the CPU) of a random Hadamard, or None without signs."""
     if policy.hadamard == 0 or policy.signs == "none":
         return None
     if policy.signs == "fixed" and policy.hadamard == len(_FIXED_16):
@@ -34,7 +34,7 @@ def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 
 
 def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
-    """Return the permutation (int64, [hadamard]) drawn with the signs, None where there is none."""
+    """Return the permutation (int64, [hadamard]) drawn with the signs, or None without permutation."""
     if not policy.permute:
         return None
     words = random_words(1, policy.hadamard, _shared_key(policy, key, "permutation"))[0]
@@ -42,7 +42,7 @@ def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 
 
 def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
-    """Return the key that both operands share, with as much of the position as the sign policy says."""
+    """Return the key that both operands share, with the parts of the position that ``signs`` uses."""
     if policy.signs == "fixed":
         return replace(_FIXED_KEY, operand=f"fixed {purpose}")
     assert key is not None
@@ -58,12 +58,12 @@ def _signs(size: int, key: Key) -> Tensor:
 
 
 def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
-    """Rotate the last axis of an fp32 tensor as the policy says; the tensor itself where it does not.
+    """Rotate the last axis of an fp32 tensor by the policy; return the tensor itself without a rotation.
 
     Args:
         v: [..., n], n divisible by ``policy.hadamard``.
-        policy: hadamard, signs, permute and rotated_bf16 are read.
-        key: as for quantising; needed for signs per layer, step or call.
+        policy: reads hadamard, signs, permute and rotated_bf16.
+        key: as for quantising; required for signs per layer, step or call.
     """
     if not policy.hadamard:
         return v
@@ -76,7 +76,7 @@ def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
 
 
 def unrotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
-    """Undo ``rotate`` (but for its rounding): x D H → x."""
+    """Undo ``rotate``, except for its rounding: x D H → x."""
     if not policy.hadamard:
         return v
     signs = signs_of(policy, key)

@@ -1,8 +1,8 @@
-"""Scale rules: from blocks of values to what divides them, what multiplies them back, and their choice.
+"""Scale rules: compute from blocks of values the factors that divide them and multiply them back.
 
-``blocks`` is [n, rows, columns] in fp32: each of the n blocks has one scale, its columns lie along the
-contraction axis; rows is 1 except for square tiles. Sums that a rule needs are taken by a pairwise tree in
-fp32 (halves, quarters, …), so that any back end can repeat their bits.
+``blocks`` is [n, rows, columns] in fp32: each of the n blocks has one scale, and its columns lie along the
+contraction axis; rows is 1 except for square tiles. Rules add in a pairwise tree in fp32 (halves, quarters,
+…), so that any back end can reproduce their bits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 QUEST_CLIP = 2.92247856 / 6.0
 """Step of the E2M1 grid over the standard deviation of a Gaussian block (Quartet 2505.14669)."""
 FOUR_SIX_MAX = 256.0
-"""Largest block scale of four-or-six: 1.5 × 256 still fits E4M3 (2512.02010)."""
+"""Largest block scale of four-or-six: 1.5 × 256 fits E4M3 (2512.02010)."""
 EDEN_MAX = 255.99
 """Largest block scale before MS-EDEN's correction, which may raise it (2601.22813)."""
 EDEN_SHRINK = (17 / 16) * 0.93
-"""Share of its range at which MS-EDEN's elements may clip (the code of 2601.22813, backward)."""
+"""Share of their range at which MS-EDEN's elements may clip (code of 2601.22813, backward)."""
 SEARCH_STEPS = 100
 SEARCH_LARGEST = 1.2
-"""LLM-FP4 searches the clipping value over these shares of the largest magnitude (2310.16836)."""
+"""LLM-FP4 searches for the clipping value among these shares of the largest magnitude (2310.16836)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def tree_sum(values: Tensor) -> Tensor:
 
 
 def amax_bits(blocks: Tensor) -> Tensor:
-    """Return the largest bit pattern without sign of each block, [n, 1, 1]: NaN and Inf win over numbers."""
+    """Return each block's largest bit pattern without sign, [n, 1, 1]: NaN and Inf are above all numbers."""
     bits = blocks.view(torch.int32) & 0x7FFFFFFF
     if not blocks.numel():
         return bits.new_zeros(blocks.shape[0], 1, 1)
@@ -60,7 +60,7 @@ def amax_bits(blocks: Tensor) -> Tensor:
 
 
 def tensor_amax(v: Tensor) -> float:
-    """Return the largest magnitude of a tensor; NaN or Inf if there is one, 0 for an empty one."""
+    """Return the largest magnitude of a tensor: NaN or Inf if the tensor has one, 0 if it is empty."""
     if not v.numel():
         return 0.0
     bits = (v.contiguous().view(torch.int32) & 0x7FFFFFFF).max()
@@ -77,7 +77,7 @@ def e8m0_bytes(blocks: Tensor, policy: OperandPolicy) -> Tensor:
 
 
 def _quest_bytes(blocks: Tensor) -> Tensor:
-    """Return the byte of 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance as in Quartet's code."""
+    """Return the byte of 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code."""
     mean = tree_sum(blocks) * (1 / 32)
     variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
     std = variance.clamp(min=0).sqrt()
@@ -99,7 +99,7 @@ def nvfp4_tensor_scale(amax: float, rule: str) -> tuple[float, float]:
     """Return the encode and decode scale of a tensor (fp32 values as floats), NaN for an amax of NaN or Inf.
 
     Encode: (largest block scale × 6) / amax, 1 for an all-zero tensor; decode: its reciprocal. The order of
-    operations is TransformerEngine's, for four-or-six with its own largest block scale.
+    operations is TransformerEngine's; four-or-six uses its own largest block scale.
     """
     if not math.isfinite(amax):
         return math.nan, math.nan
@@ -109,7 +109,7 @@ def nvfp4_tensor_scale(amax: float, rule: str) -> tuple[float, float]:
 
 
 def nvfp4_scale(base: Tensor, decode: float) -> Scale:
-    """Return the E4M3 block scale nearest to ``base`` and the factor that takes values onto the E2M1 grid."""
+    """Return the E4M3 block scale nearest to ``base``, and the factor that maps values to the E2M1 grid."""
     up = round_nearest(base.clamp(max=FLOAT32_MAX), E4M3)
     down = (1 / (up * decode)).clamp(max=FLOAT32_MAX)
     return Scale(down=down, up=up)
@@ -122,9 +122,9 @@ def nvfp4_base(blocks: Tensor, encode: float) -> Tensor:
 
 
 def four_six(blocks: Tensor, encode: float, decode: float, quantise: Callable[[Scale], Tensor]) -> Scale:
-    """Return the scale that maps each block's largest value to 6, or to 4 where that errs less (2512.02010).
+    """Return the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
 
-    ``quantise`` gives the E2M1 values of the blocks under a scale.
+    ``quantise`` returns the E2M1 values of the blocks under a scale.
     """
     base = nvfp4_base(blocks, encode)
     candidates = [nvfp4_scale(base, decode), nvfp4_scale(base * 1.5, decode)]
@@ -141,7 +141,7 @@ def four_six(blocks: Tensor, encode: float, decode: float, quantise: Callable[[S
 
 
 def eden_tensor_scale(amax: float) -> tuple[float, float]:
-    """Return where MS-EDEN's elements clip, and the tensor's decode scale; NaN for an amax of NaN or Inf."""
+    """Return MS-EDEN's clipping value and the tensor's decode scale; NaN for an amax of NaN or Inf."""
     clip = fp32(6 / fp32(EDEN_SHRINK))
     if not math.isfinite(amax):
         return clip, math.nan
@@ -151,13 +151,13 @@ def eden_tensor_scale(amax: float) -> tuple[float, float]:
 def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor, Tensor, float]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
-    Elements are rounded to nearest, with some clipping. Over each Hadamard group the ratio of the values'
-    energy to their product with the rounded ones says how much these must be stretched; the block scales
-    are stretched by it and rounded stochastically to E4M3, so that the estimate is unbiased over rotations.
+    Elements are rounded to nearest, and some clip. Over each Hadamard group, the ratio of the values' energy
+    to their product with the rounded values is the stretch that these need. The block scales are stretched by
+    it and rounded stochastically to E4M3, so that the estimate is unbiased over rotations.
 
     Args:
         blocks: [n, 1, 16] rotated values, neighbours in order.
-        amax: of the whole tensor.
+        amax: largest magnitude of the whole tensor.
         group: elements of a Hadamard group.
         words: int64 [n], one random word for each block.
 
@@ -179,9 +179,9 @@ def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor
 
 
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
-    """Return for each row [n, k] the clipping value [n, 1] whose squared error is least (LLM-FP4, §3).
+    """Return the clipping value [n, 1] with the smallest squared error for each row [n, k] (LLM-FP4, §3).
 
-    A searched largest value is the same as a searched, real-valued exponent bias. The first of equals wins.
+    Searching the largest value equals searching a real-valued exponent bias. Ties go to the first candidate.
     """
     amax = rows.abs().amax(-1, keepdim=True) if rows.numel() else rows.new_zeros(rows.shape[0], 1)
     best = torch.full_like(amax, math.inf, dtype=torch.float64)
