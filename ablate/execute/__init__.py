@@ -1,4 +1,4 @@
-"""Execution: Ray tasks over the run store, progress, interruption."""
+"""Execution: the runs of a plan as Ray tasks, their progress, and interruption."""
 
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 

@@ -1,6 +1,6 @@
-"""Whether a timing says something of a device: native arithmetic, on the whole of it, nobody else at work.
+"""Whether a timing is valid for a device: native arithmetic on a whole device that nobody else uses.
 
-How it fails: it does not. A device that does not tell is not called idle.
+How it fails: it raises nothing. A device whose load is unknown is not called idle.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
 
 _IDLE_PERCENT = 10.0
-"""A device with more load than this is not ours alone."""
+"""Above this load a device counts as shared."""
 
 _WINDOW_SEC = 1.0
-"""A GPU's driver tells the load of so long a past, at most; what came before it is not in it."""
+"""A GPU's driver averages the load over at most this time."""
 
 
 def other_work(device: str) -> str | None:
-    """Say what else may be at work on a torch device, None where it is known to be idle.
+    """Describe other work on a torch device, None if the device is known to be idle.
 
-    To be called while this process leaves the device alone.
+    Call it while this process does not use the device.
     """
     import psutil
     import torch
@@ -30,19 +30,19 @@ def other_work(device: str) -> str | None:
     if torch.device(device).type != "cuda":
         load = psutil.cpu_percent(interval=0.5)
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
-    time.sleep(_WINDOW_SEC)  # our own work of a moment ago is nobody else's
+    time.sleep(_WINDOW_SEC)  # leave this process's own work out of the average
     try:
         load = torch.cuda.utilization(device)
-    except Exception:  # NVML's and AMD SMI's packages may be missing, and raise their own
+    except Exception:  # the packages of NVML and AMD SMI may be missing, and raise their own errors
         return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 
 def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:
-    """Say why a timing says nothing of the device's own speed, None where it does.
+    """Return why a timing is not valid for the device's own speed, None if it is valid.
 
-    ``mode``: of the back ends, see ``ablate.backends.select.overall_mode``. ``threads``: that compute, of the
-    processor. ``others``: what ``other_work`` said.
+    ``mode``: of the back ends, see ``ablate.backends.select.overall_mode``. ``threads``: computing threads of
+    the processor. ``others``: the result of ``other_work``.
     """
     if mode != "native":
         return f"{mode} arithmetic"

@@ -1,4 +1,4 @@
-"""A request to stop a study, as a file that every executor on the storage sees, whatever machine it is on."""
+"""A request to stop a study: a file that every executor on the storage sees, on any machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAME = "cancel"
 
 
 def request(study_dir: Path) -> None:
-    """Ask all who run the study now to stop."""
+    """Ask every process that runs the study now to stop."""
     write_bytes_atomic(study_dir / _NAME, uuid.uuid4().hex.encode())
 
 
 class Cancellation:
-    """Looks whether somebody has asked to stop since this was made; earlier requests were for others."""
+    """Checks for requests to stop that are newer than this object; older ones were for others."""
 
     def __init__(self, study_dir: Path) -> None:
         self._path = study_dir / _NAME

@@ -40,14 +40,14 @@ PAUSES_SEC = (1.0, 5.0, 30.0)
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
 _ASK_AGAIN_SEC = 1.0
-"""Between two questions which runs need not go on."""
+"""Time between two queries for runs that are not needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an execution ended: the states of the runs it was given, and whether it was interrupted.
+    """The end of an execution: the states of its runs, and whether it was interrupted.
 
-    ``problem``: what ended it before its time, in a line.
+    ``problem``: why it ended early, in one line.
     """
 
     states: dict[str, State]
@@ -67,13 +67,13 @@ def execute_study(
 ) -> Outcome:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
-    ``on_poll`` is called a few times a second, and ``unneeded`` at most about once: it returns the ids of
-    runs whose results are not needed, each with the reason. Such a run, unless it has ended, becomes
-    ``stopped``, which ``missing_runs`` still lists. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: after how
-    long without a sign of life a worker of another machine is taken for dead.
+    ``on_poll`` is called a few times a second. ``unneeded``, called at most about once a second, returns the
+    ids of runs whose results are not needed, with the reasons. Such a run becomes ``stopped`` unless it has
+    ended; ``missing_runs`` still lists it. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time without a
+    sign of life after which a worker on another machine counts as dead.
 
     Raises:
-        UserError: no cluster at the address, or it can never hold one of the runs.
+        UserError: no cluster at the address, or the cluster can never hold one of the runs.
     """
     if not runs:
         return Outcome(states={}, interrupted=False)
@@ -151,7 +151,7 @@ class _Tasks(contextlib.AbstractContextManager["_Tasks"]):
     def __init__(self, store: StudyStore, runs: Sequence[RunRequest], trainer: str, stale_sec: float) -> None:
         import ray
 
-        # Ray's own retries know neither pauses nor the ledger.
+        # Ray's own retries have no pauses and do not write the ledger.
         self._remote = ray.remote(max_retries=0)(execute_run)
         self._remote_together = ray.remote(max_retries=0)(execute_together)
         self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
@@ -257,7 +257,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: a notebook's own affair
+    except ValueError:  # not in the main thread, as in some notebooks
         yield
         return
     try:

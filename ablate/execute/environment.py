@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware and back end, written beside its result."""
+"""The environment of a run, written beside its result: versions, hardware and back end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from ablate.backends.select import Choice
 
 _RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
-"""Parts of this package that can change what a run comes to."""
+"""Parts of this package that can change a run's result."""
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
 
 
 @cache
 def code_digest() -> str:
-    """Return a hash of the sources that can change a run's result, whatever commit they come from.
+    """Return a hash of the sources that can change a run's result, independent of commits.
 
-    Editing a document or the report leaves it as it is; a change that was not committed does not.
+    Editing a document or the report does not change it; uncommitted changes to those sources do.
     """
     root = files("ablate")
     digest = hashlib.sha256()
@@ -53,7 +53,7 @@ def _sources(node: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 def git_commit() -> str | None:
     """Return the commit of the checkout that this package runs from, with ``+`` if it has changes.
 
-    None for an installed package, also where that lies inside a repository of the user's.
+    None for an installed package, even inside a repository of the user's.
     """
     folder = Path(own_version.__file__).resolve().parent
     try:
@@ -85,7 +85,7 @@ def describe_environment(
 ) -> dict[str, Any]:
     """Return the environment record of one attempt (see docs/architecture.md).
 
-    ``others``: what else was at work on the device before, see ``alone.other_work``. ``world_size``: devices
+    ``others``: the result of ``alone.other_work``, from before the run. ``world_size``: the number of devices
     that train the run together.
     """
     import torch
@@ -120,7 +120,7 @@ def describe_environment(
         "backend_detail": "; ".join(load_backend(name).detail() for name in names),
         "backend_choices": [asdict(choice) for choice in choices],
         "self_tests": list(self_tests),
-        # As far as this run can tell: whether others came later, the ledgers of all runs show.
+        # As far as this run can know: the ledgers of all runs show whether others came later.
         "timing_valid": why_not is None,
         "timing_why_not": why_not,
     }

@@ -1,11 +1,11 @@
-"""A run on several devices: Ray Train starts a process on each; the first executes it, the others follow.
+"""A run on several devices: Ray Train starts a process on each; the first executes the run, others follow.
 
-The first process does everything that one on a single device does: it holds the lease, writes metrics, status
-and log. The others train along and write their rows of each checkpoint.
+The first process holds the lease and writes metrics, status and log, as on a single device. The others train
+along and write their rows of each checkpoint.
 
-How it fails: a process that dies ends the run's attempt, with the reason in its ledger, and the driver tries
-again from the last checkpoint, on other devices if need be. When the first process fails by itself, it brings
-the others down, which would wait for it forever.
+How it fails: a process that dies ends the run's attempt, and the ledger has the reason. The driver retries
+from the last checkpoint, on other devices if necessary. If the first process fails, it also ends the others,
+which would wait for it forever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def execute_together(task: RunTask) -> TaskEnd:
-    """Execute one run on as many devices as its resources say, and wait for its end."""
+    """Execute one run on as many devices as its resources ask for, and wait for its end."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -59,7 +59,7 @@ def execute_together(task: RunTask) -> TaskEnd:
 
 
 def _end(run: RunDir, end_path: Path, fault: str) -> TaskEnd:
-    """Put together how the processes ended: what another one raised says more than that the first lost it."""
+    """Combine the ends of the processes: another one's own fault explains more than the first's lost peer."""
     ends = {}
     for path in sorted(run.path.glob(f"{end_path.name}*")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -77,7 +77,7 @@ def _end(run: RunDir, end_path: Path, fault: str) -> TaskEnd:
 
 
 def _member(config: dict[str, Any]) -> None:
-    """Be one process of a run."""
+    """Run one process of the gang."""
     import torch
     from ray.train.torch import get_device
 
@@ -109,8 +109,8 @@ def _member(config: dict[str, Any]) -> None:
     try:
         end = execute_run(task, begin)
     finally:
-        if not begun:  # the others wait for a word
+        if not begun:  # the others still wait for the first message
             group.first(None)
     write_json_atomic(config["end_path"], asdict(end))
     if begun and (end.state == "failed" or end.transient):
-        raise RuntimeError(end.message)  # Ray Train then ends the others, which wait for this process
+        raise RuntimeError(end.message)  # makes Ray Train end the others, which wait for this process

@@ -1,9 +1,9 @@
-"""Whether Ray's head node still answers.
+"""Checks whether Ray's head node still answers.
 
-Ray itself waits for a minute and then ends the driver's process from within, without a word that says what to
-do. So the driver looks first.
+Ray itself waits for a minute and then ends the driver's process without a useful message. The driver
+therefore checks first.
 
-How it fails: it does not; a head that cannot be reached is what it is for.
+How it fails: it raises nothing; a head that cannot be reached is the case that it reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PATIENCE_SEC = 2.0
 
 
 class Head:
-    """The head at ``address`` (``host:port``), looked at now and then."""
+    """The head at ``address`` (``host:port``), checked now and then."""
 
     def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
         host, _, port = address.rpartition(":")
@@ -28,9 +28,9 @@ class Head:
         self._answered: float | None = None
 
     def is_gone(self) -> bool:
-        """Return whether it has answered before, and not for so long that it will not come back by itself.
+        """Whether the head answered before, but has not for too long to come back by itself.
 
-        One that never answers may be behind a proxy through which Ray itself reaches it.
+        A head that never answers may be behind a proxy through which Ray itself reaches it.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_SEC:

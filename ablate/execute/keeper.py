@@ -1,9 +1,9 @@
-"""A run's checkpoints as the trainer sees them: when one is due, and the metrics that belong to it.
+"""A run's checkpoints as the trainer sees them: when one is due, and which metrics belong to it.
 
-On several devices each process writes its own rows, and the first, when all have, the manifest.
+On several devices each process writes its own rows; the first writes the manifest after all have.
 
-How it fails: a checkpoint that cannot be written (a full disk) is passed over with a line in the attempt's
-log, and tried again when the next one is due; the run goes on.
+How it fails: a checkpoint that cannot be written (a full disk) is skipped with a line in the attempt's log,
+and the next one is written when due; the run continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST_SHARE = 0.02
 
 
 class Keeper:
-    """``Checkpoints`` for the trainer, over a run's folder."""
+    """The trainer's ``Checkpoints``, in a run's folder."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Keeper:
         every_tokens: int | None = None,
         group: Group = ALONE,
     ) -> None:
-        """``every_tokens``, if given, takes the place of ``every_sec``; the first process has ``metrics``."""
+        """``every_tokens``, if given, replaces ``every_sec``; only the first process has ``metrics``."""
         self._folder = folder
         self._group = group
         self._metrics = metrics
@@ -55,13 +55,13 @@ class Keeper:
         self._cost_sec = 0.0
 
     def load(self) -> Snapshot | None:
-        """Return what the attempt goes on from."""
+        """Return the snapshot that the attempt resumes from."""
         if self._start is None:
             return None
         return Snapshot(step=self._start.step, tensors=self._start.tensors, numbers=self._start.numbers)
 
     def due(self, tokens: int) -> bool:
-        """Return whether the interval has passed; one in time is never so short that it costs over 2 %."""
+        """Whether the interval has passed; intervals in time are kept so long that they cost under 2 %."""
         if self._every_tokens is not None:
             before, self._passed = self._passed, tokens // self._every_tokens
             return self._passed > before
@@ -69,9 +69,9 @@ class Keeper:
         return time.monotonic() - self._last >= pause
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint with the metrics that came before it, unless the run was taken over."""
+        """Write a checkpoint with the metrics before it, unless the run was taken over."""
         if not self._group.first(self._lease is None or self._lease.is_mine()):
-            return  # the checkpoints there are another attempt's
+            return  # the checkpoints belong to another attempt
         started = time.monotonic()
         tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
         part, fault = None, ""

@@ -1,6 +1,6 @@
-"""How far a study is, read from the run store alone: the same for the live table and for ``ablate status``.
+"""The progress of a study, from the run store alone: for the live table and for ``ablate status``.
 
-Each run's metrics are read on from where the last look ended, so that a look costs what is new.
+Each read continues where the last one ended in a run's metrics, so it costs only the new rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the end of the budget at the present rate."""
+        """Time to the end of the budget at the current rate."""
         if self.state != "running" or not self.tokens_per_sec:
             return None
         return max(0, self.budget - self.tokens) / self.tokens_per_sec
@@ -52,10 +52,10 @@ class _Tail:
 
 
 class ProgressReader:
-    """Reads the progress of a study's runs again and again."""
+    """Reads the progress of a study's runs repeatedly."""
 
     def __init__(self, store: StudyStore, *, executor_alive: bool = True) -> None:
-        """``executor_alive=False`` reads a leftover ``running`` as interrupted: nobody is running it."""
+        """``executor_alive=False`` reads ``running`` as interrupted: no process runs the study."""
         self._store = store
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
@@ -64,7 +64,7 @@ class ProgressReader:
         ]
 
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
-        """Return the progress of all runs, or of those ids, in the plan's order."""
+        """Return the progress of all runs, or of those with these ids, in the plan's order."""
         wanted = None if only is None else set(only)
         return [
             self._read(run_id, arm, seed, budget)
@@ -98,7 +98,7 @@ class ProgressReader:
             found = run.metrics_path.stat()
         except FileNotFoundError:
             return tail
-        if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has a file of its own
+        if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
             tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
         if found.st_size == tail.offset:
             return tail
@@ -108,7 +108,7 @@ class ProgressReader:
                 if not line.endswith(b"\n"):
                     break
                 tail.offset += len(line)
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line shows nothing
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # skip a damaged line
                     row = parse_json(line)
                     tail.tokens = row["tokens"]
                     if row["kind"] == "eval":
@@ -119,5 +119,5 @@ class ProgressReader:
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:
-    """Return how many runs are in each state that occurs."""
+    """Return the number of runs in each state that occurs."""
     return dict(Counter(run.state for run in runs))

@@ -1,10 +1,10 @@
-"""Runs that another study of the same storage has ended already: the same id is the same run.
+"""Reuse of runs that have ended in another study of the same storage: the same id is the same run.
 
-Several questions are often asked of the same runs, in a study each. A run's id holds everything of its
-configuration that can change its result, so a result is copied, with its ledger and diagnostics, where the
-sources that made it and the kind of device are those that would make it here. The copy is whole or absent.
+Several studies often ask for the same runs. A run's id hashes the configuration that can change its result.
+So a result is copied, with its ledger and diagnostics, if the same sources and the same kind of device would
+make it here. The copy is complete or absent.
 
-How it fails: a neighbour that is damaged, half written or of other code is passed over. Writing into the
+How it fails: other studies that are damaged, incomplete or from other code are skipped. Writing into this
 study may raise ``OSError``.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _DRAFT = ".taken"
 _OWN = ("checkpoints", "stop")
-"""What of a run belongs to whoever executes it."""
+"""Files that belong to the process that executes the run, and are not copied."""
 
 
 def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> dict[str, StudyStore]:
-    """Return for each run, by id, that another study of the storage has a result of: that study."""
+    """Return the study of the storage that has a result, for each run that has one elsewhere."""
     from ablate.execute.environment import code_digest
 
     found: dict[str, StudyStore] = {}
@@ -52,15 +52,15 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
 
 
 def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
-    """Copy the results that other studies have of these runs; return the id and study of each.
+    """Copy other studies' results of these runs; return the study of each, by run id.
 
-    Only for who runs the study alone. A run that was ever begun here goes on here.
+    Call it only while no other process runs the study. A run that has begun here is not copied.
     """
     fresh = {run.run_id: run for run in missing if not Leases(store.run(run.run_id).attempts).latest()}
     found = find_elsewhere(store, {run_id: run.resources for run_id, run in fresh.items()})
     taken = {}
     for run_id, neighbour in found.items():
-        # Looked at again: somebody who came later may have begun it while others were copied.
+        # Check again: another process may have begun the run during the copies.
         if not Leases(store.run(run_id).attempts).latest():
             _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id])
             taken[run_id] = neighbour.path.name
@@ -68,7 +68,7 @@ def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
 
 
 def taken_text(taken: Mapping[str, str]) -> str:
-    """Say how many results come from which other studies of the storage. ``taken``: run id → study."""
+    """Return how many results come from each other study. ``taken``: run id → study."""
     return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
 
 
@@ -80,7 +80,7 @@ def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
             and environment.get("code") == code
             and (environment.get("gpu") is not None) == (resources.gpus > 0)
             and environment.get("world_size") == resources.devices_per_run
-            and run.state() in END_STATES  # last: it reads the whole file of metrics
+            and run.state() in END_STATES  # last: it reads the whole metrics file
         )
     except (OSError, ValueError, AttributeError):
         return False
@@ -88,7 +88,7 @@ def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
 
 def _copy(source: RunDir, target: RunDir, request: RunRequest) -> None:
     draft = RunDir(target.path.parent / _DRAFT / target.run_id)
-    shutil.rmtree(draft.path.parent, ignore_errors=True)  # of a driver that was killed
+    shutil.rmtree(draft.path.parent, ignore_errors=True)  # left by a killed driver
     try:
         shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN, ".*"))
         draft.create(asdict(request.config))  # paths of the data may be other ones here

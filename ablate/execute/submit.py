@@ -1,7 +1,7 @@
-"""Hand a study to a Ray cluster as a job: the driver then lives there, and this machine may go away.
+"""Submit a study to a Ray cluster as a job: the driver then runs there, and this machine may disconnect.
 
-The study file and this very package travel in the job's runtime environment. The job's id is a hash of both
-and of the storage, so that submitting the same study twice follows the job that is there.
+The study file and this package travel in the job's runtime environment. The job's id is a hash of both and of
+the storage. Submitting the same study twice therefore follows the existing job.
 
 How it fails: a cluster that cannot be reached or refuses is a ``UserError``.
 """
@@ -31,7 +31,7 @@ _AGENT_SEC = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job of a study: its id, and whether it was there before."""
+    """A study's job: its id, and whether it existed before."""
 
     job_id: str
     was_there: bool
@@ -47,7 +47,7 @@ def job_id(name: str, text: bytes, storage: str) -> str:
 
 
 def submit(address: str, path: Path, name: str, storage: str, environment: dict[str, str]) -> Job:
-    """Submit a study to the cluster whose dashboard is at ``address``, unless its job runs there.
+    """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
 
     ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI.
     """
@@ -58,12 +58,12 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
         if identity in {job.submission_id for job in client.list_jobs()}:
             if str(client.get_job_status(identity).value) in _LIVE:
                 return Job(job_id=identity, was_there=True)
-            client.delete_job(identity)  # it has ended; what is left to run is for `ablate run` to find
+            client.delete_job(identity)  # it has ended; `ablate run` finds the runs that are left
         with tempfile.TemporaryDirectory() as folder:
             work, package = Path(folder) / "work", Path(folder) / "ablate"
             work.mkdir()
             (work / "study.yaml").write_bytes(text)
-            # The package's links to backends, reports and studies become what they point to.
+            # The package's links to backends, reports and studies become real folders.
             shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
             _submit_once_there_is_an_agent(
                 client,
@@ -82,7 +82,7 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
 
 
 def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
-    """Submit a job; a cluster that has just started refuses until the agent of its head node is up."""
+    """Submit a job; a cluster that has just started refuses until the agent on its head node is up."""
     give_up = time.monotonic() + _AGENT_SEC
     while True:
         try:
@@ -96,7 +96,7 @@ def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
 
 
 async def follow(address: str, identity: str) -> AsyncIterator[str]:
-    """Yield what a job prints, until it ends."""
+    """Yield a job's output until the job ends."""
     async for text in _client(address).tail_job_logs(identity):
         yield text
 

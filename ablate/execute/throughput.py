@@ -1,11 +1,10 @@
-"""The throughput of each arm of a study, one after the other and alone on the device.
+"""The throughput of each arm of a study, measured one after the other, alone on the device.
 
-The arms are gone through there and back (A B C C B A), so that a clock that drifts favours none of them. That
-holds within one measurement, which is why the record that the report reads is always one, and never put
-together of several.
+The arms are timed there and back (A B C C B A), so that a drifting clock favours none of them. This holds
+only within one measurement: the record that the report reads is never combined from several.
 
-How it fails: an arm that may not run on the device is a ``UserError``. A device that others use, and
-arithmetic that is not native, are no failure: the record says that the timing says nothing of FP4 hardware.
+How it fails: an arm that may not run on the device is a ``UserError``. A device that others use, or
+arithmetic that is not native, is not an error: the record says that the timing is not valid for FP4 hardware.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """An arm's speed: tokens/s of every repeat, their median, and their spread (largest − smallest, over it).
+    """An arm's speed: tokens/s of every repeat, their median, and their spread, (max − min) / median.
 
-    ``run``: the id of the run whose configuration was timed, by which a record that has become stale is told.
-    ``timing_valid``: native arithmetic on a device of its own; ``why_not`` says what it is otherwise.
-    ``threads``: of the processor, as many as a run of the arm has.
+    ``run``: the id of the timed configuration's run, which shows when a record is out of date.
+    ``timing_valid``: native arithmetic on an unshared device; ``why_not``: the reason if not.
+    ``threads``: threads of the processor, as many as a run of the arm has.
     """
 
     arm: str
@@ -70,12 +69,12 @@ def measure(
     repeats: int,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Speed], str | None]:
-    """Time the arms; return their speeds, and what else was at work on the device before it began or after.
+    """Time the arms; return their speeds, and other work found on the device before or after.
 
     ``done`` is called with the arm's name after each of its two turns.
 
     Raises:
-        UserError: an arm that cannot run on this device, or runs on several.
+        UserError: an arm that cannot run on this device, or needs several.
     """
     for arm in arms:
         if (devices := arm.resources.devices_per_run) > 1:
@@ -89,7 +88,7 @@ def measure(
     threads = torch.get_num_threads()
     try:
         for arm in (*arms, *reversed(arms)):
-            torch.set_num_threads(arm.resources.cpus)  # as a run of it would have
+            torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
             times[arm.name].append(_time(arm, device, steps=steps, warmup=warmup, repeats=repeats))
             done(arm.name)
     finally:
@@ -125,7 +124,7 @@ def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
 def record(
     study: str, device: Device, speeds: Sequence[Speed], others: str | None, **settings: int
 ) -> dict[str, Any]:
-    """Return everything for a file: what was timed, on what, with what, how, and when."""
+    """Return the record for the file: what was timed, where, how and when."""
     return {
         "format": FORMAT,
         "study": study,
@@ -178,6 +177,6 @@ def _speed(
 
 
 def _clock_mhz(kind: str) -> float | None:
-    with contextlib.suppress(Exception):  # NVML's and AMD SMI's packages may be missing, and raise their own
+    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
         return float(psutil.cpu_freq().current if kind == "cpu" else torch.cuda.clock_rate())
     return None

@@ -1,4 +1,4 @@
-"""Which runs of a plan are to be executed: those without a result, which are needed."""
+"""The runs of a plan to execute: those that are needed and have no result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Todo:
-    """The runs to be executed, in order, and why the others that were asked for are not among them.
+    """The runs to execute, in order, and why other requested runs are left out.
 
     ``taken``: run id → the study whose result was copied.
     """
@@ -53,7 +53,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
 def missing_runs(
     store: StudyStore, runs: Sequence[RunRequest], *, retry_failed: bool = False
 ) -> list[RunRequest]:
-    """Select the runs without a result; failed ones only if they are to be tried again."""
+    """Select the runs without a result; failed ones only with ``retry_failed``."""
     done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
     return [run for run in runs if store.run(run.run_id).state() not in done]
 
@@ -66,10 +66,10 @@ def find_todo(
     retry_failed: bool = False,
     take: bool = False,
 ) -> Todo:
-    """Find what is left to execute of the requests.
+    """Find the requests that are left to execute.
 
-    ``unneeded`` returns the ids of runs whose results are not needed. ``take``: copy results that other
-    studies of the storage have, which only someone who runs the study alone may do.
+    ``unneeded`` returns the ids of runs whose results are not needed. ``take``: copy results from other
+    studies of the storage; only allowed while no other process runs the study.
     """
     missing = missing_runs(store, requests, retry_failed=retry_failed)
     settled = unneeded()

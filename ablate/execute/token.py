@@ -1,4 +1,4 @@
-"""Ray's token: taken from where Ray keeps it, and a warning where others on the machine can read it."""
+"""Ray's token: read from where Ray keeps it, with a warning if other users of the machine can read it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def token_path() -> Path:
-    """Return the file that Ray keeps its token in."""
+    """Return the file in which Ray keeps its token."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def use_token() -> str | None:
-    """Have Ray send its token to an explicit address; return a warning if others can read the file.
+    """Let Ray send its token to an explicit address; return a warning if others can read the file.
 
-    A cluster with Ray's defaults asks for this token, and Ray does not send it to an explicit address unless
-    told so before it is imported; a cluster without authentication takes it all the same.
+    A cluster with Ray's defaults asks for this token. Ray sends it to an explicit address only if told so
+    before it is imported. A cluster without authentication accepts it too.
     """
     path = token_path()
     try:

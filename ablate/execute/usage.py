@@ -1,9 +1,9 @@
-"""What a run uses of its machine: a thread beside the training that samples CPU, memory and GPUs.
+"""A run's use of its machine: a thread beside the training that samples CPU, memory and GPUs.
 
-Samples go to ``system.jsonl``, apart from the metrics, because they are no result: they differ from one time
-to the next, and a resumed run simply adds to them.
+Samples go to ``system.jsonl`` and not to the metrics, because they are not results: they differ each time,
+and a resumed run adds to them.
 
-How it fails: it does not. What a machine cannot tell is left out, and a file that cannot be written has gaps.
+How it fails: it raises nothing. Unknown values are left out, and a file that cannot be written has gaps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MIB = 1 << 20
 
 
 class Usage:
-    """Samples for the time of a ``with`` block, every ten seconds and once at the end."""
+    """Takes samples during a ``with`` block, every ten seconds and once at the end."""
 
     def __init__(self, path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC) -> None:
-        """``tokens`` tells how far the run is."""
+        """``tokens`` returns the run's tokens so far."""
         self._path = path
         self._tokens = tokens
         self._every_sec = every_sec
@@ -39,7 +39,7 @@ class Usage:
         self._thread = threading.Thread(target=self._run, name="ablate-usage", daemon=True)
 
     def _run(self) -> None:
-        psutil.cpu_percent()  # counts from the last call of the same thread on
+        psutil.cpu_percent()  # measures from the same thread's last call
         while not self._done.wait(self._every_sec):
             self._sample()
         self._sample()
@@ -60,7 +60,7 @@ class Usage:
         }
 
     def __enter__(self) -> Self:
-        self._process.cpu_percent()  # counts from its last call on
+        self._process.cpu_percent()  # measures from its last call
         with contextlib.suppress(OSError):
             _end_last_line(self._path)
         self._thread.start()
@@ -72,13 +72,13 @@ class Usage:
 
 
 def gpus() -> dict[str, float]:
-    """Return memory, load and power of the GPUs that this process uses, as far as their driver tells."""
+    """Return memory, load and power of the GPUs that this process uses, if the driver reports them."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():  # asking would make a context on a GPU not in use
+    if torch is None or not torch.cuda.is_initialized():  # a query would create a context on an unused GPU
         return {}
     found: dict[str, float] = {}
     for index in range(torch.cuda.device_count()):
-        # torch raises whatever NVML's and AMD SMI's packages raise, or that they are not there.
+        # torch passes on the errors of the packages of NVML and AMD SMI, which may also be missing.
         with contextlib.suppress(Exception):
             free, total = torch.cuda.mem_get_info(index)
             found[f"gpu_{index}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
@@ -89,7 +89,7 @@ def gpus() -> dict[str, float]:
 
 
 def _end_last_line(path: Path) -> None:
-    """End a line that was cut off, so that the next sample begins one of its own."""
+    """End an incomplete line, so that the next sample starts a new one."""
     if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb+") as file:

@@ -1,8 +1,8 @@
-"""The thread beside a training run: shows that the worker lives, and gives up a run that hangs.
+"""The thread beside a training run: shows that the worker lives, and ends a run that hangs.
 
 It beats the lease, notes when the run was taken over (``lost``), and ends the process if the trainer makes no
-progress for too long: a call that never returns can be ended in no other way. The next attempt goes on from
-the last checkpoint.
+progress for too long: nothing else can end a call that never returns. The next attempt resumes from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 BEAT_SEC = 5.0
 EXIT_HUNG = 75
-"""Exit code of a process that gave itself up (EX_TEMPFAIL: try again)."""
+"""Exit code of a process that ended itself because it hung (EX_TEMPFAIL: try again)."""
 
 
 class Watch:
-    """Beats a lease for the time of a ``with`` block."""
+    """Beats a lease during a ``with`` block."""
 
     def __init__(self, lease: Lease, *, hang_after_sec: float, on_hang: Callable[[str], None]) -> None:
         """``on_hang`` is called with one line before the process is ended."""
@@ -37,7 +37,7 @@ class Watch:
         self.tokens = 0
 
     def progress(self, tokens: int | None = None) -> None:
-        """Note that the run has moved on, and how far."""
+        """Record that the run made progress, and its tokens."""
         self._progress_sec = time.monotonic()
         if tokens is not None:
             self.tokens = tokens

@@ -1,12 +1,12 @@
-"""One run inside a worker process: claim it, go on from its last checkpoint, train, write its files.
+"""One run inside a worker process: claim it, resume from its last checkpoint, train, write its files.
 
-No Ray and no MLflow here. The lease makes sure that one worker at a time executes a run; what it has written
-when it dies at any moment is enough for the next attempt to end with the same bits.
+There is no Ray and no MLflow here. The lease lets one worker at a time execute a run. Whenever a worker dies,
+its files are enough for the next attempt to end with the same bits.
 
-How it fails: an exception becomes the state ``failed`` with its last line, and its traceback goes to the
-attempt's log; the worker lives on for the next run. What may pass by itself (a full disk, a GPU error, a
-preemption, a hang) is marked as such for the driver to try again. After a GPU error, or when it hangs, the
-process ends: nothing in it can be trusted any more.
+How it fails: after an exception the run is ``failed`` with the last line, and the traceback is in the
+attempt's log; the worker takes the next run. Faults that may pass (a full disk, a GPU error, a preemption, a
+hang) are marked for the driver to retry. After a GPU error or a hang the process ends, because its state
+cannot be trusted.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ LOST_PEER = "another process of the run is gone"
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask:
-    """What a worker needs to know; paths are on the shared storage.
+    """The input of a worker; paths are on the shared storage.
 
-    ``given_up``: the attempt whose holder the driver has watched and taken for dead.
+    ``given_up``: the attempt whose holder the driver has found dead.
     """
 
     run_dir: Path
@@ -71,9 +71,9 @@ class RunTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd:
-    """How a task ended: with the run's state, or because somebody else executes the run.
+    """The end of a task: the run's state, or that another process executes the run.
 
-    ``transient``: the run did not end for a reason of its own, and trying again may help.
+    ``transient``: the fault is not the run's own, and a retry may help.
     """
 
     state: State | Literal["elsewhere"]
@@ -82,14 +82,14 @@ class TaskEnd:
 
 
 class _TakenOverError(Exception):
-    """Somebody else executes the run now: this attempt must write nothing more."""
+    """Another process executes the run now: this attempt must not write any more."""
 
 
 def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     """Execute one run. Never raises for a fault of the run itself.
 
-    ``begin`` is called with the step that training begins after, when all is ready, and returns the group of
-    the processes that train the run together; by default this one is alone.
+    ``begin`` is called when all is ready, with the step after which training begins. It returns the group of
+    the processes that train the run together; by default this process is alone.
     """
     keep_others_out()
     run = RunDir(task.run_dir)
@@ -100,7 +100,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     lease = leases.claim(task.given_up)
     if lease is None:
         return TaskEnd(state="elsewhere")
-    # Between the look and the claim somebody may have ended the run.
+    # Another process may have ended the run between the check and the claim.
     if (state := run.state()) in END_STATES:
         lease.end("superfluous")
         return TaskEnd(state=state)
@@ -109,7 +109,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     except _TakenOverError:
         return TaskEnd(state="elsewhere")
     except OSError as error:
-        # Not even the status could be written: leave it, and what the run has, to the next attempt.
+        # The status could not be written either: the next attempt continues from the files.
         with contextlib.suppress(OSError):
             lease.end("interrupted", _one_line(error))
         return TaskEnd(state="interrupted", transient=True, message=_one_line(error))
@@ -140,7 +140,7 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
             raise
         except KeyboardInterrupt:
             status = replace(status, state="interrupted", message="interrupted")
-        except Exception as error:  # whatever a trainer raises is this run's failure, not the study's
+        except Exception as error:  # any exception of a trainer fails this run, not the study
             traceback.print_exc()
             end, broken_gpu = end_of(error), _is_gpu_fault(error)
             transient = end.transient
@@ -163,7 +163,7 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
 def _train(
     task: RunTask, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
-    """Train from the last good checkpoint; return the status at the end, and whether it was preempted."""
+    """Train from the last good checkpoint; return the final status, and whether it was preempted."""
     import torch
 
     from ablate.backends.preflight import fit_choices, run_self_tests
@@ -230,10 +230,10 @@ def _train(
 
 
 def follow_run(task: RunTask, group: Group, step: int) -> None:
-    """Train along with the process that executes a run, from after ``step`` on.
+    """Train along with the process that executes a run, starting after ``step``.
 
     Raises:
-        Exception: whatever the trainer raises; whoever started this process ends the others.
+        Exception: any exception of the trainer; the process that started this one ends the others.
     """
     import torch
 
@@ -253,7 +253,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
 
 
 def lost_run(run: RunDir, fault: str) -> TaskEnd:
-    """Return how a task ended whose process died: by what its ledger says, or as lost."""
+    """Return the end of a task whose process died: from its ledger, or as lost."""
     state = run.state()
     if state in END_STATES:
         return TaskEnd(state=state)
@@ -315,7 +315,7 @@ def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]]
 
 @contextlib.contextmanager
 def _diagnosis_sink(task: RunTask, run: RunDir, watch: Watch, step: int) -> Iterator[_Rows | None]:
-    """Write what is measured beside the metrics, after the rows that came before ``step``."""
+    """Write diagnostics beside the metrics, after the rows before ``step``."""
     if task.diagnostics is None:
         yield None
         return
@@ -334,9 +334,9 @@ def _stop_question(stops: Iterable[Path], watch: Watch, terminated: threading.Ev
 
 @contextlib.contextmanager
 def _terminations() -> Iterator[threading.Event]:
-    """Note a SIGTERM, as a preemption sends it, so that the run can end with a checkpoint."""
+    """Note a SIGTERM, as in a preemption, so that the run can end with a checkpoint."""
     seen = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # nobody sends it signals
+    if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield seen
         return
     before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
@@ -354,7 +354,7 @@ def _is_gpu_fault(error: Exception) -> bool:
 
 
 def _is_lost_peer(error: Exception) -> bool:
-    """Tell whether another process of the run does not answer any more."""
+    """Whether another process of the run no longer answers."""
     from torch import distributed
 
     known = distributed.is_available() and isinstance(error, distributed.DistError)
@@ -362,7 +362,7 @@ def _is_lost_peer(error: Exception) -> bool:
 
 
 def end_of(error: Exception) -> TaskEnd:
-    """Return how a process ends that raised this."""
+    """Return the end of a process that raised this error."""
     transient = _may_pass(error)
     return TaskEnd(
         state="interrupted" if transient else "failed", transient=transient, message=_one_line(error)
@@ -370,7 +370,7 @@ def end_of(error: Exception) -> TaskEnd:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Tell whether a fault may pass by itself: not a bug, not a configuration, not too small a memory."""
+    """Whether a fault may pass by itself: not a bug, not a configuration error, not too little memory."""
     if isinstance(error, OSError):
         return error.errno in (
             errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
@@ -379,7 +379,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """Say what a run failed of, with the way out where there is a usual one."""
+    """Describe a run's fault in one line, with the usual remedy if there is one."""
     from ablate.backends.preflight import UnfitDeviceError
 
     lines = str(error).strip().splitlines() or ["no message"]
