@@ -1,7 +1,7 @@
-"""Keeping MLflow in step with the run store, without importing MLflow here or in training.
+"""Mirroring of the run store to MLflow. Neither this module nor training imports MLflow.
 
-Training appends to its own run's files. One mirror process per study reads them and writes to MLflow: one
-writer with large batches is faster than many, and a server that is slow or away delays nobody.
+Training appends to its run's files. One mirror process per study reads them and writes to MLflow: one writer
+with large batches is faster than many, and a slow or missing server delays no run.
 """
 
 from ablate.track.cursor import MirrorReport, pending

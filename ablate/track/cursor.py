@@ -1,11 +1,11 @@
-"""What has been sent where: one small file a study and tracking address, ``<study>/mirror/<digest>.json``.
+"""Records what was sent: one file for each study and tracking address, ``<study>/mirror/<digest>.json``.
 
-The cursor only saves work. Without it everything is sent again, which changes nothing in MLflow, since runs
-are found by their tags and equal points are kept once. It is written atomically after what it records was
-accepted, so that a crash can only lead to sending twice.
+The cursor only saves work. Without it everything is sent again, which changes nothing in MLflow: runs are
+found by their tags, and equal points are kept once. It is written atomically after MLflow has accepted its
+content, so a crash can only cause repeated sending.
 
-How it fails: an unreadable or foreign file counts as lost. ``pending`` compares files alone, without
-MLflow, so that it can say what is unsent when MLflow is the thing that is broken.
+How it fails: an unreadable or foreign file counts as lost. ``pending`` compares files alone, so it can report
+what is unsent even when MLflow is broken.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorReport:
-    """What one synchronisation did, and what is left.
+    """The result of one synchronisation, and what is left.
 
-    ``unsent`` holds the ids of runs with something left, and ``report``; ``problem`` is one line without
-    secrets.
+    ``unsent``: ids of runs that are not fully sent, and ``report``; ``problem``: one line without secrets.
     """
 
     runs_sent: int = 0
@@ -56,9 +55,9 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """What of one run was accepted. ``tail`` guards ``offset`` against a file that was rewound.
+    """The accepted part of one run. ``tail`` guards ``offset`` against a file that was rewound.
 
-    The same for the run's diagnostics, which a resumed run rewinds as well.
+    The same holds for the run's diagnostics, which a resumed run also rewinds.
     """
 
     mlflow_id: str
@@ -76,7 +75,7 @@ class RunCursor:
 
 @dataclass(kw_only=True)
 class Cursor:
-    """What of one study was accepted by one tracking store."""
+    """The part of one study that one tracking store has accepted."""
 
     experiment_id: str | None = None
     note: str = ""
@@ -97,7 +96,7 @@ def cursor_path(store: StudyStore, tracking_uri: str) -> Path:
 
 
 def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
-    """Return the cursor, an empty one if there is none that can be read."""
+    """Return the cursor, an empty one if no file can be read."""
     try:
         content = read_json(cursor_path(store, tracking_uri))
         if content.pop("format") != _FORMAT:
@@ -115,7 +114,7 @@ def save_cursor(store: StudyStore, tracking_uri: str, cursor: Cursor) -> None:
 
 @contextmanager
 def cursor_lock(store: StudyStore, tracking_uri: str) -> Iterator[None]:
-    """Hold the cursor's lock; the operating system frees it when the process ends, however it ends."""
+    """Hold the cursor's lock; the operating system releases it when the process ends in any way."""
     path = cursor_path(store, tracking_uri).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -132,11 +131,11 @@ def cursor_lock(store: StudyStore, tracking_uri: str) -> Iterator[None]:
 
 
 def store_id(store: StudyStore) -> str:
-    """Return the identity of this study's folder, made at its first use.
+    """Return the identity of this study's folder, created on first use.
 
-    Two people may run the same study against one server: equal configurations have equal run ids, and
-    without this their curves would be mixed in one MLflow run. It lies outside ``mirror/``, so that clearing
-    that folder doubles nothing.
+    Two people may run the same study with one server. Equal configurations have equal run ids, so without
+    this identity one MLflow run would mix their curves. The file lies outside ``mirror/``, so that deleting
+    that folder sends nothing twice.
     """
     path = store.path / "mirror.id"
     if not path.exists():
@@ -145,7 +144,7 @@ def store_id(store: StudyStore) -> str:
 
 
 def state_key(status: Status) -> str:
-    """Return what of a status MLflow is told; the counters that move at every step are no part of it."""
+    """Return the part of a status that MLflow gets; counters that change at every step are left out."""
     return digest(f"{status.state} {status.attempt} {status.ended_unix} {status.message}")
 
 
@@ -165,7 +164,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
-    """Say from the files alone which runs, and whether the report, have something unsent."""
+    """Return the runs with unsent parts, and whether the report is unsent, from the files alone."""
     cursor = load_cursor(store, tracking_uri)
     try:
         planned = [run.id for _, run in store.plan().runs()]
@@ -184,7 +183,7 @@ def report_dir(store: StudyStore) -> Path:
 
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:
-    """Tell whether rows that were sent are no longer those of the run's files."""
+    """Whether the run's files no longer hold the rows that were sent."""
     return (
         tail_digest(run.metrics_path, entry.offset) != entry.tail
         or tail_digest(run.diagnostics_path, entry.diagnostics_offset) != entry.diagnostics_tail
@@ -203,4 +202,4 @@ def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
             or read_points(run.diagnostics_path, diagnostics_offset, _CHUNK_BYTES)[1] > diagnostics_offset
         )
     except (OSError, ValueError):
-        return True  # what cannot be read was not sent
+        return True  # an unreadable run counts as unsent

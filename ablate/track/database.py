@@ -1,12 +1,12 @@
-"""Making MLflow's sqlite file: whole or not at all, and quick to write where the file system allows it.
+"""Creates MLflow's sqlite file: complete or not at all, and fast to write where the file system allows it.
 
-MLflow's migrations take seconds and survive no kill, so they run on a temporary file that is then given its
-name. On a local disk the file is put into write-ahead mode: a commit waits for one write to the disk instead
-of three or four, and whoever looks at the pages does not lock the mirror out. That mode needs shared memory,
-which network file systems do not have, so it is chosen only where the disk is known to be local.
+MLflow's migrations take seconds and do not survive a kill, so they run on a temporary file that is renamed at
+the end. On a local disk the file uses write-ahead mode: a commit waits for one disk write instead of three or
+four, and readers of the pages do not lock the mirror out. The mode needs shared memory, which network file
+systems lack, so it is used only if the disk is known to be local.
 
-How it fails: with the errors of the file system, and no file is left. A database that another process made
-first is taken as it is.
+How it fails: it raises the file system's errors and leaves no file. A database that another process created
+first is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpf
 
 
 def make_database(path: Path, artifacts: Path) -> None:
-    """Make MLflow's database at ``path``, with ``artifacts`` for experiments that name no place."""
+    """Create MLflow's database at ``path``; ``artifacts`` is the default folder of its experiments."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,12 +35,12 @@ def make_database(path: Path, artifacts: Path) -> None:
             path.hardlink_to(fresh)
         except FileExistsError:
             return
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             fresh.replace(path)
 
 
 def is_local(folder: Path, mounts: str) -> bool:
-    """Return whether a folder lies on a local disk, given the text of ``/proc/self/mounts``."""
+    """Whether a folder lies on a local disk, given the text of ``/proc/self/mounts``."""
     resolved = folder.resolve()
     best: tuple[int, str] = (0, "")
     for line in mounts.splitlines():

@@ -1,11 +1,11 @@
 """What MLflow shows of a study besides curves: names, tags, parameters, columns, descriptions in Markdown.
 
-Pure functions of the plan, the resolved configuration, the status and the environment. Tags may change (an
-arm is renamed, a state moves on); MLflow's parameters may not, so they hold only what belongs to a run's
-identity, and the factors that its arm was given.
+Pure functions of the plan, the configuration, the status and the environment. Tags may change (an arm is
+renamed, a state changes). MLflow's parameters may not, so they hold only a run's identity and the factors of
+its arm.
 
-How it fails: it does not; long texts are cut to MLflow's limits, characters that MLflow refuses in a name
-become ``_``.
+How it fails: it raises nothing. Long texts are cut to MLflow's limits, and characters that MLflow refuses in
+names become ``_``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
 _REFUSED = re.compile(r"[^\w\-. ]")
-# Okabe and Ito's palette, which colour-blind readers can tell apart; runs of an arm share a colour.
+# Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
 _MOST_CURVES = 40
-"""From here on a chart shows a mean curve an arm, not a curve a run."""
+"""Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
 
 
 def run_name(arm: str, seed: int) -> str:
-    """Return how MLflow calls a run."""
+    """Return a run's name in MLflow."""
     return f"{arm} seed {seed}"
 
 
 def text(value: Any) -> str:
-    """Return a value as a person writes it: ``fprop+dgrad``, ``none``, ``true``, ``0.004``."""
+    """Return a value as text: ``fprop+dgrad``, ``none``, ``true``, ``0.004``."""
     if value is None or value == []:
         return "none"
     if isinstance(value, str):
@@ -55,9 +55,9 @@ def run_tags(
     *,
     report: str,
 ) -> dict[str, str]:
-    """Return the tags by which a run of the arm at ``place`` is found, filtered and coloured.
+    """Return the tags for finding, filtering and colouring a run of the arm at ``place``.
 
-    ``report`` is the address of the study's report, for the run's description.
+    ``report``: the address of the study's report, for the run's description.
     """
     arm = plan.arms[place]
     is_baseline = arm.name == plan.baseline
@@ -125,19 +125,19 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
 
 
 def report_link(experiment_id: str, summary: str) -> str:
-    """Return where MLflow's pages show the report, an artifact of the run ``summary``."""
+    """Return the address of the report in MLflow's pages, where it is an artifact of the run ``summary``."""
     return f"#/experiments/{experiment_id}/runs/{summary}/artifacts/report/report.html"
 
 
 def summary_note(study: str, report: str) -> str:
-    """Return the description of the run that holds the report."""
+    """Return the description of the run that has the report."""
     return (
         f"[The study's report]({report}). It comes when the study ends; `ablate report {study}` makes it now."
     )
 
 
 def view(plan: LockedPlan) -> str:
-    """Return the columns and charts of the study's page, as MLflow keeps a view that people share (JSON)."""
+    """Return the columns and charts of the study's page, in MLflow's format for shared views (JSON)."""
     factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
     columns = [
         "tags.`ablate.state`",

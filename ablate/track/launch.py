@@ -1,7 +1,7 @@
-"""The mirror seen from the study's executor: start it, stop it, and hear what it could not send.
+"""Starts and stops the mirror for the study's executor, and reports what it could not send.
 
-How it fails: a mirror that does not end in time is killed. Nothing is lost by that: the cursor is atomic,
-and the next ``ablate run`` or ``ablate dashboard`` sends what is left.
+How it fails: a mirror that does not end in time is killed. Nothing is lost: the cursor is atomic, and the
+next ``ablate run`` or ``ablate dashboard`` sends the rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STOP_SEC = 30.0
-"""How long the last pass may make no progress."""
+"""The longest time without progress in the last pass."""
 LAST_PASS_SEC = 600.0
-"""How long it may take in all: thousands of short runs are sent more slowly than they are executed."""
+"""The longest time of the last pass: thousands of short runs are sent more slowly than executed."""
 _LOOK_SEC = 0.2
 
 
@@ -39,7 +39,7 @@ class MirrorProcess:
     def stop(self, idle_sec: float = STOP_SEC, whole_sec: float = LAST_PASS_SEC) -> MirrorReport:
         """Let the mirror send the rest and end; return what is left unsent.
 
-        It is killed when it has sent nothing for ``idle_sec``, or has taken ``whole_sec``.
+        It is killed after ``idle_sec`` without progress, or after ``whole_sec``.
         """
         self.process.terminate()
         progress = MirrorProgress(self.store, self.tracking_uri)
@@ -53,7 +53,7 @@ class MirrorProcess:
 
 
 class MirrorProgress:
-    """How long ago the mirror last noted that it had sent something, by this process's own clock."""
+    """The time since the mirror last recorded progress, by this process's own clock."""
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:
         self._cursor = cursor_path(store, tracking_uri)
@@ -61,7 +61,7 @@ class MirrorProgress:
         self._since = time.monotonic()
 
     def idle_sec(self) -> float:
-        """Return the seconds since the cursor last changed while it was looked at."""
+        """Return the seconds since the cursor was last seen to change."""
         try:
             now = self._cursor.stat().st_mtime_ns
         except OSError:
@@ -72,18 +72,18 @@ class MirrorProgress:
 
 
 def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProcess:
-    """Start the mirror of a study in a process of its own; returns at once.
+    """Start the mirror of a study in its own process; returns at once.
 
-    ``tracking_uri``: of MLflow; by default as ``resolve_tracking_uri`` says.
+    ``tracking_uri``: of MLflow; default: see ``resolve_tracking_uri``.
 
-    The address goes by the environment, since everybody on the machine can read a command line, and the
-    process has a session of its own, so that Ctrl-C in the terminal leaves it its last pass.
+    The environment carries the address, because every user of the machine can read a command line. The
+    process has its own session, so that Ctrl-C in the terminal does not stop its last pass.
     """
     uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
     store = StudyStore(study_dir.resolve())
     mirror_dir(store).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ablate.track.process", "--study", str(store.path)]
-    # The child inherits the mask: a SIGTERM that comes before it is up waits, instead of ending it unsent.
+    # The child inherits the mask: an early SIGTERM waits until the child can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with (mirror_dir(store) / "mirror.log").open("ab") as log:

@@ -1,15 +1,14 @@
-"""The mirror: whatever is new in a study's run store is sent to MLflow, in one pass, by one writer.
+"""The mirror: one writer sends what is new in a study's run store to MLflow, in passes.
 
-Training only writes files; this reads them. A pass takes one run after the other: status first (so that a
-final status means that all rows are there), then rows from where the cursor stands, then tags, artifacts
-and the end. See ``docs/mlflow.md`` for what MLflow holds in the end.
+Training only writes files, and the mirror reads them. A pass takes one run after the other: first the status
+(after a final status no rows follow), then the rows after the cursor, then tags, artifacts and the end. See
+``docs/mlflow.md`` for the content of MLflow.
 
-A run whose rows were rewound after they had been sent (a failed run tried again) is sent to a new MLflow
-run and the old one goes to MLflow's bin: MLflow keeps every point that it was ever given, and would show
-both curves in one.
+A failed run that is tried again may rewind rows that were already sent. It then gets a new MLflow run, and
+the old one goes to MLflow's bin: MLflow keeps every point, and would show both curves in one.
 
-How it fails: never by raising. What goes wrong is a line in the report; what was not accepted stays unsent
-and is sent by the next pass. Two mirrors of one study take turns by a lock on the cursor.
+How it fails: it never raises. A fault is a line in the report, and whatever was not accepted stays unsent for
+the next pass. Two mirrors of one study take turns through a lock on the cursor.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _MLFLOW_STATUS: dict[State, str] = {
     "pending": "RUNNING",
     "running": "RUNNING",
     "finished": "FINISHED",
-    "diverged": "FINISHED",  # a result like any other; the tag ablate.state tells them apart
+    "diverged": "FINISHED",  # it has a result; the tag ablate.state tells it apart
     "failed": "FAILED",
     "interrupted": "KILLED",
     "stopped": "KILLED",
@@ -64,7 +63,7 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Mirror:
-    """Sends one study's runs to one tracking store; keep it for several passes, for it remembers files."""
+    """Sends one study's runs to one tracking store; keep it for several passes, because it caches files."""
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:
         self._store = store
@@ -72,7 +71,7 @@ class Mirror:
         self._forget()
 
     def sync_once(self) -> MirrorReport:
-        """Send everything that is new since the last pass; never raises for what MLflow does."""
+        """Send everything that is new since the last pass; never raises for faults of MLflow."""
         self._runs_sent = self._metrics_sent = 0
         self._problems: list[str] = []
         try:
@@ -82,11 +81,11 @@ class Mirror:
                 cursor = load_cursor(self._store, self._uri)
                 try:
                     self._sync(cursor)
-                except Exception as error:  # a mirror must never end a study, whatever it meets
+                except Exception as error:  # no fault of the mirror may end a study
                     self._problems.append(_one_line(error))
                 cursor.problem = self._problem()
                 self._save(cursor)
-        except Exception as error:  # the study's folder itself cannot be written
+        except Exception as error:  # the study's folder cannot be written
             self._problems.append(_one_line(error))
         report = MirrorReport(
             runs_sent=self._runs_sent,
@@ -103,7 +102,7 @@ class Mirror:
         return "; ".join(self._problems[:3]) or None
 
     def _forget(self) -> None:
-        """Start anew with the next pass: what MLflow held may have changed while it was away."""
+        """Clear the caches: MLflow's content may have changed while it was away."""
         self._sink = Sink(self._uri, self._store.path.parent)
         self._experiment_id: str | None = None
         self._report = ""
@@ -114,7 +113,7 @@ class Mirror:
         self._saved = ""
 
     def _sync(self, cursor: Cursor) -> None:
-        plan_stamp = _stamp(self._store.plan_path)  # before it is read, so that a change in between is seen
+        plan_stamp = _stamp(self._store.plan_path)  # before reading, so that a change in between is noticed
         plan = self._store.plan()
         if self._experiment_id is None:
             self._open(cursor, plan.study)
@@ -139,8 +138,8 @@ class Mirror:
                     self._runs_sent += 1
                 except Away:
                     raise
-                except Exception as error:  # one run that cannot be read or sent must not hold up the others
-                    # Most often a run deleted by hand in MLflow: the next pass looks and starts it anew.
+                except Exception as error:  # a faulty run must not delay the others
+                    # Usually the run was deleted in MLflow: the next pass creates it again.
                     cursor.runs.pop(run.run_id, None)
                     self._problems.append(f"run {run.run_id}: {_one_line(error)}")
                 if time.monotonic() - self._saved_sec > _SAVE_EVERY_SEC:
@@ -148,7 +147,7 @@ class Mirror:
         self._sync_report(cursor)
 
     def _open(self, cursor: Cursor, study: str) -> None:
-        """Find the experiment and its runs, and drop from the cursor what MLflow no longer has."""
+        """Find the experiment and its runs; drop from the cursor the runs that MLflow no longer has."""
         owner = store_id(self._store)
         experiment_id = self._sink.experiment(study, owner)
         self._known = self._sink.known_runs(experiment_id, owner)
@@ -159,7 +158,7 @@ class Mirror:
         if cursor.experiment_id != experiment_id:
             cursor.note = ""
         cursor.experiment_id = experiment_id
-        # Made first, so that every run can link to it.
+        # Created first, so that every run can link to it.
         cursor.report_run = cursor.report_run or self._known.get("summary")
         if cursor.report_run is None:
             cursor.report_run = self._new_report_run(experiment_id, study)
@@ -210,7 +209,7 @@ class Mirror:
             entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
             entry.diagnostics_offset = diagnostics_offset
             entry.diagnostics_tail = tail_digest(run.diagnostics_path, diagnostics_offset) or ""
-            entry.system_offset = system_offset  # such samples are only ever added to
+            entry.system_offset = system_offset  # these samples are only ever appended
         entry.tags = tags_key
         self._send_artifacts(run, entry)
         if entry.name != name:
@@ -230,7 +229,7 @@ class Mirror:
         return mlflow_id
 
     def _adopt(self, run: RunDir) -> RunCursor | None:
-        """Return the MLflow run that this run already has, unless it holds points that the file does not."""
+        """Return the cursor of the run's existing MLflow run, unless it has points that the file lacks."""
         mlflow_id = self._known.get(run.run_id)
         if mlflow_id is None:
             return None
@@ -297,7 +296,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _stamp(*paths: Path) -> _Stamp:
-    """Return what changes whenever one of the files does."""
+    """Return a value that changes whenever one of the files does."""
 
     def one(path: Path) -> tuple[int, int, int] | None:
         try:

@@ -1,11 +1,11 @@
 """The mirror as a process: ``python -m ablate.track.process --study DIR``.
 
-The address is in MLFLOW_TRACKING_URI. A pass is made every two seconds, at low priority. SIGTERM, or the end
-of the process that started this one, asks for a last pass; when that has sent nothing for half a minute, or
-has taken ten, the process ends in any case.
+MLFLOW_TRACKING_URI holds the address. A pass runs every two seconds, at low priority. SIGTERM, or the end of
+the parent process, asks for a last pass. The process ends in any case when that pass has sent nothing for
+half a minute, or has taken ten minutes.
 
-How it fails: while MLflow is away passes come further and further apart, up to half a minute, and each
-problem is one line of ``<study>/mirror/mirror.log``. Whatever is printed here passes through ``redact``.
+How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and each problem is
+one line of ``<study>/mirror/mirror.log``. All output passes through ``redact``.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
 def _watch(parent: int | None, progress: MirrorProgress) -> threading.Event:
     """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
 
-    A thread of its own takes the signal, because the main one may hang in a request, and because setting an
-    event inside a signal handler can deadlock with the thread that waits for it.
+    A separate thread takes the signal. The main thread may hang in a request, and setting an event inside a
+    signal handler can deadlock with the thread that waits for it.
     """
     stopping = threading.Event()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -90,7 +90,7 @@ def _watch(parent: int | None, progress: MirrorProgress) -> threading.Event:
         progress.idle_sec()
         while progress.idle_sec() < STOP_SEC and time.monotonic() < give_up:
             time.sleep(0.5)
-        os._exit(1)  # the cursor is written atomically, so nothing is lost
+        os._exit(1)  # nothing is lost: the cursor is written atomically
 
     threading.Thread(target=watch, daemon=True).start()
     return stopping

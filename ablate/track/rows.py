@@ -1,10 +1,10 @@
 """From lines of a run's metrics and diagnostics to MLflow's points: the same bytes give the same points.
 
-A point's step is the number of training tokens, which gives MLflow a token axis; its time stamp is the
-row's own ``time_unix``. So a second sending of the same rows changes nothing (MLflow keeps one of equal
-points), which is what lets the mirror forget where it was.
+A point's step is the number of training tokens, which gives MLflow a token axis; its time stamp is the row's
+own ``time_unix``. MLflow keeps equal points once, so sending the same rows again changes nothing. The mirror
+may therefore lose its cursor.
 
-How it fails: a line that is cut is left for the next read; a line that is no row, and a number that is not
+How it fails: an incomplete line is left for the next read. A line that is not a row, and a number that is not
 finite (a NaN breaks an MLflow page), are left out.
 """
 
@@ -48,7 +48,7 @@ class Point(NamedTuple):
 
 
 def points(row: Any) -> list[Point]:
-    """Return the points of one row; none if it is no row of ours."""
+    """Return the points of one row; empty if it is not a known row."""
     if not isinstance(row, dict) or not _finite(row.get("tokens")) or not _finite(row.get("time_unix")):
         return []
     values = {name: float(row[key]) for key, name in _names(row).items() if _finite(row.get(key))}
@@ -60,7 +60,7 @@ def points(row: Any) -> list[Point]:
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
     kind = row.get("kind")
-    if kind == "system":  # MLflow's pages have a tab of their own for what begins so
+    if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
     if kind == "diagnosis":
         gemm, layer = row.get("gemm"), row.get("layer")
@@ -81,7 +81,7 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
         file.seek(offset)
         content = file.read(max_bytes)
         if len(content) == max_bytes and not content.endswith(b"\n"):
-            content += file.readline()  # a line longer than the chunk must not block for ever
+            content += file.readline()  # a line longer than the chunk must not block the file
     end = content.rfind(b"\n") + 1
     found: list[Point] = []
     for line in content[:end].splitlines():

@@ -1,10 +1,9 @@
 """MLflow's own server on loopback, for the pages of a database.
 
-Small on purpose: one worker and no job runner (2 processes instead of 15), 127.0.0.1 only since it has no
-login, no telemetry. It lives in a process group of its own, which is ended as a whole.
+It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1,
+because it has no login. It has its own process group, which is ended as a whole.
 
-How it fails: a port that is taken, and a server that ends or does not answer, are ``UserError``s that name
-the log.
+How it fails: a taken port, and a server that ends or does not answer, are ``UserError``s that name the log.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _STOP_SEC = 5.0
 def local_server(
     tracking_uri: str, artifacts: Path, log_path: Path, port: int
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Serve a database's pages; give the address and the process, and end both with the block.
+    """Serve a database's pages; yields the address and the process, and ends both with the block.
 
     Raises:
-        UserError: the server does not come up.
+        UserError: the server does not start.
     """
     environment = os.environ | MLFLOW_ENVIRONMENT
     environment |= {
-        # By the environment, not the command line, which everybody on the machine can read.
+        # In the environment, because every user of the machine can read a command line.
         "MLFLOW_BACKEND_STORE_URI": tracking_uri,
         "MLFLOW_ARTIFACTS_DESTINATION": artifacts.resolve().as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -90,7 +89,7 @@ def choose_port(port: int | None) -> int:
 
 def _wait_until_up(url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline = time.monotonic() + _START_SEC
-    # Straight to loopback: a proxy of the user's environment has no business here.
+    # Loopback needs no proxy, even if the environment sets one.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -112,7 +111,7 @@ def _copy_redacted(process: subprocess.Popen[bytes], log_path: Path) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its worker, kindly first."""
+    """End the server and its worker, first with SIGTERM."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""The one place that talks to MLflow: its calls, its limits and its kinds of failure.
+"""The only module that talks to MLflow: its calls, its limits and its kinds of failure.
 
-How it fails: ``Refused`` is MLflow's answer about one run (deleted by hand, a value it does not take): the
-others go on. ``Away`` is everything that concerns the whole store (no answer, a 5xx, a database that is
-locked): the caller stops and tries again later. Texts of MLflow's errors can hold the address with its
-password, so they are redacted here, before anyone else sees them.
+How it fails: ``Refused`` concerns one run (it was deleted, or has a value that MLflow does not take): the
+others continue. ``Away`` concerns the whole store (no answer, a 5xx, a locked database): the caller stops and
+tries again later. MLflow's error texts can contain the address with its password, so they are redacted here
+first.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # The mirror tries again by itself; MLflow's own patience is 7 retries of up to 120 s each.
+    # The mirror itself retries; MLflow's default is 7 retries of up to 120 s each.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Set, unless the user has set them, before MLflow is imported."""
+"""Set before MLflow is imported, unless the user has set them."""
 
 STORE_TAG = "ablate.store"
 RUN_TAG = "ablate.run_id"
 SUMMARY_TAG = "ablate.summary"
 VIEW = "ablate"
-"""The name under which the study's page keeps its columns."""
+"""The name of the view in which the study's page keeps its columns."""
 
 _ENTITIES_PER_BATCH = 1000
 _PARAMS_OR_TAGS_PER_BATCH = 100
@@ -49,7 +49,7 @@ _ABOUT_ONE_RUN = (
 
 
 class Refused(Exception):  # noqa: N818  it reads as what it is
-    """MLflow will not take what it was sent about one run."""
+    """MLflow refuses what was sent about one run."""
 
 
 class Away(Exception):  # noqa: N818  it reads as what it is
@@ -68,14 +68,14 @@ class Sink:
     def experiment(self, name: str, store_id: str) -> str:
         """Return the id of the study's experiment.
 
-        One that was deleted in MLflow is brought back, for its name stays taken. MLflow then brings back
-        every run that it ever held, so this study's are moved to the bin again, and are made anew.
+        A deleted experiment is restored, because its name stays taken. MLflow then restores all of its runs
+        too, so this study's go to the bin again and are created anew.
         """
         with _translated():
             client = self._client()
             found = client.get_experiment_by_name(name)
             if found is None:
-                # A server chooses where artifacts lie; without one they lie in the storage.
+                # A server chooses the place of artifacts; without a server they lie in the storage.
                 place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 created: str = client.create_experiment(name, artifact_location=place, tags=tags)
@@ -88,7 +88,7 @@ class Sink:
             return experiment_id
 
     def describe(self, experiment_id: str, note: str, view: str) -> None:
-        """Replace the experiment's description and the view that the dashboard's address names."""
+        """Replace the experiment's description and the view named in the dashboard's address."""
         with _translated():
             self._client().set_experiment_tag(experiment_id, "mlflow.note.content", note)
             self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
@@ -155,7 +155,7 @@ class Sink:
                 )
 
     def params(self, mlflow_id: str) -> dict[str, str]:
-        """Return the parameters that a run already has; MLflow refuses another value for them."""
+        """Return the existing parameters of a run; MLflow refuses other values for them."""
         with _translated():
             return dict(self._client().get_run(mlflow_id).data.params)
 
@@ -180,12 +180,12 @@ class Sink:
             self._client().update_run(mlflow_id, name=name)
 
     def log_file(self, mlflow_id: str, path: Path) -> None:
-        """Keep a file as an artifact."""
+        """Store a file as an artifact."""
         with _translated():
             self._repository(mlflow_id).log_artifact(str(path))
 
     def log_folder(self, mlflow_id: str, path: Path, name: str) -> None:
-        """Keep a folder's files as artifacts under ``name``."""
+        """Store a folder's files as artifacts under ``name``."""
         with _translated():
             self._repository(mlflow_id).log_artifacts(str(path), artifact_path=name)
 
@@ -195,7 +195,7 @@ class Sink:
             self._client().delete_run(mlflow_id)
 
     def _repository(self, mlflow_id: str) -> Any:
-        """Return where a run's artifacts go; MLflow's client would ask for the run again each time."""
+        """Return a run's artifact store; MLflow's client would query the run each time."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         if mlflow_id not in self._artifact_uris:
@@ -219,7 +219,7 @@ class Sink:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the file system all raise their own
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the file system raise their own errors
         words = " ".join(str(error).split())
         line = redact(f"{type(error).__name__}: {words}")[:500]
         if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(error, FileNotFoundError):

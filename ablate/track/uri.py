@@ -1,10 +1,10 @@
-"""Which MLflow store a study is mirrored to, and how its address may be written down.
+"""The address of the MLflow store that a study is mirrored to, and its form without secrets.
 
-An address can hold a password (``https://user:password@host``), so whatever is logged, stored or shown goes
-through ``redact`` first; the mirror's files are named by the hash of the redacted address.
+An address can contain a password (``https://user:password@host``), so everything that is logged, stored or
+shown passes through ``redact`` first. The names of the mirror's files hash the redacted address.
 
 How it fails: an address that MLflow no longer accepts (a plain folder) is a ``UserError`` before anything
-starts, because the mirror could only repeat the same error for the whole study.
+starts; the mirror could only repeat that error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ablate.base.errors import UserError
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-"""Schemes of which MLflow is served by a process of our own."""
+"""Schemes of databases, for which this package starts MLflow's server."""
 
 _USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
 _SECRET_QUERY = re.compile(r"([?&](?:password|token|secret)=)[^&\s]+", re.IGNORECASE)
@@ -29,33 +29,33 @@ def redact(text: str) -> str:
 
 
 def scheme(uri: str) -> str:
-    """Return ``postgresql`` for ``postgresql+psycopg2://…``, and nothing for a path."""
+    """Return ``postgresql`` for ``postgresql+psycopg2://…``, and an empty text for a path."""
     head, separator, _ = uri.partition(":")
     return head.partition("+")[0].lower() if separator else ""
 
 
 def is_database(uri: str) -> bool:
-    """Return whether the address is a database, which needs a server of ours for its pages."""
+    """Whether the address is a database, whose pages need a server started by this package."""
     return scheme(uri) in DATABASES
 
 
 def is_http(uri: str) -> bool:
-    """Return whether the address is an MLflow server."""
+    """Whether the address is an MLflow server."""
     return scheme(uri) in ("http", "https")
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the file of a sqlite address, None for every other address."""
+    """Return the file of a sqlite address, None for any other address."""
     return Path(uri.split(":///", 1)[1]) if scheme(uri) == "sqlite" and ":///" in uri else None
 
 
 def default_tracking_uri(storage: Path) -> str:
-    """Return the address of the store that lies beside the studies."""
+    """Return the address of the store in the studies' storage."""
     return f"sqlite:///{storage.resolve() / 'mlflow.db'}"
 
 
 def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
-    """Return the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths made absolute.
+    """Return the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths become absolute.
 
     Raises:
         UserError: a plain folder or ``file:``, which MLflow refuses.
@@ -71,5 +71,5 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
 
 
 def uri_digest(uri: str) -> str:
-    """Return a short name for an address; a password is no part of it, so that it may change."""
+    """Return a short name for an address, independent of its password, which may change."""
     return hashlib.sha256(redact(uri).encode()).hexdigest()[:16]
