@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,7 @@ from ablate.cli.table import format_table
 if TYPE_CHECKING:
     from ablate.plan import Plan, PlannedArm
     from ablate.store import StudyStore
+    from ablate.store.records import SpeedRecord
 
 _EXAMPLES = """\b
 Examples:
@@ -65,6 +67,7 @@ def command(
     """
     from ablate.plan import build_plan, known_plan
     from ablate.store import StudyStore
+    from ablate.store.records import SpeedSettings
     from ablate.study import load_study
 
     plan = build_plan(load_study(study))
@@ -74,17 +77,18 @@ def command(
     where, found = device_option(device)
     from ablate.execute.throughput import measure, record
 
-    settings = {"steps": steps, "warmup": warmup, "repeats": repeats}
+    settings = SpeedSettings(steps=steps, warmup=warmup, repeats=repeats)
     with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
-        speeds, others = measure(arms, plan.baseline, where, **settings, done=lambda _: bar.update(1))
-    content = record(plan.study, found, speeds, others, **settings)
+        speeds, others = measure(arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1))
+    measured = record(plan.study, found, speeds, others, settings)
+    content = asdict(measured)
     if out is not None:
         write_out(out, content)
     if as_json:
         click.echo(json.dumps(content, indent=1))
     else:
-        _show(content, plan)
-    click.echo("\n" + _keep(store, content, plan.baseline), err=as_json)
+        _show(measured, plan)
+    click.echo("\n" + _keep(store, measured, plan.baseline), err=as_json)
 
 
 def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
@@ -95,28 +99,25 @@ def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
     return [arm for arm in plan.arms if not names or arm.name in names]
 
 
-def _show(content: dict[str, Any], plan: Plan) -> None:
+def _show(measured: SpeedRecord, plan: Plan) -> None:
     width = shutil.get_terminal_size((110, 24)).columns
-    device = content["device"]
-    repeats = 2 * content["settings"]["repeats"]
-    click.echo(
-        f"{device['name']} ({device['arch']}), medians of {repeats} × {content['settings']['steps']} steps\n"
-    )
+    device, settings = measured.device, measured.settings
+    click.echo(f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n")
     rows = [
         (
-            one["arm"],
-            f"{one['median']:,.0f}",
-            f"{one['spread']:.1%}",
-            "–" if one["over_baseline"] is None else f"{one['over_baseline']:.2f}",
-            _memory(plan.arm(one["arm"]), one["peak_memory_bytes"], device["name"]),
-            one["why_not"] or "native",
+            one.arm,
+            f"{one.median:,.0f}",
+            f"{one.spread:.1%}",
+            "–" if one.over_baseline is None else f"{one.over_baseline:.2f}",
+            _memory(plan.arm(one.arm), one.peak_memory_bytes, device.name),
+            one.why_not or "native",
         )
-        for one in content["arms"]
+        for one in measured.arms
     ]
     header = ("arm", "tokens/s", "spread", f"× {plan.baseline}", "memory", "timing")
     click.echo(format_table(header, rows, width=width))
-    if content["other_work"]:
-        click.echo(f"\nPerhaps not alone on the device: {content['other_work']}. Compare with care.")
+    if measured.other_work:
+        click.echo(f"\nPerhaps not alone on the device: {measured.other_work}. Compare with care.")
 
 
 def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
@@ -138,25 +139,26 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
     return f"{measured} (modelled {modelled.peak.total / 1e9:.2f})"
 
 
-def _keep(store: StudyStore, content: dict[str, Any], baseline: str) -> str:
+def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
     """Write the record that the report reads, as a whole, and say so in a line.
 
     Arms of an earlier record are not carried over: two arms are compared only within one measurement, whose
     turns cancel what drifts.
     """
     from ablate.base.files import read_json, write_json_atomic
+    from ablate.store.records import speed_from_json
 
-    timed = [one["arm"] for one in content["arms"]]
+    timed = [one.arm for one in measured.arms]
     if baseline not in timed:
         return f"Not kept for the report, which needs the baseline timed, too: --arm '{baseline}'"
     try:
-        before = [one["arm"] for one in read_json(store.throughput_path)["arms"]]
-    except (OSError, ValueError, TypeError, LookupError):  # none, or damaged
+        before = [one.arm for one in speed_from_json(read_json(store.throughput_path)).arms]
+    except (OSError, ValueError):  # none, or damaged
         before = []
     try:
-        write_json_atomic(store.throughput_path, content)
+        write_json_atomic(store.throughput_path, asdict(measured))
     except OSError as error:
         raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
-    dropped = [str(name) for name in before if name not in timed]
+    dropped = [name for name in before if name not in timed]
     lost = f"; no longer in it, as not timed now: {', '.join(dropped)}" if dropped else ""
     return safe_text(f"Kept for the report in {store.throughput_path}{lost}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -25,6 +25,7 @@ from ablate.backends.select import overall_mode
 from ablate.base.errors import UserError
 from ablate.execute.alone import other_work, why_not_valid
 from ablate.execute.environment import code_digest
+from ablate.store.records import Speed, SpeedRecord, SpeedSettings
 from ablate.train.group import Layout
 from ablate.train.throughput import StepTimes, time_steps
 
@@ -34,39 +35,13 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.plan import PlannedArm
 
-FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """An arm's speed: tokens/s of every repeat, their median, and their spread, (max − min) / median.
-
-    ``run``: the id of the timed configuration's run, which shows when a record is out of date.
-    ``timing_valid``: native arithmetic on an unshared device; ``why_not``: the reason if not.
-    ``threads``: threads of the processor, as many as a run of the arm has.
-    """
-
-    arm: str
-    run: str
-    tokens_per_sec: tuple[float, ...]
-    median: float
-    spread: float
-    over_baseline: float | None
-    peak_memory_bytes: int | None
-    threads: int
-    backend_mode: str
-    timing_valid: bool
-    why_not: str | None
-
 
 def measure(
     arms: Sequence[PlannedArm],
     baseline: str,
     device: str,
     *,
-    steps: int,
-    warmup: int,
-    repeats: int,
+    settings: SpeedSettings,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Speed], str | None]:
     """Time the arms; return their speeds, and other work found on the device before or after.
@@ -89,7 +64,7 @@ def measure(
     try:
         for arm in (*arms, *reversed(arms)):
             torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
-            times[arm.name].append(_time(arm, device, steps=steps, warmup=warmup, repeats=repeats))
+            times[arm.name].append(_time(arm, device, settings))
             done(arm.name)
     finally:
         torch.set_num_threads(threads)
@@ -103,13 +78,13 @@ def measure(
     return speeds, others
 
 
-def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
+def _time(arm: PlannedArm, device: str, settings: SpeedSettings) -> StepTimes:
     try:
         return time_steps(
             arm.config.with_seed(arm.runs[0].seed),
             device=device,
             layout=Layout(checkpoint_activations=arm.resources.activation_checkpointing),
-            **settings,
+            **asdict(settings),
         )
     except ValueError as error:
         raise UserError(f"arm '{arm.name}': {error}") from None
@@ -122,22 +97,25 @@ def _time(arm: PlannedArm, device: str, **settings: int) -> StepTimes:
 
 
 def record(
-    study: str, device: Device, speeds: Sequence[Speed], others: str | None, **settings: int
-) -> dict[str, Any]:
+    study: str, device: Device, speeds: Sequence[Speed], others: str | None, settings: SpeedSettings
+) -> SpeedRecord:
     """Return the record for the file: what was timed, where, how and when."""
-    return {
-        "format": FORMAT,
-        "study": study,
-        "device": asdict(device),
-        "code": code_digest(),
-        "clock_mhz": _clock_mhz(device.kind),
-        "other_work": others,
-        "versions": {"ablate": __version__, "torch": torch.__version__, "cuda": torch.version.cuda,
-                     "rocm": torch.version.hip},
-        "settings": settings,
-        "measured_unix": time.time(),
-        "arms": [asdict(speed) for speed in speeds],
-    }  # fmt: skip
+    return SpeedRecord(
+        study=study,
+        device=device,
+        code=code_digest(),
+        clock_mhz=_clock_mhz(device.kind),
+        other_work=others,
+        versions={
+            "ablate": __version__,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "rocm": torch.version.hip,
+        },
+        settings=settings,
+        measured_unix=time.time(),
+        arms=tuple(speeds),
+    )
 
 
 def _mode(arm: PlannedArm, device: str) -> str:

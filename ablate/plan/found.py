@@ -32,6 +32,7 @@ class Tuning:
 def begin_tuning(study: str, tune: Tune) -> Tuning:
     """Return the search as it is before any trial; ``study``: the name of the study."""
     groups = tuple(
-        GroupTuning(name=group.name, arms=group.arms, shared=group.shared) for group in tune.groups
+        GroupTuning(name=group.name, arms=group.arms, shared=group.shared, trials=(), chosen=None)
+        for group in tune.groups
     )
     return Tuning(study=f"{study} tune", tune=tune, groups=groups)

@@ -6,9 +6,10 @@ be read.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 # Built on first use: a module that imports these types reads one file or none.
 PLAIN = ConfigDict(defer_build=True)
@@ -22,6 +23,19 @@ Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Tokens = Annotated[Whole, Field(ge=0, lt=1 << 62)]
 Seed = Annotated[Whole, Field(ge=0, lt=1 << 62)]
 Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
+
+
+def _check_training(training: dict[str, Any]) -> dict[str, Any]:
+    tokens, schedule = training.get("tokens"), training.get("schedule")
+    if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
+        raise PydanticCustomError("tokens", "'tokens' should be a number of tokens")
+    if not (schedule is None or isinstance(schedule, str)):
+        raise PydanticCustomError("schedule", "'schedule' should be a string")
+    return training
+
+
+Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
+"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 T = TypeVar("T")
 

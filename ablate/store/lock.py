@@ -12,11 +12,10 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
 
-from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Whole, checked
+from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,8 +128,8 @@ class GroupTuning:
     fingerprint: Text = ""
     arms: tuple[Text, ...]
     shared: dict[str, Any]
-    trials: tuple[TrialRecord, ...] = ()
-    chosen: dict[str, Any] | None = None
+    trials: tuple[TrialRecord, ...]
+    chosen: dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -156,19 +155,6 @@ class LockedTuning:
     def group_of(self, arm: str) -> GroupTuning | None:
         """Return the group of an arm, None if the arm was not searched."""
         return next((group for group in self.groups if arm in group.arms), None)
-
-
-def _check_training(training: dict[str, Any]) -> dict[str, Any]:
-    tokens, schedule = training.get("tokens"), training.get("schedule")
-    if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
-        raise PydanticCustomError("tokens", "'tokens' should be a number of tokens")
-    if not (schedule is None or isinstance(schedule, str)):
-        raise PydanticCustomError("schedule", "'schedule' should be a string")
-    return training
-
-
-Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
-"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ablate.run.config import RunConfig
     from ablate.run.outcome import End, Outcome, Rule
     from ablate.store.lock import DroppedCell, LockedArm, StopRule, Target
+    from ablate.store.records import Environment
 
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
@@ -355,7 +356,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             ],
         ),
         failed_self_tests=sum(
-            any(test.get("passed") is False for test in environment.get("self_tests") or ())
+            any(test.get("passed") is False for test in environment.self_tests or ())
             for environment in frames.environments.values()
         ),
         set_apart=set_apart,
@@ -383,12 +384,12 @@ def _run_result(
     row: dict[str, Any],
     end: Outcome,
     curve: tuple[np.ndarray, np.ndarray],
-    environments: dict[str, dict[str, Any]],
+    environments: dict[str, Environment],
     *,
     budget: int,
 ) -> RunResult:
     evaluated, loss = curve
-    devices = environments.get(str(row["run_id"]), {}).get("world_size")
+    environment = environments.get(str(row["run_id"]))
     started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
     mode = row["backend_mode"]
     return RunResult(
@@ -406,7 +407,7 @@ def _run_result(
         message=row["message"] if isinstance(row["message"], str) else None,
         seconds=ended - started if started is not None and ended is not None else None,
         tokens_per_sec=number_in(row["tokens_per_sec"]),
-        devices=devices if isinstance(devices, int) and devices > 0 else 1,
+        devices=(environment and environment.world_size) or 1,
         backend_mode=mode if isinstance(mode, str) else None,
     )
 
@@ -534,15 +535,15 @@ def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolut
     )
 
 
-def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, Any], int], ...]:
+def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:
     """Return the different machines and versions, with the number of runs on each, in the order of the plan.
 
     Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
     another environment of the same machine.
     """
     counts: list[tuple[dict[str, Any], int]] = []
-    for whole in environments.values():
-        environment = {key: value for key, value in whole.items() if key not in _OF_THE_RUN}
+    for one in environments.values():
+        environment = {key: value for key, value in one.whole.items() if key not in _OF_THE_RUN}
         for i, (known, count) in enumerate(counts):
             if known == environment:
                 counts[i] = (known, count + 1)
@@ -552,13 +553,13 @@ def _distinct(environments: dict[str, dict[str, Any]]) -> tuple[tuple[dict[str, 
     return tuple(counts)
 
 
-def _backends(environments: dict[str, dict[str, Any]]) -> tuple[tuple[str, int], ...]:
+def _backends(environments: dict[str, Environment]) -> tuple[tuple[str, int], ...]:
     """Return who did which kind of GEMM and how, with the number of runs, in the order of the plan."""
     counts: dict[str, int] = {}
     for environment in environments.values():
         found = [
-            f"{choice['operands']} by {choice['backend']}, {choice['mode']}: {choice['detail']}"
-            for choice in environment.get("backend_choices") or ()
+            f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"
+            for choice in environment.backend_choices or ()
         ]
         for text in dict.fromkeys(found):
             counts[text] = counts.get(text, 0) + 1

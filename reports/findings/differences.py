@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.ends import target_text
+from ablate.store.records import RecordedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 NOT_TOLD = "–"
 """What a study's files do not tell."""
-_SECTIONS = ("model", "data", "training")
 _OTHERS = ("data_digest", "recipe", "backend")
 
 
@@ -71,12 +71,16 @@ def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, t
 
 
 def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
-    config = frame.configs.get(arm) or {}
-    flat: dict[str, Any] = {}
-    for section in _SECTIONS:
-        content = config.get(section) or (frame.plan.training if section == "training" else None)
-        flat |= {f"{section}.{key}": value for key, value in (content or {}).items()}
-    flat |= {key: config[key] for key in _OTHERS if key in config}
+    config = frame.configs.get(arm, RecordedConfig())
+    sections = {
+        "model": config.model, "data": config.data, "training": config.training or frame.plan.training
+    }  # fmt: skip
+    flat = {
+        f"{section}.{key}": value
+        for section, content in sections.items()
+        for key, value in (content or {}).items()
+    }
+    flat |= {key: config.whole[key] for key in _OTHERS if key in config.whole}
     return {key: _text(value) for key, value in flat.items()}
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.analyse import ArmResult
     from ablate.reports.statistics.intervals import Interval
+    from ablate.store.records import RecordedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +51,19 @@ class RateCurve:
 
 
 def rate_curves(
-    arms: Sequence[ArmResult], configs: Mapping[str, Mapping[str, Any]], baseline: str
+    arms: Sequence[ArmResult], configs: Mapping[str, RecordedConfig], baseline: str
 ) -> tuple[RateCurve, ...]:
     """Return the curves of all arms that were run at two rates or more."""
     groups: dict[str, list[Rate]] = {}
     for arm in arms:
-        config = configs.get(arm.name, {})
-        training = config.get("training")
-        rate = training.get("learning_rate") if isinstance(training, dict) else None
-        if arm.again or not isinstance(rate, int | float):
+        config = configs.get(arm.name)
+        rate = _rate_of(config)
+        if arm.again or config is None or rate is None:
             continue
-        rest = {key: value for key, value in config.items() if key != "seed"}
-        rest["training"] = dict(training or {}) | {"learning_rate": None}
+        rest = {**config.with_training(learning_rate=None).whole, "seed": None}
         point = Rate(learning_rate=rate, arm=arm.name, loss=arm.final_loss, n=arm.n, diverged=arm.diverged)
         groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
-    usual = _rate_of(configs.get(baseline, {}))
+    usual = _rate_of(configs.get(baseline))
     return tuple(
         _curve(points, usual)
         for points in groups.values()
@@ -78,7 +77,6 @@ def _curve(points: list[Rate], usual: float | None) -> RateCurve:
     return RateCurve(name=at_usual.arm, rates=rates)
 
 
-def _rate_of(config: Mapping[str, Any]) -> float | None:
-    training = config.get("training")
-    rate = training.get("learning_rate") if isinstance(training, dict) else None
+def _rate_of(config: RecordedConfig | None) -> float | None:
+    rate = None if config is None else (config.training or {}).get("learning_rate")
     return rate if isinstance(rate, int | float) else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
 from ablate.reports.statistics.intervals import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.intervals import Estimate
     from ablate.run.config import RunConfig
     from ablate.run.outcome import Outcome
+    from ablate.store.records import RecordedConfig
 
 _HOUR_SEC = 3600.0
 
@@ -168,16 +169,16 @@ def share_in_fp4(config: RunConfig) -> float | None:
     return fp4_share(workload_of(config.model, config.vocab_size, config.training), config.recipe)
 
 
-def read_configs(configs: Mapping[str, dict[str, Any]]) -> dict[str, RunConfig]:
+def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
     """Return the arms' configurations as checked data; those of imported logs are none and are left out."""
     from pydantic import ValidationError
 
     from ablate.run.config import config_from_json
 
     found = {}
-    for arm, content in configs.items():
+    for arm, recorded in configs.items():
         try:
-            found[arm] = config_from_json(content)
+            found[arm] = config_from_json(recorded.whole)
         except ValidationError:
             continue
     return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ablate.reports.read.comparable import trained_on
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.read.load import StudyFrames
     from ablate.store.leases import Attempt
+    from ablate.store.records import Environment, Speed, SpeedRecord
 
 Kind = Literal["native", "unvouched", "emulated", "logged"]
 
@@ -58,19 +59,19 @@ class Throughput:
     refused: dict[str, str]
 
 
-def timing_of_runs(environments: Mapping[str, dict[str, Any]], attempts: Mapping[str, Attempt]) -> RunTiming:
+def timing_of_runs(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> RunTiming:
     """Return whether every run that ran vouches for its timing, and what speaks against it."""
-    if any(environment.get("backend_mode") == "imported" for environment in environments.values()):
+    if any(environment.backend_mode == "imported" for environment in environments.values()):
         return RunTiming(kind="logged")
     reasons: Counter[str] = Counter()
     emulated = False
     for environment in environments.values():
-        mode = environment.get("backend_mode")
+        mode = environment.backend_mode
         if mode != "native":
             emulated = True
             reasons[f"{mode or 'unknown'} arithmetic"] += 1
-        elif environment.get("timing_valid") is not True:
-            reasons[environment.get("timing_why_not") or "a record that does not vouch for it"] += 1
+        elif not environment.timing_valid:
+            reasons[environment.timing_why_not or "a record that does not vouch for it"] += 1
     reasons.update(runs_at_once(environments, attempts).values())
     if not environments:
         reasons["no record of what the runs ran on"] += 1
@@ -80,9 +81,7 @@ def timing_of_runs(environments: Mapping[str, dict[str, Any]], attempts: Mapping
     return RunTiming(kind="emulated" if emulated else "unvouched", reasons=tuple(reasons.items()))
 
 
-def runs_at_once(
-    environments: Mapping[str, dict[str, Any]], attempts: Mapping[str, Attempt]
-) -> dict[str, str]:
+def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> dict[str, str]:
     """Return the runs whose last attempt shared its device with others of the study, and how.
 
     A GPU is shared by two runs, a processor by runs that have more threads together than it has cores.
@@ -94,12 +93,12 @@ def runs_at_once(
             continue
         # One that is not known to have ended may still be at work.
         end = math.inf if attempt.ended_unix is None else attempt.ended_unix
-        if environment.get("gpu") is None:
-            threads, cores = environment.get("threads"), environment.get("cpus_visible")
+        if environment.gpu is None:
+            threads, cores = environment.threads, environment.cpus_visible
             if threads and cores:
                 span = _Span(run_id, attempt.started_unix, end, threads, cores)
                 devices.setdefault(attempt.machine, []).append(span)
-        elif uuid := environment.get("gpu_uuid"):
+        elif uuid := environment.gpu_uuid:
             devices.setdefault(uuid, []).append(_Span(run_id, attempt.started_unix, end, 1, None))
     most: dict[str, _Crowd] = {}
     for spans in devices.values():
@@ -151,7 +150,7 @@ def judge_throughput(
     record = frames.throughput
     if record is None:
         return None
-    timed = {one["arm"]: one for one in record["arms"]}
+    timed = {one.arm: one for one in record.arms}
     results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
     pooled = {str(run_id) for run_id in results["run_id"]} - set(left_out)
     rates: dict[str, tuple[float, ...]] = {}
@@ -161,47 +160,47 @@ def judge_throughput(
         ran = [frames.environments[run_id] for run_id in ids if run_id in pooled & frames.environments.keys()]
         reason = _why_not(timed.get(name), record, ids=ids, ran=ran, waived=waived)
         if reason is None:
-            rates[name] = tuple(float(rate) for rate in timed[name]["tokens_per_sec"])
+            rates[name] = timed[name].tokens_per_sec
         else:
             refused[name] = reason
     if frames.plan.baseline not in rates:
         refused |= dict.fromkeys(rates, "no baseline to compare it with")
         rates = {}
     return Throughput(
-        device=record["device"]["name"],
-        arch=record["device"]["arch"],
-        versions=dict(record["versions"]),
-        steps=record["settings"]["steps"],
-        repeats=_TURNS * record["settings"]["repeats"],
-        measured_unix=record["measured_unix"],
+        device=record.device.name,
+        arch=record.device.arch,
+        versions=record.versions,
+        steps=record.settings.steps,
+        repeats=_TURNS * record.settings.repeats,
+        measured_unix=record.measured_unix,
         rates=rates,
         refused=refused,
     )
 
 
 def _why_not(
-    timed: dict[str, Any] | None,
-    record: dict[str, Any],
+    timed: Speed | None,
+    record: SpeedRecord,
     *,
     ids: Sequence[str],
-    ran: Sequence[dict[str, Any]],
+    ran: Sequence[Environment],
     waived: Collection[str],
 ) -> str | None:
     """Say why an arm's timing does not count, None where it does. ``ran``: what its runs ran on."""
     if timed is None:
         return "not timed"
-    if timed["backend_mode"] != "native":
-        return f"{timed['backend_mode']} arithmetic"
-    if not timed["timing_valid"]:
-        return timed["why_not"] or "a record that does not vouch for it"
-    if timed["run"] not in ids:
+    if timed.backend_mode != "native":
+        return f"{timed.backend_mode} arithmetic"
+    if not timed.timing_valid:
+        return timed.why_not or "a record that does not vouch for it"
+    if timed.run not in ids:
         return "timed with another configuration than its runs have"
     for environment in ran:
-        if environment.get("backend_mode") != "native":
-            return f"its runs had {environment.get('backend_mode') or 'unknown'} arithmetic"
+        if environment.backend_mode != "native":
+            return f"its runs had {environment.backend_mode or 'unknown'} arithmetic"
         device = trained_on(environment)
-        if device != record["device"]["name"]:
-            return f"timed on {record['device']['name']}, trained on {device}"
-        if environment.get("code") != record["code"] and "code" not in waived:
+        if device != record.device.name:
+            return f"timed on {record.device.name}, trained on {device}"
+        if environment.code != record.code and "code" not in waived:
             return "timed with other code than trained its runs"
     return None

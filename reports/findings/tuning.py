@@ -110,7 +110,7 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
         runs=frames.runs[frames.runs["run_id"].isin(wanted)],
         evals=frames.evals[frames.evals["run_id"].isin(wanted)],
         configs={
-            arm: config | {"training": dict(config.get("training") or {}) | common}
+            arm: config.with_training(**common)
             for arm, config in frames.configs.items()
             if arm in names.values()
         },

@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ablate.run.config import Setting
+from ablate.store.records import Environment, RecordedConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from ablate.reports.read.load import StudyFrames
 
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 
+_UNKNOWN, _NOWHERE = RecordedConfig(), Environment()
 _OF_MOST: tuple[Setting, ...] = ("code", "device", "world_size")
 
 
@@ -49,10 +51,10 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
     results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
     own: dict[str, tuple[str, dict[Setting, str | None]]] = {}
     for run_id, arm in zip(results["run_id"], results["arm"], strict=True):
-        config = frames.configs.get(arm) or {}
-        own[run_id] = (arm, _fingerprint(config, frames.environments.get(run_id) or {}))
+        config = frames.configs.get(arm, _UNKNOWN)
+        own[run_id] = (arm, _fingerprint(config, frames.environments.get(run_id, _NOWHERE)))
     reference: dict[Setting, str | None] = dict(
-        _fingerprint(frames.configs.get(frames.plan.baseline) or {}, {})
+        _fingerprint(frames.configs.get(frames.plan.baseline, _UNKNOWN), _NOWHERE)
     )
     for setting in _OF_MOST:
         counts = Counter(value for _, marks in own.values() if (value := marks[setting]) is not None)
@@ -67,18 +69,17 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
     return tuple(found)
 
 
-def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[Setting, str | None]:
-    data = config.get("data") or {}
-    training = config.get("training") or {}
-    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
-    code = environment.get("code") or _text([environment.get("ablate"), environment.get("git_commit")])
-    world_size = environment.get("world_size")
+def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
+    data, training = config.data or {}, config.training or {}
+    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.whole.get("vocab_size")]
+    code = environment.code or _text([environment.ablate, environment.git_commit])
+    world_size = environment.world_size
     # The evaluation set: its size, where its text comes from, and which windows of that.
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
     if training.get("eval_windows", "spread") != "spread":
         evaluation.append(training["eval_windows"])
     return {
-        "data": config.get("data_digest"),
+        "data": config.whole.get("data_digest"),
         "tokenizer": _text(tokenizer),
         "evaluation": _text(evaluation),
         "code": code,
@@ -87,11 +88,11 @@ def _fingerprint(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
     }
 
 
-def trained_on(environment: Mapping[str, Any]) -> str | None:
+def trained_on(environment: Environment) -> str | None:
     """Return the GPU's name or CPU; what others' logs ran on differs by design, and is theirs to say."""
-    if environment.get("backend_mode") in (None, "imported"):
+    if environment.backend_mode in (None, "imported"):
         return None
-    return environment.get("gpu") or "CPU"
+    return environment.gpu or "CPU"
 
 
 def _text(parts: list[Any]) -> str | None:

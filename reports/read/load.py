@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ablate.base.json_text import parse_json
-from ablate.reports.read.shapes import fault_of
 from ablate.store import DAMAGED, StudyStore
 from ablate.store.leases import Leases
+from ablate.store.records import config_from_json, environment_from_json, speed_from_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from ablate.reports.read.shapes import Kind
     from ablate.store.leases import Attempt
     from ablate.store.lock import LockedPlan
+    from ablate.store.records import Environment, RecordedConfig, SpeedRecord
 
+T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
@@ -61,10 +63,10 @@ class StudyFrames:
     plan: LockedPlan
     runs: pd.DataFrame
     evals: pd.DataFrame
-    configs: dict[str, dict[str, Any]]
-    environments: dict[str, dict[str, Any]]
+    configs: dict[str, RecordedConfig]
+    environments: dict[str, Environment]
     attempts: dict[str, Attempt]
-    throughput: dict[str, Any] | None
+    throughput: SpeedRecord | None
     faults: tuple[str, ...]
 
 
@@ -79,20 +81,20 @@ def load_frames(store: StudyStore) -> StudyFrames:
     faults: list[str] = []
     run_rows: list[dict[str, Any]] = []
     curves: list[_Evaluations] = []
-    configs: dict[str, dict[str, Any]] = {}
-    environments: dict[str, dict[str, Any]] = {}
+    configs: dict[str, RecordedConfig] = {}
+    environments: dict[str, Environment] = {}
     attempts: dict[str, Attempt] = {}
     for arm in plan.arms:
         for entry in arm.runs:
             run = store.run(entry.id)
-            config = _read_object("config", run.path / "config.json", faults)
-            environment = _read_object("environment", run.environment_path, faults)
+            config = _read(run.path / "config.json", config_from_json, faults)
+            environment = _read(run.environment_path, environment_from_json, faults)
             status = run.status()
             if status.message == DAMAGED:
                 faults.append(f"{run.path / 'status.json'}: not a status")
-            if config:
+            if config and config.whole:
                 configs.setdefault(arm.name, config)
-            if environment:
+            if environment and environment.whole:
                 environments[run.run_id] = environment
             if attempt := Leases(run.attempts).read(status.attempt):
                 attempts[run.run_id] = attempt
@@ -108,10 +110,10 @@ def load_frames(store: StudyStore) -> StudyFrames:
                     "message": status.message,
                     "started_unix": status.started_unix,
                     "ended_unix": status.ended_unix,
-                    "budget_tokens": (config.get("training") or plan.training).get("tokens"),
+                    "budget_tokens": ((config and config.training) or plan.training).get("tokens"),
                     "tokens_per_sec": tokens_per_sec,
-                    "backend_mode": environment.get("backend_mode"),
-                    "timing_valid": bool(environment.get("timing_valid", False)),
+                    "backend_mode": environment and environment.backend_mode,
+                    "timing_valid": environment is not None and environment.timing_valid,
                 }
             )
     return StudyFrames(
@@ -121,7 +123,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
         configs=configs,
         environments=environments,
         attempts=attempts,
-        throughput=_read_object("throughput", store.throughput_path, faults) or None,
+        throughput=_read(store.throughput_path, speed_from_json, faults),
         faults=tuple(faults),
     )
 
@@ -142,19 +144,20 @@ def _one_frame(runs: list[dict[str, Any]], curves: list[_Evaluations]) -> pd.Dat
     return pd.DataFrame(whose | measured)
 
 
-def _read_object(kind: Kind, path: Path, faults: list[str]) -> dict[str, Any]:
-    """Return a JSON object; empty where the file is absent or damaged (which is then a fault)."""
+def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
+    """Return what a JSON file holds, None where it is absent or damaged (which is then a fault)."""
     try:
-        value = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
-        return {}
+        return None
     except ValueError as error:
         faults.append(f"{path}: not JSON: {error}")
-        return {}
-    if fault := fault_of(kind, value):
-        faults.append(f"{path}: {fault}")
-        return {}
-    return dict(value)
+        return None
+    try:
+        return parse(content)
+    except ValueError as error:
+        faults.append(f"{path}: {error}")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

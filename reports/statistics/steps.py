@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ablate.recipes import GEMMS
 from ablate.reports.statistics.cost import Cost, token_cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.run.outcome import Outcome
-
-GEMMS = ("fprop", "dgrad", "wgrad")
+    from ablate.store.records import RecordedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Step:
 
 
 def find_steps(
-    configs: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, RecordedConfig],
     outcomes: Mapping[str, Sequence[Outcome]],
     *,
     paired: bool,
@@ -45,7 +45,11 @@ def find_steps(
     ``alphas``: each arm's level; two arms are compared at the stricter of theirs. ``seeds``: at how many an
     arm was stopped, None where it was not; of the other arm only as many count.
     """
-    usable = {arm: config for arm, config in configs.items() if _has_recipe(config)}
+    usable = {
+        arm: config
+        for arm, config in configs.items()
+        if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS)
+    }
 
     def cost(first: str, second: str) -> Cost:
         n = min((n for n in (seeds[first], seeds[second]) if n is not None), default=None)
@@ -73,21 +77,17 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
     return None
 
 
-def _has_recipe(config: Mapping[str, Any]) -> bool:
-    recipe = config.get("recipe")
-    return isinstance(recipe, dict) and all(isinstance(recipe.get(gemm), dict) for gemm in GEMMS)
-
-
 def _is_fp4(policy: Mapping[str, Any]) -> bool:
     return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in ("left", "right"))
 
 
-def _added_gemm(config: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    same = {key: value for key, value in config.items() if key not in ("recipe", "seed")}
-    if same != {key: value for key, value in other.items() if key not in ("recipe", "seed")}:
+def _added_gemm(config: RecordedConfig, other: RecordedConfig) -> str | None:
+    same = {key: value for key, value in config.whole.items() if key not in ("recipe", "seed")}
+    if same != {key: value for key, value in other.whole.items() if key not in ("recipe", "seed")}:
         return None
-    changed = [gemm for gemm in GEMMS if config["recipe"][gemm] != other["recipe"][gemm]]
+    first, second = config.recipe or {}, other.recipe or {}
+    changed = [gemm for gemm in GEMMS if first[gemm] != second[gemm]]
     if len(changed) != 1:
         return None
-    before, after = config["recipe"][changed[0]], other["recipe"][changed[0]]
+    before, after = first[changed[0]], second[changed[0]]
     return changed[0] if _is_fp4(after) and not _is_fp4(before) else None

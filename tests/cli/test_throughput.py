@@ -15,6 +15,7 @@ from ablate.execute.throughput import measure
 from ablate.modelled.memory import step_memory
 from ablate.plan import build_plan
 from ablate.run.config import ResourcesConfig
+from ablate.store.records import SpeedSettings
 from ablate.study import load_study
 from ablate.train.throughput import StepTimes
 
@@ -29,6 +30,9 @@ arms:
   plain: {recipe: bf16}
   fp4: {recipe: {gemms: [fprop, wgrad], stabiliser: sr}}
 """
+
+
+ONE = SpeedSettings(steps=1, warmup=1, repeats=1)
 
 
 @pytest.fixture
@@ -154,7 +158,7 @@ def two_arms(monkeypatch):
 def test_there_and_back_and_alone(two_arms, others, monkeypatch):
     monkeypatch.setattr(throughput, "other_work", lambda _: others)
     arms, taken = two_arms
-    (slow, fast), seen = measure(arms, "slow", "cpu", steps=1, warmup=1, repeats=1)
+    (slow, fast), seen = measure(arms, "slow", "cpu", settings=ONE)
     assert taken == ["slow", "fast", "fast", "slow"]
     assert seen == others
     assert slow.over_baseline == 1.0
@@ -166,7 +170,7 @@ def test_there_and_back_and_alone(two_arms, others, monkeypatch):
 def test_work_that_came_later_counts_as_well(two_arms, monkeypatch):
     looks = iter([None, "the GPU is 40 % busy"])
     monkeypatch.setattr(throughput, "other_work", lambda _: next(looks))
-    (slow, _), seen = measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
+    (slow, _), seen = measure(two_arms[0], "slow", "cpu", settings=ONE)
     assert (slow.why_not, seen) == ("the GPU is 40 % busy",) * 2
 
 
@@ -177,7 +181,7 @@ def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     monkeypatch.setattr(throughput, "time_steps", refuse)
     monkeypatch.setattr(throughput, "other_work", lambda _: None)
     with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
-        measure(two_arms[0], "slow", "cpu", steps=1, warmup=1, repeats=1)
+        measure(two_arms[0], "slow", "cpu", settings=ONE)
 
 
 def test_several_devices_a_run_are_one_line(study, tmp_path):

@@ -13,10 +13,11 @@ import numpy as np
 from ablate.backends.device import Device
 from ablate.base.files import write_json_atomic
 from ablate.execute.environment import code_digest
-from ablate.execute.throughput import Speed, record
+from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
 from ablate.store import RunDir, Status, StudyStore
+from ablate.store.records import Speed, SpeedSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -267,7 +268,7 @@ NATIVE = ENVIRONMENT | {
     "gpu_uuid": "GPU-1", "code": code_digest(),
 }  # fmt: skip
 RATES = {"fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1), "fp4": (150.2, 149.5, 150.9, 149.8, 151.0, 150.3)}
-SETTINGS = {"steps": 10, "warmup": 3, "repeats": 3}
+SETTINGS = SpeedSettings(steps=10, warmup=3, repeats=3)
 
 
 def whole_config(recipe: Recipe, seed: int = 0) -> RunConfig:
@@ -305,5 +306,5 @@ def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
 
 def write_throughput(store: StudyStore, *speeds: Speed, device: Device = GPU, **change: Any) -> None:
     """Write a record as ``ablate throughput`` writes it."""
-    content = record(store.path.name, device, speeds, None, **SETTINGS)
+    content = dataclasses.asdict(record(store.path.name, device, speeds, None, SETTINGS))
     write_json_atomic(store.throughput_path, content | {"measured_unix": 1.7e9} | change)

@@ -12,6 +12,7 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.sensitivity import rate_curves
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.intervals import Interval
+from ablate.store.records import config_from_json
 
 LOSSES = {  # arm: (learning rate, GEMMs in FP4, final losses)
     "bf16": (0.004, (), (2.0, 2.1)),
@@ -44,7 +45,8 @@ def test_arms_alike_but_for_the_rate_make_a_curve(rates):
 
 def test_what_else_differs_parts_the_curves(rates):
     frames = load_frames(rates)
-    other = frames.configs | {"bf16 low": frames.configs["bf16 low"] | {"model": {"width": 64}}}
+    changed = config_from_json(frames.configs["bf16 low"].whole | {"model": {"width": 64}})
+    other = frames.configs | {"bf16 low": changed}
     curve = rate_curves(analyse(frames).arms, other, "bf16")[0]
     assert [rate.arm for rate in curve.rates] == ["bf16", "bf16 high"]
 

@@ -36,6 +36,7 @@ from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
+from ablate.store.records import Environment, environment_from_json
 
 
 def hits(*tokens):
@@ -233,8 +234,8 @@ def attempt(start, end, machine="m"):
 
 
 def test_who_was_on_a_gpu_at_the_same_time():
-    environments = {name: {"gpu": "H100", "gpu_uuid": "1"} for name in "abcd"}
-    environments["c"] = {"gpu": "H100", "gpu_uuid": "2"}
+    environments = {name: Environment(gpu="H100", gpu_uuid="1") for name in "abcd"}
+    environments["c"] = Environment(gpu="H100", gpu_uuid="2")
     spans = {"a": (0, 10), "b": (9, 20), "c": (0, 20), "d": (20, 30)}
     attempts = {name: attempt(*span) for name, span in spans.items()}
     assert runs_at_once(environments, attempts) == dict.fromkeys("ab", "2 runs at once on one GPU")
@@ -243,18 +244,20 @@ def test_who_was_on_a_gpu_at_the_same_time():
     assert set(runs_at_once(environments, attempts)) == {"a", "b"}
     attempts["a"] = attempt(0, None)  # not known to have ended
     assert set(runs_at_once(environments, attempts)) == {"a", "b", "d"}
-    assert runs_at_once({"a": {"gpu": "H100"}, "b": {"gpu": "H100"}}, attempts) == {}  # which one is not told
+    assert runs_at_once(dict.fromkeys("ab", Environment(gpu="H100")), attempts) == {}  # which one is not told
 
 
 def test_processors_are_shared_where_threads_exceed_cores():
-    environments = {name: {"gpu": None, "threads": 1, "cpus_visible": 2} for name in "abc"}
+    environments = {name: Environment(threads=1, cpus_visible=2) for name in "abc"}
     attempts = {"a": attempt(0, 10), "b": attempt(5, 15), "c": attempt(11, 20)}
     assert runs_at_once(environments, attempts) == {}
     attempts["c"] = attempt(9, 20)
     assert runs_at_once(environments, attempts) == dict.fromkeys("abc", "3 runs at once on 2 CPU cores")
     attempts["c"] = attempt(9, 20, machine="another")
     assert runs_at_once(environments, attempts) == {}
-    timing = timing_of_runs({"a": {"backend_mode": "emulated"}, "b": NATIVE}, {})
+    timing = timing_of_runs(
+        {"a": Environment(backend_mode="emulated"), "b": environment_from_json(NATIVE)}, {}
+    )
     assert (timing.kind, timing.reasons) == ("emulated", (("emulated arithmetic", 1),))
 
 

@@ -1,0 +1,154 @@
+"""What the files beside the plan say to readers: a run's configuration and environment, and the arms' speed.
+
+A store may come from elsewhere, or be damaged; past this point nothing has to ask again what type a value
+has. ``whole`` is a file's content as it is, for what only compares it or shows it.
+
+How it fails: content that does not fit is a ``ValueError`` of one line, which names the place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.recipes import GEMMS
+from ablate.store.fields import PLAIN, Count, Flag, Number, Text, Training, Whole, checked
+from ablate.store.leases import LATEST_UNIX
+
+
+def _check_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
+    for gemm in GEMMS:
+        policy = recipe.get(gemm, {})
+        if not isinstance(policy, dict):
+            raise PydanticCustomError("gemm", "'{gemm}' should be a dictionary", {"gemm": gemm})
+        for side in ("left", "right"):
+            if not isinstance(policy.get(side, {}), dict):
+                raise PydanticCustomError("side", "'{at}' should be a dictionary", {"at": f"{gemm}.{side}"})
+    return recipe
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class RecordedConfig:
+    """``config.json``: a ``RunConfig`` of ours, or what an import's logs tell of theirs."""
+
+    model: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    training: Training | None = None
+    recipe: Annotated[dict[str, Any], AfterValidator(_check_recipe)] | None = None
+    whole: dict[str, Any] = Field(default_factory=dict)
+
+    def with_training(self, **values: Any) -> RecordedConfig:
+        """Return the configuration at other values of training."""
+        training = (self.training or {}) | values
+        return replace(self, training=training, whole=self.whole | {"training": training})
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class ChosenBackend:
+    """Who did one kind of GEMM, and how."""
+
+    operands: Text
+    backend: Text
+    mode: Text
+    detail: Text
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Environment:
+    """``environment.json``: what a run's last attempt ran on, as far as somebody asks for it."""
+
+    ablate: Text | None = None
+    git_commit: Text | None = None
+    code: Text | None = None
+    backend_mode: Text | None = None
+    backend_choices: tuple[ChosenBackend, ...] | None = None
+    self_tests: tuple[dict[str, Any], ...] | None = None
+    timing_valid: Flag = False
+    timing_why_not: Text | None = None
+    gpu: Text | None = None
+    gpu_uuid: Text | None = None
+    threads: Count | None = None
+    cpus_visible: Count | None = None
+    world_size: Count | None = None
+    whole: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Speed:
+    """An arm's speed: tokens/s of every repeat, their median, and their spread, (max − min) / median.
+
+    ``run``: the id of the timed configuration's run, which shows when a record is out of date.
+    ``timing_valid``: native arithmetic on an unshared device; ``why_not``: the reason if not.
+    ``threads``: threads of the processor, as many as a run of the arm has.
+    """
+
+    arm: Text
+    run: Text
+    tokens_per_sec: Annotated[tuple[Annotated[Number, Field(gt=0, lt=1e300)], ...], Field(min_length=1)]
+    median: Number
+    spread: Number
+    over_baseline: Number | None = None
+    peak_memory_bytes: Whole | None = None
+    threads: Count = 1
+    backend_mode: Text
+    timing_valid: Flag
+    why_not: Text | None
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class SpeedSettings:
+    """Steps of a repeat, those before the first that are not timed, and repeats of each of an arm's turns."""
+
+    steps: Count
+    warmup: Whole = 0
+    repeats: Count
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class SpeedRecord:
+    """``throughput.json``: what was timed, on what, with what, how, and when.
+
+    ``clock_mhz``: of the device; ``other_work``: what else was on it.
+    """
+
+    format: Literal[1] = 1
+    study: Text
+    device: Device
+    code: Text
+    clock_mhz: Number | None = None
+    other_work: Text | None = None
+    versions: dict[str, Text | None]
+    settings: SpeedSettings
+    measured_unix: Annotated[Number, Field(ge=0, lt=LATEST_UNIX)]
+    arms: tuple[Speed, ...]
+
+
+_CONFIG, _ENVIRONMENT, _SPEED = (
+    TypeAdapter(RecordedConfig),
+    TypeAdapter(Environment),
+    TypeAdapter(SpeedRecord),
+)
+
+
+def config_from_json(content: object) -> RecordedConfig:
+    """Return what ``config.json`` holds; raises ``ValueError``."""
+    return checked(_CONFIG, _with_whole(content))
+
+
+def environment_from_json(content: object) -> Environment:
+    """Return what ``environment.json`` holds; raises ``ValueError``."""
+    return checked(_ENVIRONMENT, _with_whole(content))
+
+
+def speed_from_json(content: object) -> SpeedRecord:
+    """Return what ``throughput.json`` holds; raises ``ValueError``."""
+    return checked(_SPEED, content)
+
+
+def _with_whole(content: object) -> object:
+    return {**content, "whole": content} if isinstance(content, dict) else content
