@@ -1,11 +1,11 @@
-"""Text to tokens, once: which corpus it is (``identify``) and its token files (``prepare``).
+"""Convert text to tokens once: identify the corpus (``identify``) and write its token files (``prepare``).
 
-Every run of a study reads the same two token files, so they are made once and kept under a hash of their
-content. ``identify`` is what planning calls: it reads no text that it has seen before and imports nothing
-heavy. ``prepare`` writes the token cache; workers reopen it with ``load`` and ``open_tokens``. Batches are
-in ``ablate.data.batches``, which needs numpy and is therefore not imported here.
+Every run of a study reads the same two token files, which are kept under a hash of their content. Planning
+calls ``identify``, which does not reread known text and imports nothing heavy. ``prepare`` writes the token
+cache; workers reopen it with ``load`` and ``open_tokens``. Batches are in ``ablate.data.batches``, which is
+not imported here because it needs numpy.
 
-A corpus that cannot be used raises ``UserError``: one line that names the file and the likely mend.
+An unusable corpus raises ``UserError``: one line that names the file and the likely remedy.
 """
 
 from ablate.data.identity import DataIdentity, identify

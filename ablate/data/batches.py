@@ -1,12 +1,12 @@
-"""The order of data: which sequence is in which step, as a pure function of the seed and the step.
+"""The order of data: the sequences of each step, as a pure function of the seed and the step.
 
-Nothing is kept between steps, so a resumed run continues exactly, and arms with the same seed see the same
+No state is kept between steps, so a resumed run continues exactly, and arms with the same seed see the same
 sequences. The training tokens are cut into windows of ``seq_len`` with one more token for the last target.
-Each epoch takes every window once, in an order that comes from Philox keyed by a hash of the seed, the
-name of this stream and the epoch. The order sorts raw generator output, whose bits numpy promises to
-keep, rather than ``Generator.permutation``, which it does not.
+Each epoch takes every window once, in an order from Philox, keyed by a hash of the seed, the name of this
+stream and the epoch. The order sorts raw generator output, because numpy guarantees its bits, but not those
+of ``Generator.permutation``.
 
-Fails with ``UserError`` when there are fewer tokens than one sequence, or than the evaluation asks for.
+How it fails: ``UserError`` if there are fewer tokens than one sequence or than the evaluation needs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
-    """Return how many sequences an epoch has.
+    """Return the number of sequences per epoch.
 
     Raises:
-        UserError: not even one.
+        UserError: the text is shorter than one sequence.
     """
     windows = (num_train_tokens - 1) // seq_len
     if windows < 1:
@@ -39,10 +39,10 @@ def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
 
 
 def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens: int) -> int:
-    """Return how many sequences an evaluation has: enough for ``eval_tokens`` predicted tokens.
+    """Return the number of sequences per evaluation, enough for ``eval_tokens`` predicted tokens.
 
     Raises:
-        UserError: the validation text is shorter than that.
+        UserError: the validation text is too short.
     """
     windows = -(-eval_tokens // seq_len)
     there = max(0, (num_validation_tokens - 1) // seq_len)
@@ -59,9 +59,9 @@ def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens
 def sequence_starts(
     seed: int, step: int, batch_size: int, seq_len: int, num_train_tokens: int
 ) -> NDArray[np.int64]:
-    """Return the first token of each sequence of a step (steps count from 0).
+    """Return the index of the first token of each sequence of a step (steps count from 0).
 
-    A micro-batch is a slice of the result. A batch may reach into the next epoch.
+    A micro-batch is a slice of the result. A batch may continue into the next epoch.
     """
     windows = num_train_windows(num_train_tokens, seq_len)
     positions = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
@@ -83,7 +83,7 @@ def _epoch_order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
 
 
 def batch(tokens: NDArray[Any], starts: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """Return ``[sequences, seq_len + 1]`` ids: inputs are all but the last, targets all but the first."""
+    """Return ids ``[sequences, seq_len + 1]``: inputs are all but the last, targets all but the first."""
     columns = np.arange(seq_len + 1, dtype=np.int64)
     return np.asarray(tokens[starts[:, None] + columns], dtype=np.int64)
 
@@ -98,9 +98,9 @@ def validation_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the same windows for every run, in order: spread evenly over the validation tokens, or the first.
 
-    Spread, because the first ones may all lie in one document, whose loss says little of the others; the
-    first, to evaluate on what others evaluated on. The last batch may be smaller; every token counts alike
-    only if the caller weights by tokens.
+    ``spread`` avoids windows that all lie in one document with an untypical loss; ``first`` allows comparison
+    with evaluations that used the first windows. The last batch may be smaller, so the caller must weight by
+    tokens.
     """
     windows = num_validation_windows(len(tokens), seq_len, eval_tokens)
     there = windows if which == "first" else (len(tokens) - 1) // seq_len

@@ -1,11 +1,11 @@
-"""Files of text to documents, the unit that is held out, compared and separated by an end-of-text token.
+"""Split text files into documents, the unit of holding out and comparing; an end-of-text token follows each.
 
-In JSON lines a document is a line. A text file is one document up to 65,536 characters; a longer one has
-no document structure that could be known, so it is cut at blank lines into pieces of 8,192 to 16,384
-characters (at a line end or a space where there is no blank line). Text that is no UTF-8 is decoded with
-replacement characters. Files are streamed: a corpus larger than memory is fine.
+In JSON lines each line is a document. A text file of up to 65,536 characters is one document. A longer file
+has no known document structure, so it is cut at blank lines into pieces of 8,192 to 16,384 characters (at a
+line end or a space if there is no blank line). Invalid UTF-8 is decoded with replacement characters. Files
+are streamed, so a corpus may be larger than memory.
 
-Fails with ``UserError`` at the file and, where it has one, the line: damaged gzip, a line that is not a
+How it fails: ``UserError`` with the file and, if known, the line: damaged gzip, a line that is not a
 JSON object, a line without the text field.
 """
 
@@ -32,12 +32,12 @@ WHOLE_CHARACTERS = 65_536
 PIECE_CHARACTERS = (8_192, 16_384)
 
 _BLOCK = 1 << 20
-_GZIP_BUFFER = 1 << 15  # what is lost at a damaged place, before which lines are counted
+_GZIP_BUFFER = 1 << 15  # at most lost at a damaged place; lines are counted before it
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
 def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
-    """Yield the documents of a text file; ``report`` hears how many of its bytes are read."""
+    """Yield the documents of a text file; ``report`` receives the number of bytes read so far."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     place = _Place(file)
     with _open(file, place) as (stream, raw):
@@ -61,7 +61,7 @@ def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[
 
 
 def _cut(text: str, start: int) -> int:
-    """Return where the piece that begins at ``start`` ends."""
+    """Return the end of the piece that begins at ``start``."""
     low, high = start + PIECE_CHARACTERS[0], start + PIECE_CHARACTERS[1]
     blank = _BLANK_LINE.search(text, low, high)
     if blank:
@@ -105,7 +105,7 @@ def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> s
 
 
 class _Place:
-    """The last line that was read well, for the message when the next one cannot be."""
+    """The last valid line, for the error message about the next one."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file

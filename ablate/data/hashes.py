@@ -1,11 +1,11 @@
-"""Content hashes of files, remembered so that planning again only calls ``stat``.
+"""Content hashes of files, cached so that planning again only calls ``stat``.
 
-A remembered hash is used while a file's size, modification time and change time are the same. A file that
-was modified within the last two seconds is not remembered, because a second change within the clock's
-grain would go unseen (git calls such entries racy). One cache file per corpus, in the user's
+A cached hash is valid while a file's size, modification time and change time stay the same. The hash of a
+file modified within the last two seconds is not cached, because a second change within the clock's resolution
+would be invisible (git calls such entries racy). There is one cache file per corpus, in the user's
 cache (``ablate.base.cache``).
 
-The cache can only cost time: one that is damaged or cannot be written is ignored.
+How it fails: a damaged or unwritable cache is ignored and only costs time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RACY_NS = 2_000_000_000
 
 
 def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
-    """Return the SHA-256 of each file; ``key`` names the corpus and so the cache file."""
+    """Return the SHA-256 of each file; ``key`` names the corpus and its cache file."""
     try:
         cache = cache_folder("hashes") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     except RuntimeError:  # no home folder
@@ -84,4 +84,4 @@ def _write(cache: Path, entries: dict[str, list[int | str]]) -> None:
     try:
         write_bytes_atomic(cache, text.encode())
     except OSError:
-        return  # a read-only home: the next plan hashes again
+        return  # read-only home: the next plan hashes again

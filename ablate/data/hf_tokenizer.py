@@ -1,12 +1,12 @@
 """Find a Hugging Face tokeniser's files: a ``tokenizer.json``, a folder that has one, or a name on the hub.
 
-Planning needs the vocabulary's size and a hash, and both stand in the JSON file; so the ``tokenizers``
-package is not imported here. A name is looked up in the local hub cache first and downloaded only if it is
-not there. The end-of-text token is the ``eos_token`` of ``tokenizer_config.json``, else a special token
-with one of the usual names.
+Planning needs the vocabulary's size and a hash. Both come from the JSON file, so the ``tokenizers`` package
+is not imported here. A name is looked up in the local hub cache and downloaded only if it is missing there.
+The end-of-text token is the ``eos_token`` of ``tokenizer_config.json``, else a special token with one of the
+usual names.
 
-Fails with ``UserError`` when there is no such tokeniser, the hub cannot be reached, or no end-of-text
-token can be found (documents could then not be told apart).
+How it fails: ``UserError`` if the tokeniser does not exist, the hub is unreachable, or no end-of-text token
+is found (documents could then not be separated).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos
 
 @dataclass(frozen=True, kw_only=True)
 class HfTokenizer:
-    """A tokeniser's file and what planning must know of it."""
+    """A tokeniser's file and the data that planning needs."""
 
     name: str
     json_path: Path
@@ -34,7 +34,7 @@ class HfTokenizer:
     content_hash: str
 
     def identity(self) -> dict[str, str]:
-        """Return what can change the tokens: the file's content, not its place."""
+        """Return everything that can change the tokens: the file's content, but not its location."""
         return {"hf": self.content_hash, "end_of_text": self.end_of_text}
 
 
@@ -86,9 +86,9 @@ def _from_hub(name: str) -> tuple[Path, Path]:
 
     try:
         local, json_path = True, fetch("tokenizer.json", local=True)
-    except Exception:  # not in the local hub cache, which has many ways of saying so
+    except Exception:  # not in the local hub cache, which raises many types
         try:
-            # Asked first because it fails at once when offline; the download tries for half a minute.
+            # This call fails at once when offline; the download would try for half a minute.
             HfApi().model_info(name, timeout=20)
             local, json_path = False, fetch("tokenizer.json", local=False)
         except Exception as error:

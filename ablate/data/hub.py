@@ -1,15 +1,15 @@
 """Hugging Face data sets, streamed: ``paths: [name]`` or ``paths: [name, configuration]``.
 
-The content of a data set on the hub cannot be hashed without downloading all of it, so its commit stands
-for the content: the one pinned as ``name@commit``, else the one that the hub names now. A pinned data set
-plans offline. A folder that exists locally is hashed like any other and never touches the network; it may
-hold files that ``load_dataset`` reads, or be what ``save_to_disk`` wrote. The training text is the split
-``train``; ``validation_paths`` may name another split.
+Hashing a data set on the hub would download all of it, so its commit represents its content: the one pinned
+by ``name@commit``, else the hub's current one. A pinned data set can be planned offline. A local folder is
+hashed like any other and never uses the network; it holds files that ``load_dataset`` reads, or the output of
+``save_to_disk``. The training text is the split ``train``; ``validation_paths`` may name another split.
 
-A stream has one reader. ``fetch`` writes it into shards of JSON lines, which then go the way of all others.
+A stream has one reader. ``fetch`` writes it as shards of JSON lines, which are then processed like other
+files.
 
-Fails with ``UserError``: ``datasets`` not installed, the hub out of reach, no such data set, configuration
-or split, a row without the text field.
+How it fails: ``UserError`` if ``datasets`` is not installed, the hub is unreachable, the data set,
+configuration or split does not exist, or a row has no text field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """A data set at one commit, or a local folder of one (then ``files`` is its content)."""
+    """A data set at one commit, or a local folder (then ``files`` holds its content)."""
 
     name: str
     configuration: str | None
@@ -49,7 +49,7 @@ class HubSource:
     files: tuple[SourceFile, ...]
 
     def identity(self) -> dict[str, str | None]:
-        """Return what can change the text; a local folder's name cannot, its files can."""
+        """Return everything that can change the text: a local folder's files, but not its name."""
         return {
             "name": None if self.files else self.name,
             "commit": self.commit,
@@ -96,7 +96,7 @@ def _commit(name: str, revision: str) -> str:
 
     try:
         commit = HfApi().dataset_info(name, revision=revision or None, timeout=20).sha
-    except Exception as error:  # offline, no such name, no rights, a proxy: many types, one remedy
+    except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
         hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
         raise _unusable(name, error, hint) from error
     if commit is None:
@@ -131,11 +131,11 @@ def fetch(
 ) -> list[tuple[SourceFile, str]]:
     """Write the training split as shards of JSON lines with the field ``SHARD_FIELD``.
 
-    ``report`` hears bytes of text. ``key`` names the content. Shards that an earlier attempt finished are
-    kept, and their rows skipped.
+    ``report`` receives bytes of text. ``key`` identifies the content. Shards that an earlier attempt finished
+    are kept, and their rows are skipped.
 
     Returns:
-        Each shard with the hash of its content.
+        Each shard with its content hash.
     """
     shards: list[tuple[SourceFile, str]] = []
     rows = text_bytes = 0
@@ -162,7 +162,7 @@ def fetch(
         for text in stream:
             file.write(json.dumps({SHARD_FIELD: text}).encode() + b"\n")
             count += 1
-            if text.strip():  # as max_bytes is counted
+            if text.strip():  # as ``max_bytes`` counts it
                 size += len(text.encode("utf-8", "replace"))
             report(text_bytes + size)
             if size >= _SHARD_BYTES or _enough(text_bytes + size):
@@ -198,7 +198,7 @@ def _rows(source: HubSource, split: str) -> Any:
 
 
 def _saved(folder: Path) -> Literal["splits", "one"] | None:
-    """Return what ``save_to_disk`` wrote into a folder, if it did."""
+    """Return the form in which ``save_to_disk`` wrote a folder, or None if it did not."""
     if (folder / "dataset_dict.json").is_file():
         return "splits"
     return "one" if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file() else None

@@ -1,11 +1,11 @@
-"""What a corpus *is*: a digest of everything that can change its tokens, and of nothing else.
+"""The identity of a corpus: a digest of everything that can change its tokens, and of nothing else.
 
-The digest is part of every run's id, so it covers the content of the files, their relative names, the rule
-that splits training from validation text, and the tokeniser with its parameters; it does not cover where
-the files lie. ``resolve`` also returns what it found, so that ``prepare`` reads exactly what was hashed.
+The digest is part of every run's id. It covers the content of the files, their relative names, the rule
+that splits training from validation text, and the tokeniser with its parameters, but not the location of
+the files. ``resolve`` also returns the files it found, so that ``prepare`` reads exactly what was hashed.
 
-Fails with ``UserError``: fields that contradict each other, files that are missing or unreadable, a hub
-data set or tokeniser that cannot be reached.
+How it fails: ``UserError`` for contradictory fields, missing or unreadable files, or an unreachable hub
+data set or tokeniser.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ablate.run.config import DataConfig
 
-# Raise this when documents, their split or their tokens would come out differently from the same files.
+# Raise this when the same files would give other documents, another split or other tokens.
 RULES_VERSION = 1
 
 BYTES_VOCABULARY = 256
@@ -46,9 +46,9 @@ _SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFF
 
 @dataclass(frozen=True, kw_only=True)
 class DataIdentity:
-    """Which corpus and tokens these are.
+    """The identity of a corpus and its tokens.
 
-    ``num_bytes`` is the size of the source as it is stored, or ``max_bytes`` where that is less.
+    ``num_bytes`` is the stored size of the source, or ``max_bytes`` if that is smaller.
     """
 
     digest: str
@@ -58,9 +58,9 @@ class DataIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """An identity and what it was computed from: where ``prepare`` reads.
+    """An identity and its sources, for ``prepare``.
 
-    ``train_hashes`` are of the content of the training files.
+    ``train_hashes`` are the content hashes of the training files.
     """
 
     identity: DataIdentity
@@ -75,13 +75,13 @@ def identify(data: DataConfig) -> DataIdentity:
     """Return the identity of a corpus without reading text that was hashed before.
 
     Raises:
-        UserError: the corpus cannot be used as configured; every problem found, one line each.
+        UserError: the corpus cannot be used as configured; lists every problem, one line each.
     """
     return resolve(data).identity
 
 
 def resolve(data: DataConfig) -> Corpus:
-    """Return the identity together with the files, hub revision and tokeniser behind it."""
+    """Return the identity with the files, hub revision and tokeniser that it describes."""
     _check_fields(data)
     hub_source = hub.locate(data) if data.source == "hub" else None
     hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
@@ -134,12 +134,12 @@ def resolve(data: DataConfig) -> Corpus:
 
 
 def _ordered(files: Sequence[SourceFile], hashes: Sequence[str]) -> list[tuple[SourceFile, str]]:
-    """Put files in an order that does not depend on where they lie, even where names are equal."""
+    """Sort files independently of their location, even if names are equal."""
     return sorted(zip(files, hashes, strict=True), key=lambda pair: (pair[0].name, pair[1]))
 
 
 def _check_fields(data: DataConfig) -> None:
-    """Refuse fields that are missing, and fields that would be ignored: a grid over one would be a lie."""
+    """Reject missing fields, and fields without effect, over which a grid would compare equal arms."""
     wrong: list[Problem] = []
 
     def need(condition: bool, what: str, hint: str) -> None:
@@ -200,7 +200,7 @@ def _check_token_files(data: DataConfig, files: Sequence[SourceFile]) -> None:
 def _check_no_shared_file(
     train: Sequence[SourceFile], validation: Sequence[SourceFile], hashes: Sequence[str]
 ) -> None:
-    """Token files have no documents to compare; that a whole file is on both sides can at least be seen."""
+    """Reject a whole file used on both sides; token files have no documents to compare."""
     in_training = dict(zip(hashes, train, strict=False))
     for file, digest in zip(validation, hashes[len(train) :], strict=True):
         if digest in in_training:

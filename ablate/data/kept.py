@@ -1,10 +1,10 @@
-"""Results of parts of a preparation, kept so that an interrupted one goes on where it was.
+"""Results of parts of a preparation, kept so that an interrupted preparation can continue.
 
-Each is a file and, written after it, a record with its size and hash. A name is a hash of everything that
-the content depends on, so a result that is there and whole is the right one, whichever attempt made it.
-Two processes that make the same result write the same bytes, and each rename is atomic.
+Each result is a file and a record with its size and hash, written after the file. Its name is a hash of
+everything that the content depends on, so a complete result is correct, whichever attempt made it. Two
+processes that make the same result write the same bytes, and each rename is atomic.
 
-A result that was cut short or changed is not found, and so is made again.
+How it fails: a truncated or changed result counts as missing and is made again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TEMPORARY = ".writing."
 
 
 def key_of(content: Any) -> str:
-    """Return a name for what depends on ``content`` (plain data) and on nothing else."""
+    """Return a name that depends on ``content`` (plain data) and on nothing else."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def keep(path: Path, write: Callable[[BinaryIO], dict[str, Any]]) -> dict[str, Any]:
-    """Write a file and its record; ``write`` returns what the record holds beside size and hash."""
+    """Write a file and its record; ``write`` returns the record's fields other than size and hash."""
     temporary = path.with_name(f"{path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("w+b") as file:
@@ -49,7 +49,7 @@ def keep(path: Path, write: Callable[[BinaryIO], dict[str, Any]]) -> dict[str, A
 
 
 def find(path: Path) -> dict[str, Any] | None:
-    """Return the record of a result that is there and whole."""
+    """Return the record of a complete result, or None."""
     record = record_of(path)
     if record is None:
         return None
@@ -62,7 +62,7 @@ def find(path: Path) -> dict[str, Any] | None:
 
 
 def record_of(path: Path) -> dict[str, Any] | None:
-    """Return the record of a result whose file may be somewhere else by now."""
+    """Return the record of a result whose file may have moved, or None."""
     try:
         record: dict[str, Any] = read_json(_record_path(path))
         return record if {"bytes", "sha256"} <= record.keys() else None
@@ -71,7 +71,7 @@ def record_of(path: Path) -> dict[str, Any] | None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing. Nobody else may be at work in the folder."""
+    """Remove unfinished files of a killed process. No other process may be working in the folder."""
     for left in folder.glob(f"*{_TEMPORARY}*"):
         left.unlink(missing_ok=True)
 

@@ -1,11 +1,11 @@
-"""A part of the training text, and what a worker does with it: list its documents, pick some, make tokens.
+"""A part of the training text, and the jobs of workers: list its documents, pick some, make tokens.
 
-A part is a file, or consecutive small files. Every job reads its part from the source again: that is some
-thirtieth of the time that tokenising takes, and a second copy of a large corpus would not fit on many disks.
-What a job returns depends on the content of the part and its other arguments only, not on who does it, and
-is kept under a name that says so (see ``kept``).
+A part is a file, or consecutive small files. Every job rereads its part from the source: that takes about a
+thirtieth of the tokenising time, and a second copy of a large corpus would not fit on many disks. A job's
+result depends only on the content of the part and its other arguments, not on the process, and is kept
+under a name made from them (see ``kept``).
 
-Fails with ``UserError``: text that cannot be read (see ``documents``), a file that changed meanwhile.
+How it fails: ``UserError`` for unreadable text (see ``documents``) or a file that changed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ablate.data.workers import Report
 
-# Smaller files share a part. It takes a core some seconds to tokenise one, which is what a kill may cost.
+# Smaller files share a part. A core tokenises one in some seconds, which is the work that a kill can lose.
 PART_BYTES = 16 << 20
 
 _BATCH_BYTES = 1 << 18
@@ -43,9 +43,9 @@ _BATCH_BYTES = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Consecutive files of the training text. ``text_field`` is None where they are plain text.
+    """Consecutive files of the training text. ``text_field`` is None for plain text.
 
-    ``key`` is a hash of their content and of how it is read.
+    ``key`` is a hash of their content and of the way it is read.
     """
 
     files: tuple[SourceFile, ...]
@@ -54,13 +54,13 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes as stored."""
+        """Stored size in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartTable:
-    """The first documents of a part: a file of the hashes of all that were listed, then of their lengths."""
+    """The first documents of a part. The file holds the hashes of all listed documents, then lengths."""
 
     path: Path
     num_documents: int
@@ -72,7 +72,7 @@ class PartTable:
         return hashes.astype(np.uint64), lengths.astype(np.int64)
 
     def cut(self, num_bytes: int) -> PartTable:
-        """Return the shortest beginning with so many bytes of text, of which there must be enough."""
+        """Return the shortest prefix with this many bytes of text; the part must have enough."""
         ends = np.cumsum(self.read()[1])
         last = int(np.searchsorted(ends, num_bytes))
         return PartTable(path=self.path, num_documents=last + 1, num_bytes=int(ends[last]))
@@ -80,7 +80,7 @@ class PartTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSide:
-    """Files of sorted hashes of the validation text: of its documents, and of its long lines."""
+    """Files of sorted hashes of the validation text: those of documents, and those of long lines."""
 
     documents: Path
     lines: Path
@@ -89,7 +89,7 @@ class ValidationSide:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How text becomes tokens; ``tokenizer`` is a ``tokenizer.json``, or None for bytes."""
+    """The conversion of text to tokens; ``tokenizer`` is a ``tokenizer.json``, or None for bytes."""
 
     tokenizer: Path | None
     end_of_text: str
@@ -100,7 +100,7 @@ class Encoding:
 def cut_into_parts(
     files: Sequence[tuple[SourceFile, str]], text_field: str | None, rules_version: int
 ) -> list[Part]:
-    """Return the parts of files, each given with the hash of its content."""
+    """Group files, each given with its content hash, into parts."""
     parts: list[Part] = []
     group: list[tuple[SourceFile, str]] = []
     for number, entry in enumerate(files, start=1):
@@ -113,7 +113,7 @@ def cut_into_parts(
 
 
 def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -> PartTable:
-    """List the documents of a part, up to ``max_bytes`` of text; units are bytes as stored."""
+    """List the documents of a part, up to ``max_bytes`` of text; ``report`` receives stored bytes."""
     path = folder / f"{key_of([part.key, max_bytes])}.documents"
 
     def write(file: BinaryIO) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -
 
 
 def pick_documents(part: Part, table: PartTable, wanted: Path, report: Report) -> list[tuple[int, bytes]]:
-    """Return (hash, text) of the documents whose hash is in a file of sorted ones."""
+    """Return (hash, text) of the documents whose hash is in a file of sorted hashes."""
     hashes = table.read()[0]
     picked = is_among(hashes, _mapped(wanted))
     texts = _texts(part, len(hashes), report)
@@ -144,9 +144,9 @@ def learn_bpe(
     folder: Path,
     report: Report,
 ) -> int:
-    """Learn a BPE from training documents, write its ``tokenizer.json`` and return how many tokens it has.
+    """Learn a BPE from training documents, write its ``tokenizer.json`` and return its vocabulary size.
 
-    Units are bytes of text.
+    ``report`` receives bytes of text.
     """
 
     def sample() -> Iterator[bytes]:
@@ -171,7 +171,7 @@ def encode_part(
     folder: Path,
     report: Report,
 ) -> dict[str, int | str]:
-    """Write the tokens of a part's training documents, and return their record; units are bytes of text."""
+    """Write the tokens of a part's training documents, and return the record; units are bytes of text."""
     path = tokens_path(number, part, table, side, encoding, folder)
 
     def write(file: BinaryIO) -> dict[str, Any]:
@@ -196,13 +196,13 @@ def encode_part(
 def tokens_path(
     number: int, part: Part, table: PartTable, side: ValidationSide, encoding: Encoding, folder: Path
 ) -> Path:
-    """Return where ``encode_part`` keeps its tokens. The number tells equal parts apart."""
+    """Return the path of ``encode_part``'s tokens. The number distinguishes equal parts."""
     return folder / f"{key_of([number, part.key, table.num_documents, side.key, encoding.key])}.tokens"
 
 
 @lru_cache(maxsize=1)
 def open_tokenizer(encoding: Encoding) -> Tokenizer:
-    """Open a tokeniser once a process."""
+    """Open a tokeniser once per process."""
     if encoding.tokenizer is None:
         return ByteTokenizer()
     return open_json(encoding.tokenizer, encoding.end_of_text)
@@ -214,7 +214,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[bytes], dtype: str) -> NDArray[
 
 
 def batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield texts in lists of about 256 KiB: enough for a tokeniser's threads, and progress stays alive."""
+    """Yield texts in lists of about 256 KiB: enough for a tokeniser's threads, with frequent progress."""
     batch: list[bytes] = []
     size = 0
     for text in texts:
@@ -229,7 +229,7 @@ def batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Training documents, and what was read and left out to get here."""
+    """Training documents, and the amounts read and left out since the previous batch."""
 
     texts: list[bytes]
     num_bytes_read: int
@@ -237,7 +237,7 @@ class _Batch:
 
 
 def _training_batches(part: Part, table: PartTable, side: ValidationSide) -> Iterator[_Batch]:
-    """Yield the documents of a part that are no validation documents, nor near copies of one."""
+    """Yield the documents of a part that are neither validation documents nor near copies of one."""
     hashes = table.read()[0]
     outside = iter(~is_among(hashes, _mapped(side.documents)))
     lines = _mapped(side.lines)
@@ -276,7 +276,7 @@ def _documents(part: Part, report: Report) -> Iterator[str]:
 
 
 def _check_unchanged(part: Part) -> None:
-    """Refuse files that are no longer those that were hashed: what was made of them would be kept."""
+    """Reject files that changed since they were hashed, because results made from them would be kept."""
     for file in part.files:
         try:
             status = os.stat(file.path)  # noqa: PTH116  as in sources
@@ -293,7 +293,7 @@ def _changed(file: SourceFile) -> UserError:
 
 @lru_cache(maxsize=2)
 def _mapped(path: Path) -> NDArray[np.uint64]:
-    """Map a file of hashes, once a process: workers share its pages."""
+    """Map a file of hashes once per process; workers share its pages."""
     if not path.stat().st_size:
         return np.empty(0, dtype=np.uint64)
     return np.memmap(path, dtype="<u8", mode="r")

@@ -1,15 +1,15 @@
-"""Tokenise a corpus once, into ``<cache>/<digest>/``, whoever asks and however often.
+"""Tokenise a corpus once, into ``<cache>/<digest>/``, for any number of callers.
 
-The folder is written under another name and renamed when it is complete, so that a reader finds a whole
-one or none. A file lock keeps a second process waiting instead of doing the same work; where the file
-system has no locks, both work and the first rename wins. A damaged folder is made anew.
+The folder is written under a temporary name and renamed when it is complete, so that a reader finds a
+complete folder or none. A file lock makes a second process wait instead of repeating the work. On a file
+system without locks both work, and the first rename wins. A damaged folder is replaced.
 
-What an interrupted preparation of text has finished lies in ``<cache>/.<hash of the data section>.parts/``:
-the next one with the same section goes on from there, even if a damaged file was replaced meanwhile. Without
-locks it would not be known who is at work there, so then nothing is kept.
+An interrupted preparation of text leaves finished parts in ``<cache>/.<hash of the data section>.parts/``.
+The next one with the same section continues from there, even if a damaged file was replaced meanwhile.
+Without locks, other processes at work would be unknown, so nothing is kept.
 
-Fails with ``UserError``: text that cannot be read (see ``documents``), too little of it, a corpus that
-changed while it was read, a cache that cannot be written.
+How it fails: ``UserError`` for unreadable text (see ``documents``), too little text, a corpus that
+changed while it was read, or an unwritable cache.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _POLL_SEC = 0.1
 def prepare(
     data: DataConfig, cache_dir: Path, *, progress: OnProgress | None = None, num_workers: int | None = None
 ) -> TokenFiles:
-    """Return the corpus's token files, making them if they are not there.
+    """Return the corpus's token files; make them first if they are missing.
 
-    ``progress`` hears the fraction done and what is being done, several times a second. Text is tokenised by
-    ``num_workers`` processes, by default as many as there are cores; the files are the same for any number.
+    ``progress`` receives the fraction done and the current stage several times a second. ``num_workers``
+    processes tokenise text, by default one per core; the files are the same for any number.
 
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
@@ -84,7 +84,7 @@ def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
 
 
 def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
-    """Return the folder's token files if they are whole and of this corpus."""
+    """Return the folder's token files if they are complete and belong to this corpus."""
     try:
         files = load(folder)
     except UserError:
@@ -131,7 +131,7 @@ def _write_tokens(
 
 @contextmanager
 def _kept_parts(data: DataConfig, partial: Path, progress: OnProgress) -> Iterator[Path]:
-    """Yield the folder of what earlier attempts finished; it goes when this one is through."""
+    """Yield the folder of earlier attempts' results; remove it when this attempt succeeds."""
     named = partial.with_name(f"{key_of(asdict(data))[:_DIGEST_CHARACTERS]}.parts")
     with _alone(named, lambda: progress(0.0, "another process prepares text of this data section")) as locked:
         folder = named.with_name(f".{named.name}") if locked else partial / "parts"
@@ -140,14 +140,14 @@ def _kept_parts(data: DataConfig, partial: Path, progress: OnProgress) -> Iterat
         try:
             yield folder
         except BaseException:
-            with suppress(OSError):  # not empty: that is what the next attempt goes on from
+            with suppress(OSError):  # not empty: the next attempt continues from it
                 folder.rmdir()
             raise
         shutil.rmtree(folder)
 
 
 def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:
-    """Rename to the final name; a whole folder that got there first stays, a damaged one goes."""
+    """Rename to the final name; keep a complete folder that is already there, replace a damaged one."""
     if folder.exists() and _ready(folder, corpus) is None:
         aside = partial.with_name(f"{partial.name}.damaged")
         folder.rename(aside)
@@ -161,7 +161,7 @@ def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:
 
 @contextmanager
 def _alone(folder: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the folder's lock; yields False where the file system has none."""
+    """Hold the folder's lock; yields False if the file system has no locks."""
     with (folder.parent / f".{folder.name}.lock").open("ab") as file:
         locked = False
         while not locked:
@@ -181,7 +181,7 @@ def _partial_prefix(folder: Path) -> str:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove what died on this host: whoever holds the lock is the only one at work here."""
+    """Remove leftovers of dead processes on this host; only the lock's holder works here."""
     for left in folder.parent.iterdir():
         if left.name.startswith(_partial_prefix(folder)):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Token files that the user brings: flat little-endian uint16 or uint32, without a header.
+"""Token files of the user: flat little-endian uint16 or uint32, without a header.
 
-A single training file is used where it lies, by memory map, and never copied: it may be hundreds of GB.
-Several are joined into the cache. Without validation files the last part is held out, by the same shares
-as text, and training ends before it. Every id is checked once against the vocabulary, because one that is
-too large is a crash, or on a GPU an illegal memory access, in the middle of a run.
+A single training file is used in place by memory map and never copied, because it may be hundreds of GB.
+Several are joined in the cache. Without validation files the last part is held out, by the same shares
+as text, and training ends before it. Every id is checked once against the vocabulary, because an id that is
+too large would crash in the middle of a run (on a GPU by an illegal memory access).
 
-Fails with ``UserError`` for an id outside the vocabulary (file and position), a NumPy ``.npy`` file (its
-header would be read as tokens) and too few tokens.
+How it fails: ``UserError`` for an id outside the vocabulary (with file and position), a NumPy ``.npy`` file
+(its header would be read as tokens) or too few tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
-# As many tokens as 384 KiB of text have at four bytes a token.
+# The tokens of 384 KiB of text at four bytes per token.
 _HELD_OUT_AT_LEAST_TOKENS = 98_304
 _CHUNK_TOKENS = 1 << 22
 _NPY_MAGIC = b"\x93NUMPY"
@@ -37,7 +37,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 def prepare_tokens(
     data: DataConfig, corpus: Corpus, folder: Path, report: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Write the token files that are needed and return their part of ``meta.json``."""
+    """Write the required token files and return their part of ``meta.json``."""
     parts = [_map(file, data.token_dtype) for file in corpus.train]
     limit = None if data.max_bytes is None else max(1, data.max_bytes // parts[0].itemsize)
     total = sum(map(len, parts)) if limit is None else min(limit, sum(map(len, parts)))
@@ -95,7 +95,7 @@ def _map(file: SourceFile, dtype: str) -> NDArray[Any]:
 def _chunks(
     files: tuple[SourceFile, ...], dtype: str, vocab_size: int, start: int, stop: int | None
 ) -> Iterator[NDArray[Any]]:
-    """Yield the tokens ``start`` to ``stop`` of the files in a row, each chunk checked."""
+    """Yield the checked tokens ``start`` to ``stop`` of the concatenated files."""
     before = 0
     for file in files:
         tokens = _map(file, dtype)

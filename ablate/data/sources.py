@@ -1,13 +1,13 @@
-"""Which files a corpus is made of, by names that do not depend on where it lies.
+"""The files of a corpus, with names that do not depend on their location.
 
-Paths become files here: folders are searched recursively, globs and ranges of shards (``{00768..01023}``)
-expanded, and each file gets a name relative to the folder, glob, range or parent it was found under. Two
-copies of a corpus in two places therefore list the same names. Only ``stat`` is called, so that planning
-stays fast; unreadable content shows later.
+This module turns paths into files. It searches folders recursively and expands globs and ranges of shards
+(``{00768..01023}``). Each file gets a name relative to the folder, glob, range or parent that it was found
+under, so two copies of a corpus in two places list the same names. Only ``stat`` is called, so that planning
+stays fast; unreadable content is found later.
 
-Fails with ``UserError`` for a path that is not there (with the nearest name that is), a folder or glob
-without a match, a range that is not complete (with the numbers that are missing), and a folder that may not
-be read.
+How it fails: ``UserError`` for a missing path (with the nearest existing name), a folder or glob
+without a match, an incomplete range (with the missing numbers), and a folder without read
+permission.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TEXT_SUFFIXES = (
 JSON_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 TOKEN_SUFFIXES = (".bin", ".tokens")
 
-# Tests repeat each other and hold odd encodings; the rest is not the library's own text.
+# Tests repeat each other and hold odd encodings; the other folders are not the library's own text.
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -58,7 +58,7 @@ _LONGEST_RANGE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file as ``stat`` saw it; ``name`` does not depend on the place of the corpus."""
+    """One file and its ``stat`` data; ``name`` does not depend on the location of the corpus."""
 
     name: str
     path: str
@@ -95,8 +95,8 @@ def stdlib_files() -> list[SourceFile]:
 def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFile]:
     """Return the files of all paths, each once, sorted by name.
 
-    ``suffixes`` choose among the files of a folder; a file that is named, or matched by a glob, is taken
-    whatever it is called. An empty tuple takes every file of a folder.
+    ``suffixes`` select among the files of a folder; a file given by name or matched by a glob is always
+    taken. An empty tuple takes every file of a folder.
     """
     found: dict[str, SourceFile] = {}
     problems: list[Problem] = []
@@ -138,13 +138,13 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
 
 
 def _fixed_part(path: str, varies: Callable[[str], object]) -> Path:
-    """Return the folder above the first part of a pattern that varies."""
+    """Return the folder above the first varying part of a pattern."""
     parts = Path(path).parts
     return Path(*parts[: next(number for number, part in enumerate(parts) if varies(part))])
 
 
 def _expand_range(text: str, path: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
-    """Expand the first range of a path as a shell does: each number must be there."""
+    """Expand the first range of a path as a shell does; each number must exist."""
     found = _RANGE.search(path)
     assert found is not None
     first, last = int(found[1]), int(found[2])
@@ -160,7 +160,7 @@ def _expand_range(text: str, path: str, suffixes: tuple[str, ...]) -> Iterator[S
         try:
             members = list(_expand(member, suffixes))
         except UserError:
-            if _RANGE.search(member) or os.path.lexists(member):  # its own line says more
+            if _RANGE.search(member) or os.path.lexists(member):  # the original error says more
                 raise
             missing.append(number)
         else:
@@ -213,7 +213,7 @@ def _stat(path: str, name: str) -> SourceFile:
 
 
 def unreadable(path: str | Path, error: OSError) -> UserError:
-    """Return the user's view of an ``OSError`` on one of the corpus's files."""
+    """Convert an ``OSError`` on one of the corpus's files to a ``UserError``."""
     hint = "check the file's rights" if isinstance(error, PermissionError) else "check the file"
     return UserError(Problem(file=str(path), what=f"cannot read: {error.strerror or error}", hint=hint))
 

@@ -1,15 +1,15 @@
-"""Which documents are training text and which are validation text: never both.
+"""The split of documents into training text and validation text, without overlap.
 
-A document's side depends on the hash of its content, so copies of a document are always on the same side.
-Documents are ordered by that hash, and the first of them are held out until they reach 1.5 % of the text,
-or 384 KiB where that is more, but not above 10 %. (384 KiB give the default ``eval_tokens`` of 65,536 with
+A document's side depends on its content hash, so copies of a document are always on the same side.
+Documents are sorted by that hash, and the first ones are held out until they reach 1.5 % of the text,
+or 384 KiB if that is more, but at most 10 %. (384 KiB suffice for the default ``eval_tokens`` of 65,536 with
 any usual tokeniser.) Validation text holds each document once.
 
-With validation text of its own, that text stays whole, and its documents are left out of training.
+Validation text given by the user stays complete, and its documents are left out of training.
 
-Either way near copies are left out of training too: a review posted twice with another signature, a
-generated table with a few other entries. A training document is one if at least half of its long lines, by
-bytes, stand in validation documents. Real corpora show a gap there: documents share under a tenth (a
+In both cases near copies are left out of training too, such as a review posted twice with another signature,
+or a generated table with a few other entries. A training document is a near copy if at least half of its long
+lines, by bytes, occur in validation documents. Real corpora show a gap: documents share under a tenth (a
 licence, a quotation) or over a half.
 """
 
@@ -36,7 +36,7 @@ LONG_LINE_BYTES = 32
 
 
 def held_out_size(total: int, at_least: int = HELD_OUT_AT_LEAST_BYTES) -> int:
-    """Return how much of ``total`` to hold out."""
+    """Return the part of ``total`` to hold out, in the same unit."""
     return int(max(HELD_OUT * total, min(at_least, HELD_OUT_AT_MOST * total)))
 
 
@@ -45,8 +45,8 @@ def hold_out(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of (training, validation) documents.
 
-    Training documents keep their order and their copies; validation documents come in the order of their
-    hashes, which is a mixture of the source, so that its beginning is as good a sample as the whole.
+    Training documents keep their order and their copies. Validation documents are sorted by hash, which
+    mixes the source, so that the beginning is as good a sample as the whole.
     """
     distinct, first = np.unique(hashes, return_index=True)
     if len(distinct) < 2:
@@ -63,9 +63,9 @@ def hold_out(
 
 
 def line_hashes(texts: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return the hashes of all long lines, each once, sorted: what ``near_copies`` compares with.
+    """Return the sorted unique hashes of all long lines, for ``near_copies``.
 
-    Hashes and not lines, because validation text may be large, and every worker needs them.
+    Hashes instead of lines, because validation text may be large and every worker needs them.
     """
     return np.unique(
         np.concatenate([np.empty(0, np.uint64), *(hash_all(_long_lines(text)) for text in texts)])
@@ -75,7 +75,7 @@ def line_hashes(texts: Iterable[bytes]) -> NDArray[np.uint64]:
 def near_copies(texts: Sequence[bytes], seen: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return for each training document whether it is a near copy of validation text.
 
-    ``seen`` is what ``line_hashes`` returned for that text.
+    ``seen`` is the result of ``line_hashes`` for the validation text.
     """
     lines = [(number, line) for number, text in enumerate(texts) for line in set(_long_lines(text))]
     owners = np.array([number for number, _ in lines], dtype=np.int64)
@@ -88,7 +88,7 @@ def near_copies(texts: Sequence[bytes], seen: NDArray[np.uint64]) -> NDArray[np.
 
 
 def is_among(hashes: NDArray[np.uint64], sorted_hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which hashes occur in the sorted ones, which may be a memory map."""
+    """Return for each hash whether it occurs in the sorted hashes, which may be a memory map."""
     if not len(sorted_hashes):
         return np.zeros(len(hashes), dtype=np.bool_)
     places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)

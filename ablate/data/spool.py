@@ -1,8 +1,8 @@
-"""Documents on disk, each with a hash of its content: the validation text of a preparation.
+"""Documents on disk, each with a content hash: the validation text of a preparation.
 
-It is wanted in another order than it comes in, and twice: as tokens, and line by line to find near copies of
-it. So it is written into one file of plain UTF-8, with a hash and a length per document in memory (16 bytes
-each). The hash leaves surrounding white space out; documents of nothing else are dropped.
+It is needed in another order than the source's, and twice: as tokens, and line by line to find near copies.
+So it is written to one file of plain UTF-8, with a hash and a length per document in memory (16 bytes
+per document). The hash ignores surrounding white space; documents of white space only are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
-    """Yield documents as UTF-8 until there are ``max_bytes`` of them; the last one is kept whole."""
+    """Yield documents as UTF-8 until they total ``max_bytes``; the last one is kept whole."""
     num_bytes = 0
     for document in documents:
         text = document.encode("utf-8", "replace")  # JSON can hold lone surrogates
@@ -35,7 +35,7 @@ def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
 
 
 def hash_all(texts: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return a hash of each text: the same in every process, unlike Python's own."""
+    """Return a hash of each text that, unlike Python's own, is the same in every process."""
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
@@ -66,7 +66,7 @@ class DocumentTable:
 
 
 class Spool(DocumentTable):
-    """A file of documents: ``fill`` once, then read any of them by their index."""
+    """A file of documents: ``fill`` it once, then read any document by its index."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""The prepared tokens of a corpus: two flat files and a ``meta.json`` that says what they are.
+"""The prepared tokens of a corpus: two flat files and a ``meta.json`` that describes them.
 
-A folder without ``meta.json`` is not prepared, because that is written last. A folder whose files do not
-have the size that ``meta.json`` says is damaged; ``load`` refuses it, ``prepare`` makes it anew. Token
-files that the user brought are used in place; then ``meta.json`` remembers their size and modification
-time, and a file that changed since is refused too.
+``meta.json`` is written last, so a folder without it is not prepared. A folder whose file sizes differ from
+``meta.json`` is damaged; ``load`` rejects it, ``prepare`` makes it again. The user's own token files are used
+in place; ``meta.json`` then records their size and modification time, and ``load`` rejects a file that has
+changed since.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ITEM_BYTES: dict[TokenType, int] = {"uint16": 2, "uint32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles:
-    """Where the tokens lie and what they are. Plain data: it may be sent to a worker.
+    """The location and description of a corpus's tokens. Plain data that can be sent to a worker.
 
     ``train`` may be longer than ``train_tokens``: a token file used in place whose end is held out.
-    ``validation_bytes_per_token`` turns nats per token into bits per byte: bits/byte = nats / ln 2 / it. It
-    counts end-of-text tokens as tokens, and is None where the source was tokens already.
+    ``validation_bytes_per_token`` converts nats per token to bits per byte: bits/byte = nats / ln 2 / it. It
+    counts end-of-text tokens as tokens, and is None if the source was already tokens.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ def load(folder: Path) -> TokenFiles:
     """Reopen tokens that ``prepare`` made.
 
     Raises:
-        UserError: the folder is not prepared, or damaged.
+        UserError: the folder is not prepared, or is damaged.
     """
     try:
         meta = read_json(folder / META)

@@ -1,9 +1,8 @@
-"""The way from files of text to the two token files: list the documents, split, learn the tokeniser, encode.
+"""Convert files of text to the two token files: list the documents, split, learn the tokeniser, encode.
 
-Kept apart from ``prepare``, which is about the folder's life. Training text goes part by part, in as many
-processes as there are cores, and comes out in the order of the source; what is done of it is kept. The
-tokeniser learns from training documents only: merges learnt on validation text would flatter the validation
-loss.
+``prepare`` manages the folder; this module fills it. Training text is processed part by part, in one process
+per core, and is written in the order of the source; finished parts are kept. The tokeniser learns from
+training documents only: merges learnt on validation text would lower the validation loss unfairly.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ if TYPE_CHECKING:
     Listed = tuple[Part, PartTable]
     OnProgress = Callable[[float, str], None]
 
-# Where stages end on the progress bar: a stream waits for the network, and tokenising takes most of the rest.
+# The ends of the stages on the progress bar: a stream waits for the network; tokenising takes most of the
+# rest.
 _FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5
 
 _COPY_BYTES = 1 << 22
@@ -118,13 +118,13 @@ def prepare_text(
 
 
 def _num_workers(wanted: int | None, num_parts: int) -> int:
-    """Return how many processes to start: none for a single part, whose tokeniser has threads of its own."""
+    """Return the number of processes to start: 0 for a single part, whose tokeniser has its own threads."""
     workers = min(wanted or num_cores(), num_parts)
     return workers if workers > 1 else 0
 
 
 def _parts(data: DataConfig, corpus: Corpus, kept: Path, progress: OnProgress) -> list[Part]:
-    """Return the training text in parts, in the order in which it is read."""
+    """Return the parts of the training text in reading order."""
     text_field: str | None
     if corpus.hub:
         report = _stage(progress, 0.0, _FETCHED, "reading the data set", corpus.identity.num_bytes)
@@ -134,7 +134,7 @@ def _parts(data: DataConfig, corpus: Corpus, kept: Path, progress: OnProgress) -
         files = list(zip(corpus.train, corpus.train_hashes, strict=True))
         text_field = data.text_field if data.source == "jsonl" else None
         if data.source != "jsonl":
-            # By a hash of the name: with max_bytes a folder gives a mixture and not its first letters.
+            # Sorted by a hash of the name, so that ``max_bytes`` takes a mixture, not the first letters.
             files.sort(key=lambda entry: _mixed(entry[0]))
     return cut_into_parts(files, text_field, RULES_VERSION)
 
@@ -146,9 +146,9 @@ def _mixed(file: SourceFile) -> bytes:
 def _list_documents(
     data: DataConfig, parts: Sequence[Part], kept: Path, workers: Workers, progress: OnProgress
 ) -> list[Listed]:
-    """List the documents of the parts until there is ``max_bytes`` of text.
+    """List the documents of the parts until they total ``max_bytes`` of text.
 
-    A list is made to the end of its part or of ``max_bytes``, whichever comes first; so it is the same for
+    A list ends at the end of its part or at ``max_bytes``, whichever comes first. So it is the same for
     any number of workers, and only the last one is cut here.
     """
     listed: list[Listed] = []
@@ -186,7 +186,7 @@ def _own_validation(data: DataConfig, corpus: Corpus, progress: OnProgress) -> I
 def _held_out(
     listed: Sequence[Listed], wanted: Path, workers: Workers, progress: OnProgress
 ) -> Iterator[bytes]:
-    """Yield the documents of the validation side, the first of each, in the order of the source."""
+    """Yield each document of the validation side once, in the order of the source."""
     read = [table.read() for _, table in listed]
     hashes = np.concatenate([np.empty(0, np.uint64), *(entry[0] for entry in read)])
     lengths = np.concatenate([np.empty(0, np.int64), *(entry[1] for entry in read)])
@@ -222,7 +222,7 @@ def _encoding(
     folder: Path,
     progress: OnProgress,
 ) -> tuple[Encoding, str]:
-    """Return how to encode and its description; ``tokenizer.json``, learnt or not, is put into the folder."""
+    """Return the encoding and its description; write ``tokenizer.json``, learnt or given, to the folder."""
     if data.tokenizer == "bytes":
         return Encoding(tokenizer=None, end_of_text="", dtype=dtype, key=key_of(["bytes", dtype])), "bytes"
     if corpus.hf:
@@ -235,7 +235,7 @@ def _encoding(
     sample_bytes = min(BPE_SAMPLE_BYTES, sum(table.num_bytes for _, table in listed))
     report = _stage(progress, _HELD_OUT, _LEARNT, "learning the BPE", sample_bytes)
     job = Job(function=learn_bpe, arguments=(listed, side, corpus.identity.vocab_size, folder))
-    # In a process of its own: the library learns for minutes without hearing Ctrl-C.
+    # In a separate process, because the library learns for minutes without reacting to Ctrl-C.
     with Workers(1) as worker:
         (num_tokens,) = worker.run([job], report)
     path = folder / "tokenizer.json"
@@ -247,7 +247,7 @@ def _encoding(
 def _encode_validation(
     texts: Iterator[bytes], encoding: Encoding, path: Path, report: Callable[[int], None]
 ) -> int:
-    """Write the validation tokens and return how many they are."""
+    """Write the validation tokens and return their number."""
     tokenizer = open_tokenizer(encoding)
     count = done = 0
     with path.open("wb") as file:
@@ -270,8 +270,8 @@ def _encode_train(
 ) -> dict[str, int]:
     """Write the training tokens to ``kept / train.bin`` and return the sums over the parts' records.
 
-    Parts are appended in their order and then removed, so that the disk never holds the tokens twice. The
-    records stay, and tell the next attempt how much of the file is sound.
+    Parts are appended in order and then removed, so that the disk never holds the tokens twice. The
+    records stay and tell the next attempt how much of the file is valid.
     """
     paths = [
         tokens_path(number, part, table, side, encoding, kept) for number, (part, table) in enumerate(listed)
@@ -295,7 +295,7 @@ def _encode_train(
 
 
 def _appended(file: BinaryIO, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the records of the parts that the file begins with, and cut it behind the last of them."""
+    """Return the records of the parts at the start of the file, and truncate the file after them."""
     records: list[dict[str, Any]] = []
     end = 0
     for path in paths:
@@ -318,7 +318,7 @@ def _hash_of_next(file: BinaryIO, start: int, size: int) -> str:
 
 
 def _stage(progress: OnProgress, low: float, high: float, what: str, total: int) -> Callable[[int], None]:
-    """Return a callback that turns units done of one stage into the fraction of the whole."""
+    """Return a callback that converts the units done in one stage to the overall fraction."""
 
     def report(done: int) -> None:
         progress(low + (high - low) * min(1.0, done / max(1, total)), what)

@@ -1,8 +1,8 @@
 """Text to token ids: bytes, a BPE trained on the training text, or a Hugging Face tokeniser.
 
-Every document is followed by the end-of-text token. For bytes that is byte 0, so that the vocabulary is
-256; a NUL inside a text becomes U+FFFD. The others have a special token, which text cannot spell: where
-it stands literally in a document it is tokenised as ordinary text.
+Every document is followed by the end-of-text token. For bytes that is byte 0, so the vocabulary is
+256; a NUL inside a text becomes U+FFFD. The others have a special token that text cannot produce: its
+literal spelling in a document is tokenised as ordinary text.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 BPE_SAMPLE_BYTES = 64 << 20
-"""Merges are learnt from the first so many bytes of training text: more changes few of them."""
+"""Merges are learnt from this many bytes at the start of the training text: more would change few of them."""
 
 _NUL_INSTEAD = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class Tokenizer(Protocol):
-    """What preparation needs of a tokeniser."""
+    """The interface of a tokeniser for preparation."""
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        """Return the ids of all texts in a row, each followed by the end-of-text token."""
+        """Return the ids of all texts, concatenated, each followed by the end-of-text token."""
 
 
 class ByteTokenizer:
-    """The id of a byte is its value."""
+    """A tokeniser whose ids are the byte values."""
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
         """Return the bytes of all texts, each followed by 0."""
@@ -47,7 +47,7 @@ class JsonTokenizer:
         self._tokenizer = tokenizer
         self._end_id = tokenizer.token_to_id(end_of_text)
         self.vocab_size: int = tokenizer.get_vocab_size()
-        # Set by some tokenizer.json files for single inputs; here they would cut documents short.
+        # Some tokenizer.json files set these for single inputs; here they would truncate documents.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -61,14 +61,14 @@ class JsonTokenizer:
         return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
 
     def save(self, folder: Path) -> None:
-        """Keep beside the tokens what is needed to decode them: ``tokenizer.json``."""
+        """Write ``tokenizer.json``, which decodes the tokens, beside them."""
         self._tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
     """Train a byte-level BPE. The same texts give the same tokeniser.
 
-    A small corpus can run out of pairs before ``vocab_size``; the ids above then never occur.
+    A small corpus can run out of pairs before ``vocab_size``; the remaining ids then never occur.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -96,7 +96,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
 
 
 def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
-    """Open a ``tokenizer.json``: the one of a BPE, or one that ``hf_tokenizer.locate`` found."""
+    """Open a ``tokenizer.json`` of a BPE, or one found by ``hf_tokenizer.locate``."""
     from tokenizers import Tokenizer as Backend
 
     return JsonTokenizer(Backend.from_file(str(path)), end_of_text)

@@ -1,13 +1,13 @@
-"""Jobs in several processes, their results in the order of the jobs: the same on any number of workers.
+"""Run jobs in several processes and yield their results in job order, equal for any number of workers.
 
-Tokenising is limited by the processor, and beside the Rust of a tokeniser a corpus needs Python (JSON lines,
-hashes), which threads do not run side by side. ``multiprocessing`` is not used: it would run the caller's
-script again in every child, and wait for ever for a child that the system killed. A worker is a plain child
-process that gets its jobs over a socket. Its end of the socket closes with the parent, however that ends, so
-no worker is left behind; and it does not hear Ctrl-C, so that only the parent speaks.
+The processor limits tokenising. Besides the Rust of a tokeniser a corpus needs Python (JSON lines, hashes),
+which threads do not run in parallel. ``multiprocessing`` is not used: it would run the caller's script again
+in every child, and wait forever for a child that the system killed. A worker is a plain child process that
+receives its jobs over a socket. Its end of the socket closes when the parent ends in any way, so no worker
+is left behind. It does not receive Ctrl-C, so only the parent reports it.
 
-Fails with whatever ``UserError`` or ``OSError`` a job raised, once the results before it were handed out, and
-with a ``UserError`` when a worker was killed. Another exception is a bug: its traceback is printed.
+How it fails: with a job's ``UserError`` or ``OSError``, after the results before it were yielded, or with a
+``UserError`` if a worker was killed. Another exception is a bug; its traceback is printed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     Report = Callable[[int], None]
 
 _REPORT_EVERY_SEC = 0.05
-# How far workers may get ahead of the result that is wanted next, in jobs a worker: what is done too early
-# lies on the disk, and with a limit on the text it was done for nothing.
+# How many jobs per worker may run ahead of the next result. Early results occupy the disk, and with a
+# limit on the text they may be useless.
 _AHEAD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A function of a module and its arguments; it is called with one more, ``report``.
+    """A module's function and its arguments; the call adds one more argument, ``report``.
 
-    ``report`` takes the units done of this job so far.
+    ``report`` takes the number of units of this job done so far.
     """
 
     function: Callable[..., Any]
@@ -45,15 +45,15 @@ class Job:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:
-    """Processes that do jobs; with ``num_workers`` 0 this one does them.
+    """Processes that run jobs; with ``num_workers`` 0 this process runs them.
 
-    They are started when there is work, and leaving the context ends them at once. The cores are
-    shared out among them, for the threads that a tokeniser starts.
+    They start when there is work, and end when the context is left. They share the cores evenly,
+    for the threads of their tokenisers.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -67,9 +67,9 @@ class Workers:
         self._end(self._running)
 
     def run(self, jobs: Sequence[Job], report: Report) -> Generator[Any]:
-        """Yield each job's result, in order; ``report`` hears the units done of all jobs together.
+        """Yield each job's result in order; ``report`` receives the units done of all jobs together.
 
-        Whoever wants no more closes the generator; jobs that were begun are then given up.
+        Closing the generator ends the jobs that have begun.
         """
         return self._run_elsewhere(jobs, report) if self._num_workers else _run_here(jobs, report)
 
@@ -105,7 +105,7 @@ class Workers:
 
     def _end(self, workers: Sequence[_Worker]) -> None:
         for worker in workers:
-            worker.process.kill()  # what it was writing has no name yet
+            worker.process.kill()  # unfinished output has no final name yet
         for worker in workers:
             worker.process.wait()
             worker.connection.close()
@@ -135,7 +135,7 @@ class _Worker:
 
 @dataclass(kw_only=True)
 class _Board:
-    """What is known of all jobs."""
+    """The state of all jobs."""
 
     units: list[int]
     results: dict[int, Any] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class _Board:
 def _start(num_threads: int) -> _Worker:
     ours, theirs = Pipe()
     environment = {
-        "RAYON_NUM_THREADS": str(num_threads),  # unless the user has set it
+        "RAYON_NUM_THREADS": str(num_threads),  # the user's own value takes precedence
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
@@ -154,7 +154,7 @@ def _start(num_threads: int) -> _Worker:
         process = subprocess.Popen(
             [sys.executable, "-m", "ablate.data.workers", str(handle)],
             pass_fds=[handle],
-            process_group=0,  # the terminal sends Ctrl-C to the parent's group alone
+            process_group=0,  # the terminal sends Ctrl-C to the parent's group only
             stdin=subprocess.DEVNULL,
             env=environment,
         )
@@ -188,12 +188,12 @@ def _ended(code: int) -> Exception:
 
 
 def _serve(connection: Connection[Any, Any]) -> None:
-    """Do jobs until the parent has gone."""
+    """Run jobs until the parent has ended."""
 
     def send(kind: str, value: Any) -> None:
         try:
             connection.send((kind, value))
-        except OSError:  # the parent has gone
+        except OSError:  # the parent has ended
             os._exit(1)
 
     sent = 0.0

@@ -1,4 +1,4 @@
 """Whether the error of quantised GEMMs is structured or random, and how much of it reaches the gradient.
 
-Pure of files, Ray and MLflow; needs torch. See docs/diagnostics.md for every figure's definition.
+Uses no files, Ray or MLflow; needs torch. docs/diagnostics.md defines every figure.
 """

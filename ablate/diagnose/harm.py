@@ -1,14 +1,14 @@
-"""Which layer's GEMM, quantised alone, moves the model's gradient, and what of that is the same each time.
+"""The change of the model's gradient when one layer's GEMM alone is quantised, and its repeatable part.
 
 For one layer and one GEMM at a time: forward and backward with everything else in bf16, over a few draws of
-the recipe's randomness. The gradient of all parameters is held against bf16's own on the same tokens, so that
-an error counts by what reaches the weights, through all layers above and below. The share of the gradient's
-energy ‖g‖² that errs the same way in every draw is the *predicted harm*: it adds up from step to step, where
-what differs from draw to draw averages out like the noise of the data.
+the recipe's randomness. The gradient of all parameters is compared with bf16's on the same tokens, so that
+an error counts by its effect on the weights, through all layers above and below. The *predicted harm* is the
+error energy that is the same in every draw, over the gradient's energy ‖g‖². It adds up from step to step;
+the part that differs between draws averages out like the noise of the data.
 
-It is a prediction, not a result: of one state of the weights, and of GEMMs one by one, which may add up to
-more or to less together. bf16's own rounding is in it, too, amplified through the layers: very small figures
-say nothing. A GEMM that quantises what the forward pass used ("double quantisation") has Fprop beside it.
+It is a prediction, not a result: it describes one state of the weights and each GEMM alone, and together
+GEMMs may do more or less harm. It includes bf16's own rounding, amplified through the layers: very small
+figures mean nothing. A GEMM that quantises the forward pass's operand ("double quantisation") includes Fprop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Harm:
     """One GEMM of one layer, quantised alone.
 
-    ``harm``: energy of the gradient's error that is the same in every draw, over ‖g‖²; ``random``: of what
-    differs between draws. ``loss_change``: mean, nats per token; nought for Dgrad and Wgrad. ``diagnosis``:
-    its own output's error (see ``GemmDiagnosis``).
+    ``harm``: energy of the gradient's error that is the same in every draw, over ‖g‖²; ``random``: the energy
+    that differs between draws, over ‖g‖². ``loss_change``: mean, nats per token; 0 for Dgrad and Wgrad.
+    ``diagnosis``: the error of the GEMM's own output (see ``GemmDiagnosis``).
     """
 
     layer: str
@@ -54,7 +54,7 @@ class Harm:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A layer and a GEMM that its recipe quantises, and how many passes it takes."""
+    """A layer, one of its quantised GEMMs, and the number of passes to measure it."""
 
     layer: QuantLinear
     gemm: Gemm
@@ -62,7 +62,7 @@ class Cell:
 
 
 def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Cell]:
-    """Return what is to be measured in the named layers, in the model's order."""
+    """Return the cells to measure in the named layers, in the model's order."""
     layers = quantised_layers(trainee.network.module)
     found = []
     for name in names:
@@ -83,20 +83,20 @@ def predict_harm(
     draws: int,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
-    """Return the harm of each cell, the worst first.
+    """Return the harm of each cell, the largest first.
 
     Args:
         trainee: model and recipe; its weights are not changed.
         window: tokens [sequences, seq_len + 1].
-        cells: what is to be measured.
-        draws: of the recipe's randomness, for the error of each GEMM's own output.
-        done: called with the number of passes that have been made since the last call.
+        cells: the cells to measure.
+        draws: number of draws of the recipe's randomness for the error of each GEMM's own output.
+        done: called with the number of passes since the last call.
 
     Raises:
         ValueError: an operand that its policy cannot take.
     """
     module = trainee.network.module
-    module.eval()  # without dropout, which would be an error of its own
+    module.eval()  # without dropout, which would add an error
     tapped: dict[str, Tapped] = {}
 
     def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -153,7 +153,7 @@ def predict_harm(
 
 
 def _alone(recipe: LayerRecipe, gemm: Gemm) -> LayerRecipe:
-    """Return what quantises one GEMM, and Fprop where that one's operand comes from it."""
+    """Return a recipe that quantises one GEMM, and Fprop if the GEMM's operand comes from it."""
     policy = recipe.gemm(gemm)
     doubly = "forward" in (policy.left.source, policy.right.source)
     return LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))

@@ -1,13 +1,12 @@
-"""One linear layer on one step: what its three GEMMs multiplied, and how far each is from exact.
+"""One linear layer on one step: the operands of its three GEMMs, and each GEMM's distance from exact.
 
-The exact product is that of the same bf16 tensors in fp32: what the layer would have computed in bf16,
-without the rounding of its output. A GEMM's own output is rounded to bf16 once, as in training, which alone
-is a relative error of some 0.2 %. GEMMs whose operands both stay in high precision are left out: nothing in
-them is quantised.
+The exact product is that of the same bf16 tensors in fp32: the layer's bf16 product without the rounding of
+its output. A GEMM's own output is rounded to bf16 once, as in training, which alone is a relative error of
+about 0.2 %. GEMMs with both operands in high precision are left out, because nothing in them is quantised.
 
-A draw of the recipe's randomness comes from streams that training never reads (``Position.redrawn``).
-Whatever the recipe draws once for the whole run (signs per layer, or one fixed vector) stays as it is in
-training, and what it does counts as bias.
+Draws of the recipe's randomness come from streams that training never reads (``Position.redrawn``).
+Values that the recipe draws once for the whole run (signs per layer, or one fixed vector) stay the same as
+in training, and their effect counts as bias.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _PARTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Tapped:
-    """What a layer multiplied: dy [M, N], x [M, K] and the weight [N, K] in bf16.
+    """The tensors that a layer multiplied: dy [M, N], x [M, K] and the weight [N, K] in bf16.
 
-    ``sequences``: how many M rows are made of, one after the other; None where rows are no whole sequences.
+    ``sequences``: the number of consecutive sequences in the M rows; None if rows are no whole sequences.
     """
 
     layer: QuantLinear
@@ -54,7 +53,7 @@ class Tapped:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmDiagnosis:
-    """One GEMM of one layer. ``data_noise`` is of Wgrad alone."""
+    """One GEMM of one layer. Only Wgrad has ``data_noise``."""
 
     layer: str
     gemm: Gemm
@@ -65,11 +64,11 @@ class GemmDiagnosis:
 
 @torch.no_grad()
 def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
-    """Yield the diagnosis of each GEMM of a layer that its recipe quantises.
+    """Yield the diagnosis of each quantised GEMM of a layer.
 
     Args:
-        tapped: what it multiplied.
-        draws: of the recipe's randomness, at least 2; a GEMM without any takes one.
+        tapped: the tensors that the layer multiplied.
+        draws: number of draws of the recipe's randomness, at least 2; a deterministic GEMM uses one.
     """
     layer, at = tapped.layer, tapped.at
     recipe = layer.recipe_at(at.tokens)
@@ -101,7 +100,7 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
 
 
 def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
-    """Tell whether two draws of a GEMM may differ, through what it takes from the forward pass, too."""
+    """Whether two draws of a GEMM may differ, also through operands from the forward pass."""
     recipe = layer.recipe_at(at.tokens)
     policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
     if any(policy.source == "forward" for policy in policies):
@@ -120,7 +119,7 @@ def _exact(tapped: Tapped, gemm: Gemm) -> Tensor:
 
 
 def _exact_weight_gradient(tapped: Tapped) -> tuple[Tensor, DataNoise | None]:
-    """Return dw exactly, and how much of it is noise of the data."""
+    """Return the exact dw, and its data noise."""
     dy, x = tapped.dy.to(torch.float32), tapped.x.to(torch.float32)
     sequences = tapped.sequences or 1
     parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
@@ -139,7 +138,7 @@ def _operand(tapped: Tapped, gemm: Gemm, name: str, policy: OperandPolicy) -> Op
     layer, at = tapped.layer, tapped.at.redrawn(1)
     axis = contracted_axis(gemm, name)
     stored = {"x": tapped.x, "dy": tapped.dy, "w": tapped.weight}[name]
-    if policy.source == "forward":  # this second quantisation alone
+    if policy.source == "forward":  # measure only this second quantisation
         stored = dequantised(layer.operand(stored, "fprop", name, at))
     draw = layer.draw(stored, gemm, name, at)
     grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)

@@ -1,11 +1,11 @@
-"""The gradient's noise from the data: the simple noise scale, and the signal under it.
+"""The gradient's noise from the data: the simple noise scale, and the gradient's signal.
 
-McCandlish et al. 1812.06162, appendix A: with the mean gradient g_p of each of P parts of b sequences and g
-of all, E‖g_p‖² = ‖G‖² + tr Σ / b and E‖g‖² = ‖G‖² + tr Σ / (bP), where G is the gradient without noise and Σ
-the covariance of one sequence's. Two equations, two unknowns; B = tr Σ / ‖G‖² is the batch, in sequences, at
-which noise and signal are alike.
+McCandlish et al. 1812.06162, appendix A. Let g_p be the mean gradient of each of P parts of b sequences, and
+g that of all. Then E‖g_p‖² = ‖G‖² + tr Σ / b and E‖g‖² = ‖G‖² + tr Σ / (bP), where G is the gradient without
+noise and Σ the covariance of one sequence's gradient. The two equations give both unknowns; B = tr Σ / ‖G‖²
+is the batch, in sequences, at which noise and signal are equal.
 
-How it fails: few parts make a noisy estimate; where ‖G‖² comes out at or under 0, the scale is None.
+How it fails: few parts give a noisy estimate; if ‖G‖² is estimated at or under 0, the scale is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataNoise:
-    """Of a gradient from ``sequences`` sequences: its own energy ‖g‖², and what of it is noise and signal.
+    """The energy ‖g‖² of a gradient from ``sequences`` sequences, split into noise and signal.
 
     ``noise_energy`` is tr Σ over the number of sequences, ``signal_energy`` ‖G‖²; ``scale_sequences`` is B.
     """
@@ -39,12 +39,12 @@ class DataNoise:
 
 
 def data_noise(part_energies: Sequence[float], gradient_energy: float, sequences: int) -> DataNoise | None:
-    """Split a gradient's energy into signal and the noise of the data; None with fewer than two parts.
+    """Split a gradient's energy into signal and data noise; None with fewer than two parts.
 
     Args:
         part_energies: ‖·‖² of each part's contribution to the gradient; the contributions sum up to it.
         gradient_energy: ‖g‖².
-        sequences: of all parts together; parts are of one size.
+        sequences: number in all parts together; parts have equal sizes.
     """
     parts = len(part_energies)
     mean = sum(part_energies) / parts * parts**2 if parts else math.nan

@@ -1,11 +1,11 @@
-"""What quantising does to one operand, and what there is in it that quantising finds hard.
+"""The effect of quantising one operand, and the properties of the operand that make it hard.
 
-All in the basis in which it is rounded: after the rotation, where there is one. Shares are of the elements
-that are not zero. *Clipped*: over the grid's largest value. *Underflowed*: under its smallest one above zero.
-*Zeroed*: came out as zero. A channel is a feature: a column of x [tokens, in-features], dy [tokens,
-out-features] or w [out-features, in-features] as it is stored.
+Everything is measured in the basis of the rounding, that is after any rotation. Shares are of the non-zero
+elements. *Clipped*: above the grid's largest value. *Underflowed*: below its smallest positive value.
+*Zeroed*: rounded to zero. A channel is a feature: a column of x [tokens, in-features], dy [tokens,
+out-features] or w [out-features, in-features] as stored.
 
-How it fails: a figure that is not defined (nothing but zeros, an Inf, a NaN) is None.
+How it fails: an undefined figure (only zeros, an Inf, a NaN) is None.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ablate.numerics.quantize import OnGrid
 
 OUTLIER = 5.0
-"""A channel is an outlier from so many times the median channel's root mean square on."""
+"""A channel is an outlier if its root mean square is at least this multiple of the median channel's."""
 _LARGEST_BLOCK = 128
 _LARGEST_SAMPLE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is hard about a tensor: before its rotation, or after.
+    """Properties that make a tensor hard to quantise, before or after its rotation.
 
-    ``crest_median`` and ``crest_p99``: the largest magnitude over the root mean square, of the blocks that
-    share a scale. ``mean_share``: of the tensor's energy, what is in its channels' means. ``outlier_share``
-    of the channels, and ``outlier_max``, the largest channel over the median one, by root mean square.
+    ``crest_median`` and ``crest_p99``: largest magnitude over root mean square, of the blocks that share a
+    scale. ``mean_share``: share of the tensor's energy in its channels' means. ``outlier_share``: share of
+    outlier channels. ``outlier_max``: the largest channel over the median one, by root mean square.
     """
 
     crest_median: float | None
@@ -49,8 +49,8 @@ class Shape:
 class OperandFigures:
     """One operand of one GEMM, quantised once.
 
-    ``gain_by_position``: the slope of the quantised on the exact at each place in the block, empty where
-    blocks are no rows of up to 128. ``log2_scale``: least, 10 %, median, 90 %, largest of the blocks' scales.
+    ``gain_by_position``: the slope of quantised on exact values at each place in the block; empty unless
+    blocks are rows of at most 128. ``log2_scale``: minimum, 10 %, median, 90 %, maximum of the block scales.
     """
 
     relative_error: float | None
@@ -68,7 +68,7 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     """Measure an operand.
 
     Args:
-        grid: the operand as its grid meets it, [n, k] with the contraction last.
+        grid: the operand before rounding to its grid, [n, k] with the contraction last.
         quantised: dequantised, with every factor applied, fp32 [n, k] in the same basis.
         unrotated: before the rotation, fp32 [n, k].
         channels: the dimension of [n, k] along which channels lie, 0 or 1.
@@ -99,12 +99,12 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
 
 
 def smallest(element: Element) -> float:
-    """Return the smallest magnitude above zero on an element's grid."""
+    """Return the smallest positive value on an element's grid."""
     return 2.0 ** (element.min_exponent - element.mantissa_bits)
 
 
 def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> Shape:
-    """Say what is hard about fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
+    """Measure the shape of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
     if not v.numel() or not bool(torch.isfinite(v).all()):
         return Shape(crest_median=None, crest_p99=None, mean_share=None, outlier_share=None, outlier_max=None)
     blocks = to_blocks(v, block).flatten(1)

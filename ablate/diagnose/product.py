@@ -1,15 +1,15 @@
-"""How far one GEMM's output is from the exact product, and which part of that is the same in every draw.
+"""The distance of one GEMM's output from the exact product, and its part that is the same in every draw.
 
 For draws i = 1…n of a recipe's randomness on the same tensors, E_i is the output minus the exact product Y:
 
 - relative error: √(mean ‖E_i‖² / ‖Y‖²);
 - gain: the slope of the output on Y, 1 + mean ⟨E_i, Y⟩ / ‖Y‖²; below 1 the output shrinks;
 - cosine: mean of ⟨Y + E_i, Y⟩ / (‖Y + E_i‖ ‖Y‖);
-- bias share: of the error's energy, what all draws have in common. The variance V = Σ ‖E_i − Ē‖² / (n − 1) is
-  unbiased, so (mean ‖E_i‖² − V) / mean ‖E_i‖² is, too, and may come out a little under 0. A recipe without
-  randomness has nothing but bias: 1.
+- bias share: the share of the error's energy common to all draws. The variance V = Σ ‖E_i − Ē‖² / (n − 1) is
+  unbiased, so (mean ‖E_i‖² − V) / mean ‖E_i‖² is too, and may be slightly below 0. A recipe without
+  randomness has only bias: 1.
 
-How it fails: a figure that is not defined (nothing but zeros, an Inf, a NaN) is None.
+How it fails: an undefined figure (only zeros, an Inf, a NaN) is None.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductFigures:
-    """One GEMM's error over so many draws; shares and ratios, no units. ``error_energy`` is mean ‖E_i‖².
+    """One GEMM's error over several draws; shares and ratios without units. ``error_energy``: mean ‖E_i‖².
 
-    ``sketch`` stands for the first draw's error, summed over tokens where it has them (see ``sketch_of``).
+    ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
     """
 
     draws: int
@@ -47,10 +47,10 @@ class ProductFigures:
 
 
 def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool) -> ProductFigures:
-    """Compare a GEMM's outputs, one a draw, with the exact product.
+    """Compare a GEMM's outputs, one per draw, with the exact product.
 
-    One output alone means that there is no randomness. ``per_token``: rows are tokens, which differ from step
-    to step, so that the sketch is of the error's mean over them.
+    A single output means that the recipe has no randomness. ``per_token``: rows are tokens, which differ from
+    step to step, so the sketch describes the error's mean over them.
     """
     energy = _dot(exact, exact)
     total, slope, cosines, count = 0.0, 0.0, 0.0, 0
@@ -86,11 +86,11 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
 
 
 def sketch_of(error: Tensor) -> str | None:
-    """Return ``SKETCH`` bytes in base64 that stand for a tensor's direction: a count sketch, to 8 bits.
+    """Return a tensor's direction as ``SKETCH`` bytes in base64: a count sketch with 8 bits per number.
 
-    Random signs that depend on the number of elements alone, then sums of every ``SKETCH``-th element: the
-    cosine of two sketches estimates that of the two tensors (Charikar, Chen, Farach-Colton 2002). None of a
-    tensor that is all zeros or not finite.
+    The sketch sums every ``SKETCH``-th element, with random signs that only depend on the number of elements.
+    The cosine of two sketches estimates that of the two tensors (Charikar, Chen, Farach-Colton 2002). None if
+    the tensor is all zeros or not finite.
     """
     flat = error.reshape(-1)
     length = max(-(-flat.numel() // SKETCH), 1) * SKETCH

@@ -1,10 +1,10 @@
-"""Diagnosis along a run: on some steps chosen layers are tapped, and measured before the weights move.
+"""Diagnosis along a run: on some steps chosen layers are tapped and measured before the weights change.
 
-Nothing that training reads is written: tensors are copied, draws come from streams of their own, torch's
-generators are left alone. Of each layer the first tokens of the step's first micro-batch are measured, up to
-``MAX_ROWS``, as a forward and backward pass of these tokens alone would quantise them; that bounds the cost.
+Nothing that training reads is written: tensors are copied, draws have their own streams, and torch's
+generators stay unchanged. Of each layer, the first tokens of the step's first micro-batch are measured, up to
+``MAX_ROWS``, quantised as in a forward and backward pass of these tokens alone; that bounds the cost.
 
-How it fails: figures that are not defined are None; a run that diverges is not diagnosed on its last step.
+How it fails: undefined figures are None; a run that diverges is not diagnosed on its last step.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from ablate.train.loop import Trainee
 
 MAX_ROWS = 512
-"""Tokens of a layer that are measured, at most."""
+"""Largest number of tokens measured per layer."""
 _LARGEST_GROUP = 256
 
 
 class Recorder:
     """Measures a model's layers on the steps that are due.
 
-    ``on_row`` gets one row a layer and GEMM, as ``diagnostics.jsonl`` holds it, without the time.
+    ``on_row`` receives one row per layer and GEMM, as in ``diagnostics.jsonl``, without the time.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Recorder:
         self._found: dict[str, Tapped] = {}
 
     def before(self, step: int) -> None:
-        """Tap the layers if this step is due: the first, and the first after each interval of tokens."""
+        """Tap the layers if this step is due: the first step, and the first after each interval of tokens."""
         tokens = self._tokens_per_step
         every = self._settings.interval(tokens)
         before = (step - 1) * tokens // every if step else -1
@@ -58,7 +58,7 @@ class Recorder:
             self._state.tap = self._tap
 
     def after(self) -> None:
-        """Measure what was tapped and hand the rows over."""
+        """Measure the tapped tensors and pass the rows to ``on_row``."""
         self._state.tap = None
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is not None:
@@ -73,7 +73,7 @@ class Recorder:
 def tapped_copy(
     layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor, *, seq_len: int
 ) -> Tapped:
-    """Return copies of what a layer multiplies, of its first tokens."""
+    """Copy the first rows of the tensors that a layer multiplies."""
     rows, sequences = sampled_rows(len(x), seq_len)
     return Tapped(
         layer=layer,
@@ -86,10 +86,10 @@ def tapped_copy(
 
 
 def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
-    """Return how many of a layer's first rows are measured, and how many whole sequences these are.
+    """Return the number of a layer's first rows to measure, and the number of whole sequences in them.
 
-    A layer whose rows are no whole sequences (an expert's) has None. A part of the rows must still be
-    divisible by every group that divided all of them.
+    The second is None if the layer's rows are no whole sequences (an expert's). Every group that divides all
+    rows must also divide the measured rows.
     """
     whole = rows % seq_len == 0
     if rows <= MAX_ROWS:
@@ -113,7 +113,7 @@ def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return plain data with its numbers at 6 digits: no figure here is better, and the file is shorter."""
+    """Round the numbers in plain data to 6 digits: no figure is more exact, and the file gets shorter."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

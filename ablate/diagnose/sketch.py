@@ -1,4 +1,4 @@
-"""How alike two errors are, from what a run keeps of them. Without torch, for the analysis."""
+"""The similarity of two errors, from the sketches that a run keeps. Without torch, for the analysis."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import math
 import numpy as np
 
 SKETCH = 512
-"""Numbers that stand for an error from one step to another; their cosine errs by about 1 / √512 = 4 %."""
+"""Numbers per sketch of an error; the cosine of two sketches errs by about 1 / √512 = 4 %."""
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
     """Return the cosine of two sketched tensors: the share of the error that both steps have in common.
 
-    Where an error is C + R with C the same at both steps and R fresh, of the same energy, that is
-    ‖C‖² / ‖C + R‖². None of a sketch that is damaged.
+    For an error C + R with C the same at both steps and R drawn anew with equal energy, the cosine is
+    ‖C‖² / ‖C + R‖². None for a damaged sketch.
     """
     try:
         a, b = (np.frombuffer(base64.b64decode(one), dtype=np.int8).astype(float) for one in (first, second))

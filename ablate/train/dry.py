@@ -1,7 +1,7 @@
-"""A run without memory or arithmetic: the model on torch's meta device, one forward and backward by shapes.
+"""A run without memory or arithmetic: one forward and backward pass of the model on torch's meta device.
 
-It takes seconds and some hundred megabytes for a model of any size, and goes through the very layers, custom
-operators and recipe that training would.
+It takes seconds and some hundred megabytes for a model of any size, and uses the same layers, custom
+operators and recipe as training.
 
 How it fails: a ``ValueError`` of the layer whose operand does not fit its recipe.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What was gone through: parameters, linear layers, and tokens of one forward pass."""
+    """The size of a dry run: parameters, linear layers, and tokens of one forward pass."""
 
     parameters: int
     linear_layers: int
@@ -35,10 +35,10 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
-    """Build a run's model, and take a device's micro-batch forward and backward through it, by shapes alone.
+    """Build a run's model and pass one device's micro-batch forward and backward, with shapes only.
 
     Raises:
-        ValueError: an operand that its policy cannot take.
+        ValueError: an operand does not fit its policy.
     """
     settings = config.training
     sequences = settings.micro_batch_size or settings.batch_size // devices
@@ -64,7 +64,7 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
 
 
 def _check_operands(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Hold the six operands of a layer against their policies in every phase: meta runs no quantiser."""
+    """Check a layer's six operands against their policies in every phase, because meta runs no quantiser."""
     assert isinstance(layer, QuantLinear)
     (x,) = inputs
     sizes = {"M": x.numel() // layer.in_features, "N": layer.out_features, "K": layer.in_features}

@@ -1,11 +1,11 @@
-"""The devices that train one run together, and what they must agree on: decisions, losses, the first's word.
+"""The devices that train one run together, and the values they must share: decisions, losses, messages.
 
-Each is a process of its own in torch's default process group. What is exchanged here goes through gloo,
-whatever carries the gradients. Sums are taken in the order of the micro-batches, so that they are one
-process's own.
+Each is a process in torch's default process group. These values go through gloo, whatever carries the
+gradients. Sums are taken in the order of the micro-batches, so that they equal those of one
+process.
 
-How it fails: a process that dies leaves the others in a collective call, which ends with the group's timeout
-or when whoever started them ends them.
+How it fails: after a process dies, the others wait in a collective call until the group's timeout, or until
+their parent ends them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place among ``size``. By itself it is a group of one, in which nothing is exchanged."""
+    """This process's rank among ``size``. A single process is a group of one, which exchanges nothing."""
 
     rank: int = 0
     size: int = 1
@@ -34,7 +34,7 @@ class Group:
     channel: Any = None
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set in any process."""
+        """Whether the flag is set in any process."""
         return any(self.gathered(flag))
 
     def first(self, value: _Value) -> _Value:
@@ -50,7 +50,7 @@ class Group:
         return next((said for said in self.gathered(text) if said), "")
 
     def in_order(self, own: Mapping[int, float], count: int) -> list[float]:
-        """Return the figures 0 to ``count`` - 1, each of which one process has."""
+        """Return the figures 0 to ``count`` - 1; each process has some of them."""
         everyones: dict[int, float] = {}
         for figures in self.gathered(dict(own)):
             everyones |= figures
@@ -70,9 +70,9 @@ ALONE = Group()
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a run lies on its devices: the processes that train it, and what they keep of the forward pass.
+    """The layout of a run on its devices: the processes that train it, and the activations they keep.
 
-    ``checkpoint_activations``: of each block its input alone; the rest is computed again, to the same bits.
+    ``checkpoint_activations``: keep only each block's input, and recompute the rest, to the same bits.
     """
 
     group: Group = ALONE
@@ -83,10 +83,10 @@ ONE_DEVICE = Layout()
 
 
 def join_group(device: str) -> Group:
-    """Return the group of the process group that torch has been given.
+    """Return the group of torch's process group.
 
     Raises:
-        ValueError: torch has none.
+        ValueError: torch has no process group.
     """
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -1,7 +1,7 @@
-"""Keep the memory that a training step frees: the next step asks for the same sizes again.
+"""Keep the memory that a training step frees, because the next step asks for the same sizes again.
 
-By default glibc hands every freed block above a few MiB back to the kernel, and the next step pays for each
-of its pages anew: on tensors of 32 MiB that costs several times as much as quantising them. Elsewhere than on
+By default glibc returns every freed block above a few MiB to the kernel, and the next step pays for each
+of its pages again: on tensors of 32 MiB that costs several times as much as quantising them. Without
 glibc this does nothing.
 """
 
@@ -16,7 +16,7 @@ _MMAP_FROM_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Tell this process's malloc to reuse large blocks; return whether it took it."""
+    """Make this process's malloc reuse large blocks; return whether it accepted."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

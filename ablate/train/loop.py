@@ -1,7 +1,7 @@
 """The shared trainer: one run from its configuration to its last evaluation.
 
-``train(config, on_metrics)`` works by itself in a notebook: it knows nothing of Ray, MLflow, YAML or the run
-store. Four random streams are seeded apart (initial weights, data order, stochastic rounding, Hadamard
+``train(config, on_metrics)`` also works alone in a notebook: it knows nothing of Ray, MLflow, YAML or the run
+store. Four random streams have separate seeds (initial weights, data order, stochastic rounding, Hadamard
 signs), so arms with the same seed share weights and data order, and the same configuration gives the same
 bits on the same machine and number of threads.
 
@@ -72,26 +72,26 @@ def train(
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer] | None = None,
 ) -> TrainResult:
-    """Train one run and return how it ended. From a checkpoint it goes on to the same bits.
+    """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
-    On several devices each process calls this, with its place in the group; every micro-batch is quantised as
-    one process would that takes the same micro-batches, so that only the order of sums differs.
+    On several devices each process calls this with its place in the group. Every micro-batch is quantised as
+    in a single process with the same micro-batches, so only the order of sums differs.
 
     Args:
         config: everything that can change the result.
-        on_metrics: called with rows as ``metrics.jsonl`` holds them, without the time: ``kind`` train
+        on_metrics: called with rows as in ``metrics.jsonl``, without the time: ``kind`` train
             (loss in nats per token, mean since the last row; lr; grad_norm; tokens_per_sec) or eval
             (val_loss).
         tokens: training and validation tokens; by default the configured corpus, prepared in the cache.
-        should_stop: asked after every step; true ends the run as interrupted, with a checkpoint.
-        checkpoints: where snapshots are kept and a run goes on from; by default none are.
+        should_stop: called after every step; true ends the run as interrupted, with a checkpoint.
+        checkpoints: where snapshots are kept and loaded; by default there are none.
         device: a torch device.
-        layout: the processes that train this run together, and whether activations are computed twice;
-            ``on_metrics`` matters in the first process alone.
-        observe: makes an observer of the model once it stands, such as ``ablate.diagnose.recorder.Recorder``.
+        layout: the processes that train this run together, and whether activations are recomputed;
+            only the first process uses ``on_metrics``.
+        observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
 
     Raises:
-        ValueError: too few tokens for one sequence, or an operand that its policy cannot take.
+        ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
     """
     keep_freed_memory()
     train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
@@ -134,7 +134,7 @@ def train(
         if observer is not None:
             stepped = time.perf_counter() - started
             observer.after()
-            started = time.perf_counter() - stepped  # what is measured of a step is no part of its speed
+            started = time.perf_counter() - stepped  # the observer's time does not count for the speed
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.tokens = seen
@@ -159,18 +159,18 @@ def train(
 
 
 class Observer(Protocol):
-    """Looks at the steps of a run. It changes nothing that training reads, random generators included."""
+    """Observes the steps of a run. It changes nothing that training reads, including random generators."""
 
     def before(self, step: int) -> None:
-        """Look at a step, counted from 0, before its gradients are taken."""
+        """Observe a step, counted from 0, before its gradients are computed."""
 
     def after(self) -> None:
-        """Look at the model with the step's gradients in it, before its weights move."""
+        """Observe the model with the step's gradients, before its weights change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """What a step works on: settings, arithmetic, recipe state, model and optimizer, on this device."""
+    """The objects of a training step: settings, arithmetic, recipe state, model and optimizer."""
 
     settings: TrainingConfig
     plan: StepPlan
@@ -182,11 +182,11 @@ class Trainee:
 
 
 def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Trainee:
-    """Put a run's parts together, with initial weights.
+    """Build the parts of a run, with initial weights.
 
     Raises:
-        UserError: a model that is not built in and cannot be used.
-        ValueError: a model without blocks that is to be laid out by blocks.
+        UserError: a model that is not built in cannot be used.
+        ValueError: the layout needs blocks and the model has none.
     """
     settings, group = config.training, layout.group
     plan = plan_steps(settings, group.size)
@@ -200,7 +200,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
         network = build_network(config, state, initial_seed=initial_seed)
     module = network.module
-    module.train()  # a checkpoint of transformers comes as for evaluation, without dropout
+    module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
     if settings.master_weights == "bf16":
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -211,7 +211,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     if group.size > 1:
         dense = config.model.is_built_in and config.model.experts is None
         shard(module, group, settings, gather_bf16=dense)
-    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds all of it
+    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds the whole model
         module.to_empty(device=device)
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
@@ -228,7 +228,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
 
 
 def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
-    """Leave a step's clipped gradients in the model; return the loss (nats per token) and the norm before."""
+    """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
     loss = _accumulate(trainee, window)
     bound = grad_clip if grad_clip is not None else math.inf
     norm = torch.nn.utils.clip_grad_norm_(trainee.network.module.parameters(), bound)
@@ -247,7 +247,7 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
     network.module.eval()
     with torch.no_grad():
         for index in range(group.rank, len(windows) + -len(windows) % group.size, group.size):
-            # Gathering weights takes all processes: one without a batch of its own repeats the last.
+            # Gathering weights needs all processes: a process without a batch repeats the last one.
             taken = min(index, len(windows) - 1)
             state.call = EVAL_CALL + taken
             inputs, targets = _split(windows[taken], trainee.device)
@@ -267,7 +267,7 @@ def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
     own: dict[int, float] = {}
     for call in range(group.rank, count, group.size):
         state.call = call
-        if network.draws:  # so that a resumed run drops out what an uninterrupted one does
+        if network.draws:  # so that a resumed run has the dropout of an uninterrupted one
             torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
         inputs, targets = _split(parts[call], trainee.device)
         trained, loss = network.loss(network.module, inputs, targets, "mean")
@@ -282,8 +282,8 @@ def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
 def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
     """Replay the step and name the first operand of a GEMM that is not finite.
 
-    The weights have not moved and the streams are counted, so the replay has the same bits; healthy steps pay
-    nothing.
+    The weights have not changed and the streams are counted, so the replay has the same bits. Healthy steps
+    cost nothing.
     """
     found: list[str] = []
 
@@ -305,7 +305,7 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
 
 
 def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
-    """Return a run's AdamW; weight decay is for matrices."""
+    """Build a run's AdamW; weight decay applies to matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW(
@@ -328,7 +328,7 @@ def _prepared_tokens(config: RunConfig) -> TokenArrays:
 
 
 class _DivergenceGuard:
-    """Counts evaluations in a row above the bound."""
+    """Counts consecutive evaluations above the bound."""
 
     def __init__(self, settings: TrainingConfig, vocab_size: int) -> None:
         self.bound = divergence_bound(settings.divergence_loss, vocab_size)
@@ -364,7 +364,7 @@ class _Window:
         self.seconds += seconds
 
     def flush(self) -> Metrics:
-        """Return the row's means and start anew."""
+        """Return the row's means and reset."""
         row = {
             "loss": self.loss / self.steps,
             "grad_norm": self.norm / self.steps,

@@ -1,11 +1,11 @@
-"""How a model is laid out on its devices: which parts are computed twice, compiled, and sharded (FSDP2).
+"""The layout of a model on its devices: which parts are recomputed, compiled, and sharded (FSDP2).
 
-The units are the blocks: the members of the outermost lists of modules. What lies outside of them (embedding,
-last norm, head) is gathered in its own precision, because an embedding that is also the head sums two
-gradients; a block's weights are gathered in bf16, in which every product of a built-in model takes them
-anyway.
+The units are the blocks: the members of the outermost lists of modules. A block's weights are gathered in
+bf16, because every product of a built-in model uses them in bf16. The weights outside the blocks (embedding,
+last norm, head) are gathered in their own precision, because an embedding that is also the head sums two
+gradients.
 
-How it fails: ``ValueError`` for a model without blocks where blocks are asked for.
+How it fails: ``ValueError`` if blocks are required and the model has none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def units(module: nn.Module) -> list[nn.Module]:
 
 
 def compute_twice(module: nn.Module) -> None:
-    """Keep of each block its input alone, and compute the rest again in the backward pass.
+    """Keep only the input of each block, and recompute the rest in the backward pass.
 
     Raises:
         ValueError: the model has no blocks.
@@ -53,12 +53,12 @@ def compile_blocks(module: nn.Module) -> None:
 def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_bf16: bool) -> None:
     """Share a model's weights, gradients and optimizer states evenly among the devices of a group.
 
-    ``gather_bf16``: every weight of a block is taken in bf16 by what uses it. Gradients are summed, not
-    averaged: each process scales its losses by the whole batch.
+    ``gather_bf16``: every use of a block's weight is in bf16. Gradients are summed, not averaged, because
+    each process scales its losses by the whole batch.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    # The logits are a view, which nothing writes into.
+    # The logits are a view, and nothing writes into it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     reduce = torch.float32 if settings.reduction == "fp32" else torch.bfloat16
     whole = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
@@ -71,7 +71,7 @@ def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_b
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other
+            part.set_force_sum_reduction_for_comms(enable=True)  # the only reduction of gloo
 
 
 def _units(module: nn.Module, asked_by: str) -> list[nn.Module]:

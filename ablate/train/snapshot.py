@@ -1,12 +1,12 @@
-"""Everything that a run's future depends on, as named tensors and plain numbers, and back again.
+"""Save and restore everything that a run's future depends on, as named tensors and plain numbers.
 
 The random streams are counted from the seed, the step and the call, and the data order from the seed and the
-step, so that the step is all there is to say of them. What is left: weights, buffers (the largest magnitudes
-that delayed scales look back on), the optimizer's moments, and the trainer's own counters.
+step, so the step describes them completely. The rest: weights, buffers (the largest magnitudes for delayed
+scales), the optimizer's moments, and the trainer's own counters.
 
-On several devices each process takes and restores its own rows, whatever their number was before.
+With several devices each process saves and restores its own rows; their number may have changed.
 
-How it fails: a snapshot of another model is a ``ValueError`` that names what does not fit.
+How it fails: a snapshot of another model raises a ``ValueError`` that names the mismatch.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """A tensor of a snapshot, not read yet."""
+    """A tensor of a snapshot that is not loaded yet."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
 
     def read(self, rows: slice) -> Tensor:
-        """Return some of its rows; all of a tensor without dimensions."""
+        """Return the given rows, or the whole tensor if it has no dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """A trainer's state after ``step`` optimizer steps.
 
-    ``sharded``: names of tensors of which this holds one process's rows alone.
+    ``sharded``: names of tensors of which this snapshot only holds one process's rows.
     """
 
     step: int
@@ -49,22 +49,22 @@ class Snapshot:
 
 
 class Checkpoints(Protocol):
-    """Where a trainer's snapshots go, and come from when a run goes on."""
+    """Where a trainer's snapshots are saved and loaded."""
 
     def load(self) -> Snapshot | None:
-        """Return the snapshot to go on from, if there is one; of whole tensors."""
+        """Return the snapshot to resume from, with whole tensors, or None."""
 
     def due(self, tokens: int) -> bool:
-        """Return whether it is time for a snapshot."""
+        """Whether a snapshot is due."""
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; every row of metrics that came before it has been handed over."""
+        """Save a snapshot; every earlier row of metrics has already been passed on."""
 
 
 def take_snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int, numbers: dict[str, Any]
 ) -> Snapshot:
-    """Return the state as it is; the tensors are those in use, to be written before the next step."""
+    """Return the current state; its tensors are in use and must be written before the next step."""
     tensors = dict(_model_tensors(model))
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
@@ -77,10 +77,10 @@ def take_snapshot(
 
 
 def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-    """Put a snapshot into a model and its optimizer.
+    """Restore a model and its optimizer from a snapshot.
 
     Raises:
-        ValueError: it is of another model.
+        ValueError: the snapshot belongs to another model.
     """
     own = dict(_model_tensors(model))
     given = {name: tensor for name, tensor in snapshot.tensors.items() if name.startswith("model.")}
@@ -121,7 +121,7 @@ def _read(source: Tensor | Rows, rows: slice) -> Tensor:
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and lasting buffers, each memory once (a tied head shares the embedding's)."""
+    """Yield parameters and persistent buffers, shared memory once (a tied head shares the embedding's)."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         memory = local_rows(tensor)[0].data_ptr()

@@ -1,8 +1,8 @@
-"""How fast a run's steps are, apart from any study: whole optimizer steps on made-up tokens, timed alone.
+"""The speed of a run's steps, outside any study: whole optimizer steps on random tokens, timed alone.
 
-Speed does not depend on what the tokens are. Loading, evaluation, checkpoints and logging are left out.
+Speed does not depend on the tokens. Loading, evaluation, checkpoints and logging are left out.
 
-How it fails: a ``ValueError`` of an operand that its policy cannot take, as in training.
+How it fails: a ``ValueError`` of an operand that does not fit its policy, as in training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds a step, one figure a repeat; and the largest memory on the device in bytes, where it tells."""
+    """Seconds per step, one figure per repeat; and the device's peak memory in bytes, if it is known."""
 
     sec_per_step: tuple[float, ...]
     tokens_per_step: int
@@ -40,10 +40,10 @@ def time_steps(
     repeats: int,
     layout: Layout = ONE_DEVICE,
 ) -> StepTimes:
-    """Time ``repeats`` times ``steps`` optimizer steps of a run, after ``warmup`` steps that do not count.
+    """Time ``steps`` optimizer steps ``repeats`` times, after ``warmup`` steps that do not count.
 
     Raises:
-        ValueError: an operand that its policy cannot take.
+        ValueError: an operand does not fit its policy.
     """
     keep_freed_memory()
     trainee = assemble(config, device, layout)
