@@ -1,1 +1,1 @@
-"""Back ends: who quantises and multiplies. All give the quantised bits of ``ablate.numerics``."""
+"""Back ends quantise and multiply. All produce the quantised bits of ``ablate.numerics``."""

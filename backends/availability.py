@@ -1,4 +1,4 @@
-"""Whether Triton can be used here, and in one line why not."""
+"""Whether Triton can be used here, and if not, the reason in one line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 OLDEST_TRITON = (3, 6)
-"""The oldest Triton for which the kernels were compiled and read back (``ablate.backends.testing.ahead``)."""
+"""The oldest Triton for which the kernels were compiled and checked (``ablate.backends.testing.ahead``)."""
 
 OLDEST_TO_INTERPRET = (3, 8)
-"""The oldest Triton whose interpreter knows ``tl.dot_scaled``."""
+"""The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
 OLDEST_TO_WIDEN_NVFP4 = (3, 8)
-"""The oldest Triton that widens NVFP4 to bf16 where there is no FP4 unit; older ones do not compile it."""
+"""The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
 
 
 def interpreting() -> bool:
-    """Tell whether Triton's kernels run in its interpreter, on the CPU, for tests."""
+    """Whether Triton's kernels run in its interpreter on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @lru_cache(maxsize=1)
 def triton_version() -> tuple[int, ...] | None:
-    """Return the version of the installed Triton (of ROCm's too), None where there is none."""
+    """Return the version of the installed Triton (including ROCm's), or None."""
     for package in ("triton", "pytorch-triton-rocm", "triton-rocm"):
         try:
             found = version(package)
@@ -33,7 +33,7 @@ def triton_version() -> tuple[int, ...] | None:
 
 
 def triton_fault() -> str | None:
-    """Return why Triton's kernels cannot run, with the way out; None where they can."""
+    """Return why Triton's kernels cannot run, with a remedy, or None if they can."""
     found = triton_version()
     if found is None:
         return "Triton is not installed (pip install triton)"

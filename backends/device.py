@@ -1,4 +1,4 @@
-"""What a GEMM may run on, as plain data: so that support can be asked of hardware that is not here."""
+"""The device of a GEMM as plain data, so that support can be checked for absent hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN: dict[str, tuple[Kind, str]] = {
     "sm_120": ("cuda", "Blackwell: RTX 50, RTX PRO 6000"),
     "gfx950": ("hip", "CDNA 4: MI350X, MI355X"),
 }
-"""Architectures that the back ends know: (kind, what has it)."""
+"""Architectures known to the back ends: (kind, example products)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Device:
 
 
 def device_of_arch(arch: str) -> Device:
-    """Return a stand-in for hardware that is not here.
+    """Return a stand-in for absent hardware.
 
     Raises:
-        ValueError: an architecture that is not known.
+        ValueError: the architecture is unknown.
     """
     if arch not in KNOWN:
         raise ValueError(f"no architecture '{arch}' (expected {', '.join(KNOWN)})")
@@ -46,7 +46,7 @@ def device_of(where: str) -> Device:
     """Describe a torch device (``cpu``, ``cuda``, ``cuda:1``).
 
     Raises:
-        RuntimeError: the driver's own, where it cannot be asked.
+        RuntimeError: the driver's own, if the device cannot be queried.
     """
     import torch
 
@@ -61,7 +61,7 @@ def device_of(where: str) -> Device:
 
 
 def default_device() -> str:
-    """Return the torch device that a run would take here: the first GPU, else the CPU."""
+    """Return the default torch device of a run here: the first GPU, else the CPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,7 @@
-"""What must hold before a run trains: its back ends can do its GEMMs here, and pass their self-test.
+"""Checks before a run trains: its back ends support its GEMMs here and pass their self-test.
 
-Nothing falls back in silence. A back end that was asked for and cannot, a missing native path that the study
-requires, and a failed self-test are each one line with the way out.
+No check falls back silently. A named back end without support, a required but missing native path, and a
+failed self-test each give one line with a remedy.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _TESTED_MODES = ("native", "upcast")
 
 
 class UnfitDeviceError(ValueError):
-    """A run that may not train on this device; the message is for its user."""
+    """A run that may not train on this device; the message is for the user."""
 
 
 def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
-    """Return who does each GEMM of a run on a torch device.
+    """Return the back end of each GEMM of a run on a torch device.
 
     Raises:
-        UnfitDeviceError: a back end that cannot, no native path where one is required, no such device.
+        UnfitDeviceError: a back end without support, a missing native path if required, or no such device.
     """
     from ablate.backends.device import device_of
     from ablate.backends.select import Selection
 
     try:
         device = device_of(where)
-    except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
+    except (RuntimeError, AssertionError) as error:  # raised by torch for driver and build
         first = str(error).strip().splitlines()[0]
         raise UnfitDeviceError(
             f"no GPU can be used here ({first}); set resources.gpus: 0 to emulate on the CPU"
@@ -52,10 +52,10 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
 
 
 def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
-    """Run the short self-test of every back end that is not plain emulation; return the record of it.
+    """Run the short self-test of every back end other than plain emulation; return the results.
 
     Raises:
-        UnfitDeviceError: one failed, and the study does not allow that.
+        UnfitDeviceError: a test failed and the study does not allow that.
     """
     from ablate.backends.testing.selftest import quick_self_test
 
@@ -74,7 +74,7 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
 
 
 def emulation_problem() -> str | None:
-    """Compile the CPU quantiser, once for all processes; say why it cannot be used, if so."""
+    """Compile the CPU quantiser once for all processes; return why it cannot be used, or None."""
     from ablate.backends.quantisers.cpu_kernel import availability
 
     kernel = availability()

@@ -1,9 +1,9 @@
-"""What a back end is: it says what it can do, quantises an operand by a policy, and multiplies two of them.
+"""The interface of a back end: it states its support, quantises an operand by a policy, and multiplies two.
 
-Back ends may differ in speed, accumulation order and the rounding of the output, in nothing else: the
-quantised values are those of ``ablate.numerics.round_operand``, bit for bit. ``ablate.backends.testing``
-holds every back end to that, one of a user's own included: it is registered by an entry point of the group
-``ablate.backends`` that names a subclass of ``Backend``.
+Back ends may differ only in speed, accumulation order and the rounding of the output. The quantised values
+equal those of ``ablate.numerics.round_operand`` bit for bit. ``ablate.backends.testing`` checks this for
+every back end. A user registers one by an entry point of the group ``ablate.backends`` that names a
+subclass of ``Backend``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy, OperandPolicy
 
 Mode = Literal["native", "upcast", "emulated", "reference", "no"]
-"""native: the device's own instruction for this format. upcast: the device multiplies the packed codes after
-widening them to bf16. emulated: dequantised values in a bf16 GEMM. reference: plain and slow. no: cannot."""
+"""native: the device's own instruction for this format. upcast: the device widens packed codes to bf16 and
+multiplies. emulated: dequantised values in a bf16 GEMM. reference: plain and slow. no: unsupported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """What a back end can do with one GEMM on one device, and in one line how, or why not."""
+    """A back end's support for one GEMM on one device, with one line of detail or the reason against it."""
 
     mode: Mode
     detail: str
 
 
 class Operand(Protocol):
-    """A quantised operand. Only the back end that made it needs to know more of it."""
+    """A quantised operand. Only the back end that made it knows more about it."""
 
     @property
     def values(self) -> Tensor:
@@ -41,7 +41,7 @@ class Operand(Protocol):
 
     @property
     def descale(self) -> float | Tensor:
-        """What the accumulator is still to be multiplied by."""
+        """The factor still to apply to the accumulator."""
 
     @property
     def mask(self) -> Tensor | None:
@@ -49,12 +49,12 @@ class Operand(Protocol):
 
     @property
     def axis(self) -> int:
-        """The axis of the stored matrix that contracts."""
+        """The contraction axis of the stored matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How to quantise along one axis: the policy, the random stream, and the amax of a delayed scale."""
+    """The inputs of one quantisation: the policy, the random stream, and the amax of a delayed scale."""
 
     policy: OperandPolicy
     key: Key | None = None
@@ -70,11 +70,11 @@ class Backend(ABC):
 
     @abstractmethod
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Say what this back end does with such a GEMM on such a device, without touching the device."""
+        """Return the support for a GEMM on a device, without touching the device."""
 
     @abstractmethod
     def detail(self) -> str:
-        """Return one line for the run's record: what does the work, with versions."""
+        """Return one line for the run's record: the library or kernel, with versions."""
 
     @abstractmethod
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Operand:
@@ -87,14 +87,14 @@ class Backend(ABC):
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
         """Quantise one matrix along its columns' index (axis 1) and along its rows' index (axis 0).
 
-        For a matrix that two GEMMs need, such as dy; a back end that can reads it only once.
+        For a matrix that two GEMMs need, such as dy. Some back ends read it only once.
         """
         return self.quantize(x, rows, axis=1), self.quantize(x, columns, axis=0)
 
     @abstractmethod
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Return A Bᵀ [m, n] in bf16, A [m, k] and B [n, k] the operands with their contraction last.
+        """Return A Bᵀ [m, n] in bf16 for operands A [m, k] and B [n, k], contraction last.
 
-        Accumulated in fp32, descaled there, rounded once. Values that bf16 could not hold (fp16; fp32 scales
-        within a tensor) are multiplied in fp32.
+        Accumulated in fp32, descaled there, rounded once. Values that are not exact in bf16 (fp16; fp32
+        scales within a tensor) are multiplied in fp32.
         """

@@ -1,7 +1,7 @@
-"""Who does each GEMM of a recipe: by name, or ``auto``, the fastest native one and else emulation.
+"""Choose the back end of each GEMM of a recipe: by name, or ``auto``: the fastest native one, else emulation.
 
-Nothing falls back in silence: the choice for every GEMM, with its reason, is in the run's record; a back end
-asked for by name that cannot do a GEMM refuses it; and ``require_native`` refuses to start without one.
+Nothing falls back silently. The run's record holds the choice for every GEMM with its reason. A named
+back end rejects a GEMM that it does not support, and ``require_native`` rejects a run without a native one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ablate.recipes import Gemm, GemmPolicy, Recipe
 
 FASTEST_FIRST = ("torch", "triton")
-"""What ``auto`` asks for a native GEMM, in this order: the vendor's library, then our kernel."""
+"""The order in which ``auto`` tries native back ends: the vendor's library, then our kernel."""
 
 
 @lru_cache(maxsize=32)
 def load_backend(name: str) -> Backend:
-    """Return the back end of that name.
+    """Return the back end with this name.
 
     Raises:
-        ValueError: no back end of that name, or one that does not import.
+        ValueError: the name is unknown, or the back end cannot be imported.
     """
     where = BUILT_IN.get(name) or registered().get(name)
     if where is None:
@@ -50,7 +50,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Who does one GEMM of a recipe, and how."""
+    """The back end of one GEMM of a recipe, and its mode."""
 
     gemm: str
     operands: str
@@ -60,7 +60,7 @@ class Choice:
 
 
 class Selection:
-    """The back end of each GEMM policy, chosen on first use for the device it runs on."""
+    """The back end of each GEMM policy, chosen on first use for its device."""
 
     def __init__(self, name: str = "auto") -> None:
         if name not in backend_names():
@@ -69,10 +69,10 @@ class Selection:
         self._chosen: dict[tuple[GemmPolicy, str], Backend] = {}
 
     def of(self, gemm: GemmPolicy, where: str) -> Backend:
-        """Return who does a GEMM on a torch device.
+        """Return the back end of a GEMM on a torch device.
 
         Raises:
-            ValueError: the back end that was asked for cannot.
+            ValueError: the named back end does not support it.
         """
         found = self._chosen.get((gemm, where))
         if found is None:
@@ -80,10 +80,10 @@ class Selection:
         return found
 
     def choose(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
-        """Return who does a GEMM on a device, and how.
+        """Return the back end of a GEMM on a device, and its support.
 
         Raises:
-            ValueError: the back end that was asked for cannot.
+            ValueError: the named back end does not support it.
         """
         emulated = load_backend("emulated")
         if self.name == "auto":
@@ -93,7 +93,7 @@ class Selection:
                 if support.mode == "native":
                     return backend, support
             return emulated, emulated.support(gemm, device)
-        # What is not quantised is no back end's business but the reference's: the device's own GEMM.
+        # A GEMM without quantised operands is the device's own; only the reference back end does it itself.
         untouched = all(one.is_high_precision and not one.hadamard for one in (gemm.left, gemm.right))
         if untouched and self.name != "reference":
             return emulated, emulated.support(gemm, device)
@@ -106,10 +106,10 @@ class Selection:
         return backend, support
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
-        """Return who does each GEMM of a recipe, of its rules and phases too; equal ones once.
+        """Return the back end of each GEMM of a recipe, its rules and its phases, without duplicates.
 
         Raises:
-            ValueError: the back end that was asked for cannot.
+            ValueError: the named back end does not support a GEMM.
         """
         found = []
         for where, gemm, policy in gemms_of(recipe):
@@ -127,7 +127,7 @@ class Selection:
 
 
 def gemms_of(recipe: Recipe) -> Iterator[tuple[str, Gemm, GemmPolicy]]:
-    """Yield (where it differs from the rest, GEMM, policy) for every GEMM that a recipe can run."""
+    """Yield (suffix that names the rule or phase, GEMM, policy) for every GEMM that a recipe can run."""
     parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
     parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
     parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
@@ -140,6 +140,6 @@ def gemms_of(recipe: Recipe) -> Iterator[tuple[str, Gemm, GemmPolicy]]:
 
 
 def overall_mode(choices: Iterable[Choice]) -> str:
-    """Return native if every GEMM is; else the least native of theirs."""
+    """Return native if every GEMM is native, else the least native mode among them."""
     modes = {choice.mode for choice in choices}
     return next((mode for mode in ("reference", "emulated", "upcast") if mode in modes), "native")

@@ -1,1 +1,1 @@
-"""Who multiplies: each module is one back end."""
+"""GEMMs: each module is one back end."""

@@ -1,9 +1,9 @@
 """Exact emulation anywhere: quantise-dequantise to bf16, then an ordinary bf16 GEMM with fp32 accumulation.
 
 Quantised values are exact in bf16: E2M1 times a power of two or an E4M3 scale, E4M3 and E5M2 without their
-tensor scale. Only fp16 and fp32 scales within a tensor are not, and are multiplied in fp32. So the one
-difference from FP4 hardware is the order of accumulation. The scale that is left is applied to the fp32
-accumulator before its one rounding.
+tensor scale. Exceptions are fp16 and fp32 scales within a tensor, which are multiplied in fp32. So the only
+difference from FP4 hardware is the order of accumulation. The remaining scale is applied to the fp32
+accumulator before its only rounding.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @cache
 def _has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 itself. One that does not takes three times as long as in fp32."""
+    """Whether this CPU multiplies bf16 itself; otherwise a bf16 GEMM takes three times as long as fp32."""
     return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
 
 
 class EmulatedBackend(Backend):
-    """The compiled CPU quantiser or Triton's where they can be used, else plain torch: the same bits."""
+    """Quantises with the compiled CPU quantiser or Triton's if available, else plain torch: the same bits."""
 
     name = "emulated"
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Do everything; what is not quantised at all is the device's own bf16 GEMM."""
+        """Support every GEMM; one without quantised operands is the device's own bf16 GEMM."""
         if device.kind != "cpu" and gemm.is_untouched:
             return Support(mode="native", detail="bf16 GEMM")
         if device.kind == "cpu":
@@ -76,7 +76,7 @@ class EmulatedBackend(Backend):
         alpha = a.descale * b.descale
         if {left.dtype, right.dtype} != {torch.bfloat16} or (left.device.type == "cpu" and not _has_bf16()):
             return ((left.float() @ right.float()).mul_(alpha)).to(torch.bfloat16)
-        if isinstance(alpha, Tensor):  # on the device, where asking for its value would be a wait
+        if isinstance(alpha, Tensor):  # on the device: reading its value would wait
             return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)
         if alpha == 1.0:
             return left @ right

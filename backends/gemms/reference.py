@@ -1,4 +1,4 @@
-"""The bit oracle: plain torch and fp32 GEMMs. Slow, short, and right by inspection."""
+"""The bit reference: plain torch and fp32 GEMMs. Slow, short, and easy to verify by reading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class ReferenceBackend(Backend):
-    """Every rule as it is written in ``ablate.numerics``."""
+    """Every rule exactly as in ``ablate.numerics``."""
 
     name = "reference"
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:  # noqa: ARG002  it does everything anywhere
-        """Do everything, slowly."""
+        """Support every GEMM, slowly."""
         return Support(mode="reference", detail=self.detail())
 
     def detail(self) -> str:
@@ -29,7 +29,7 @@ class ReferenceBackend(Backend):
         return "plain torch, fp32 GEMMs"
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
-        """Quantise by the written rules."""
+        """Quantise by the rules of ``ablate.numerics``."""
         return round_operand(x, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:

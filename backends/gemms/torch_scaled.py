@@ -1,8 +1,8 @@
-"""The ``torch`` back end: ``torch.nn.functional.scaled_mm`` (cuBLASLt, hipBLASLt) over our packed operands.
+"""The ``torch`` back end: ``torch.nn.functional.scaled_mm`` (cuBLASLt, hipBLASLt) on our packed operands.
 
-What torch takes where (2.13): FP8 with a scale a tensor or a row on the CPU, Hopper, Blackwell B200/B300 and
-gfx950; MXFP8, MXFP4 on B200/B300 with scales in blocks of 32×4×4 (cuBLAS: block scaling factors layout) and
-on gfx950 with plain rows; NVFP4 on B200/B300.
+Support in torch 2.13: FP8 with one scale per tensor or row on the CPU, Hopper, Blackwell B200/B300 and
+gfx950; MXFP8 and MXFP4 on B200/B300 with scales in blocks of 32×4×4 (cuBLAS: block scaling factors layout)
+and on gfx950 with plain rows; NVFP4 on B200/B300.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NATIVE: dict[str, tuple[str, ...]] = {
     "gfx950": (*FP8, "mxfp8", "mxfp4"),
 }
 _ALIGNED = 16
-"""cuBLASLt and hipBLASLt take dimensions that 16 divides; zeros are put at the end of others."""
+"""cuBLASLt and hipBLASLt require dimensions divisible by 16; others are padded with zeros at the end."""
 _SWIZZLED_ROWS, _SWIZZLED_COLUMNS = 128, 4
 
 
 class TorchBackend(PackedBackend):
-    """``F.scaled_mm`` over codes; our quantiser before it."""
+    """``F.scaled_mm`` on codes from our quantiser."""
 
     name = "torch"
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Native as the table above says; FP8 on the CPU without an FP8 unit."""
+        """Native as in the module's list; FP8 on the CPU is not native, for lack of an FP8 unit."""
         if fault := packing_fault(gemm):
             return Support(mode="no", detail=fault)
         if gemm.left.format.startswith("mx") and gemm.left.prescale * gemm.right.prescale != 1:
@@ -93,10 +93,10 @@ def _fp32(operand: Packed) -> Tensor:
 
 
 def swizzled(scales: Tensor) -> Tensor:
-    """Lay scale bytes [n, blocks] out as cuBLAS wants them: tiles of 128 rows × 4 columns, flat.
+    """Arrange scale bytes [n, blocks] in cuBLAS's layout: tiles of 128 rows × 4 columns, flat.
 
-    Within a tile the byte of (row, column) lies at (row % 32) × 16 + (row // 32) × 4 + column; tiles follow
-    row by row; what is missing at the edges is 0 (cuBLAS documentation, 1D block scaling factors layout).
+    Within a tile the byte of (row, column) lies at (row % 32) × 16 + (row // 32) × 4 + column. Tiles follow
+    row by row; the edges are padded with 0 (cuBLAS documentation, 1D block scaling factors layout).
     """
     n, blocks = scales.shape
     down, across = -(-n // _SWIZZLED_ROWS), -(-blocks // _SWIZZLED_COLUMNS)
@@ -106,7 +106,7 @@ def swizzled(scales: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Put zeros after the last row and column; codes of zero add nothing to a product."""
+    """Pad with zeros after the last row and column; zero codes add nothing to a product."""
     missing = (0, columns - x.shape[1], 0, rows - x.shape[0])
     return F.pad(x, missing) if any(missing) else x.contiguous()
 
@@ -181,13 +181,13 @@ def scaled_mm_arguments(
     *,
     hip: bool,
 ) -> dict[str, Any]:
-    """Return the arguments of ``F.scaled_mm`` for packed operands: plain shapes and layouts, no launch."""
+    """Return the arguments of ``F.scaled_mm`` for packed operands: only shapes and layouts, no launch."""
     from torch.nn.functional import ScalingType, SwizzleType
 
     per_byte = 1 if fmt == "mxfp8" else 2
     block = 16 if fmt == "nvfp4" else 32
     k = a.shape[1] * per_byte
-    # hipBLASLt wants tiles of 32 rows and 64 along K; cuBLASLt 16 columns of the output.
+    # hipBLASLt requires tiles of 32 rows and 64 along K; cuBLASLt 16 columns of the output.
     m_up = _up(a.shape[0], 32) if hip else a.shape[0]
     n_up = _up(b.shape[0], 32 if hip else _ALIGNED)
     k_up = _up(k, 64 if hip else 32)

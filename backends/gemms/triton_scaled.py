@@ -1,7 +1,7 @@
 """The ``triton`` back end: our quantise kernel and a ``tl.dot_scaled`` GEMM, native on Blackwell and MI355X.
 
-On Hopper the same GEMM widens codes to bf16 before it multiplies (*upcast*): its results are those of the
-hardware with FP4 units but for the order of accumulation, its speed is not.
+On Hopper the same GEMM widens codes to bf16 before it multiplies (*upcast*). Its results equal those of
+hardware with FP4 units except for the accumulation order; its speed does not.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class TritonBackend(PackedBackend):
-    """Codes by the quantise kernel, products by ``tl.dot_scaled``."""
+    """Codes from the quantise kernel, products by ``tl.dot_scaled``."""
 
     name = "triton"
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Native where the tile table has the architecture and format; upcast on Hopper."""
+        """Native if the tile table has the architecture and format; upcast on Hopper."""
         if fault := triton_fault() or packing_fault(gemm):
             return Support(mode="no", detail=fault)
         fmt = gemm.left.format

@@ -1,1 +1,1 @@
-"""Who quantises: the compiled CPU quantiser, and the packing of operands for native GEMMs."""
+"""Quantisers: the compiled CPU quantiser, and the packing of operands for native GEMMs."""

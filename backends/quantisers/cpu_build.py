@@ -1,8 +1,8 @@
-"""Build and load the compiled CPU quantiser: once per machine type, then in milliseconds.
+"""Build and load the compiled CPU quantiser: built once per machine type, then loaded in milliseconds.
 
-``kernel/`` is compiled on first use (a few seconds) into the user's cache, under a name that holds the
-hash of the source, of the compiler's version and of the CPU's features, so that a shared home directory
-serves machines that differ. A fresh build is moved into place only after the caller's check accepted it.
+``kernel/`` is compiled on first use (a few seconds) into the user's cache. The file name includes a
+hash of the source, the compiler's version and the CPU's features, so that a shared home directory can
+serve different machines. A new build is moved into place only after the caller's check accepts it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _build(
     compiler: str, sources: dict[str, bytes], target: Path, check: Callable[[ctypes.CDLL], bool]
 ) -> str | None:
-    """Compile, check the bits, move into place. Return None, or why it failed."""
+    """Compile, check the bits, move into place. Return None, or the reason of a failure."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         for name, content in sources.items():
@@ -72,10 +72,10 @@ def _build(
 
 
 def load_kernel(check: Callable[[ctypes.CDLL], bool]) -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, built if need be, and in one line what it is, or None and why there is none.
+    """Return the library, built if necessary, and one line about it; or None and the reason.
 
     Args:
-        check: tells of a fresh build whether its bits are right.
+        check: returns whether the bits of a new build are right.
     """
     if os.environ.get("ABLATE_CPU_KERNEL") == "off":
         return None, "switched off by ABLATE_CPU_KERNEL=off"
@@ -107,7 +107,7 @@ def load_kernel(check: Callable[[ctypes.CDLL], bool]) -> tuple[ctypes.CDLL | Non
 
 
 def openmp_runtime() -> ctypes.CDLL | None:
-    """Return the OpenMP library that this process, that is torch, runs on; None where it cannot be told."""
+    """Return the OpenMP library that torch uses in this process, or None if it is unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
             path = line.split(maxsplit=5)[-1]

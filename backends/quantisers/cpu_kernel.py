@@ -1,7 +1,7 @@
-"""The compiled CPU quantiser: from an operand's policy to a job of the kernel, with the reference's bits.
+"""The compiled CPU quantiser: convert an operand's policy to a kernel job with the reference's bits.
 
-A fresh build is used only after it gave the same bits as plain torch. Without a compiler everything still
-works through plain torch, many times slower; ``availability()`` says so.
+A new build is used only after it gave the same bits as plain torch. Without a compiler plain torch does
+all the work, many times slower; ``availability()`` reports that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ablate.numerics.scales import eden_tensor_scale, fp32
 from ablate.recipes import OperandPolicy, block_shape
 
 _THREADING_MIN_ELEMENTS = 1 << 18
-"""Below this a thread costs more than it saves."""
+"""Below this size a thread costs more than it saves."""
 _RULES = {
     "quest": 1,
     "tensor": 2,
@@ -48,7 +48,7 @@ _PAIR = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Whether the compiled quantiser can be used, and in one line why (not)."""
+    """Whether the compiled quantiser can be used, and one line about the reason."""
 
     usable: bool
     reason: str
@@ -71,7 +71,7 @@ class _Job(ctypes.Structure):
 
 
 def _bits_agree(library: ctypes.CDLL) -> bool:
-    """Compare policies of every kind with plain torch, with a NaN and an Inf where blocks contain them."""
+    """Compare policies of every kind with plain torch, including blocks with a NaN and an Inf."""
     _declare(library)
     if library.ablate_job_size() != ctypes.sizeof(_Job):
         return False
@@ -131,13 +131,13 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def availability() -> Availability:
-    """Build or load the kernel and say whether it can be used."""
+    """Build or load the kernel and return whether it can be used."""
     library, reason = _load()
     return Availability(usable=library is not None, reason=reason)
 
 
 def takes(x: Tensor, policy: OperandPolicy) -> bool:
-    """Return whether the compiled kernel does this operand; everything else is for plain torch."""
+    """Whether the compiled kernel supports this operand; plain torch does all others."""
     return (
         policy.format in ELEMENTS
         and policy.scale in _SCALES
@@ -154,7 +154,7 @@ def takes(x: Tensor, policy: OperandPolicy) -> bool:
 def compiled_round_operand(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
 ) -> Quantized:
-    """Do what ``round_operand`` does, with the same bits, by the compiled kernel.
+    """Do the same as ``round_operand``, with the same bits, by the compiled kernel.
 
     Raises:
         ValueError: as ``round_operand``.
@@ -178,7 +178,7 @@ def _call(
         x = x.contiguous()
     threads = torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
     signs = signs_of(policy, key)
-    if signs is not None and axis == 1:  # even before odd elements in each 32, as the kernel holds them
+    if signs is not None and axis == 1:  # even before odd elements in each 32, the kernel's order
         signs = signs.repeat(2) if len(signs) < _PAIR else signs
         signs = signs.view(-1, _PAIR // 2, 2).transpose(1, 2).reshape(-1).contiguous()
     job = _job(x, policy, axis, key, signs)
@@ -212,7 +212,7 @@ def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Te
     element = ELEMENTS[policy.format]
     rows, columns = block_shape(policy)
     key_words = key.words() if key else (0, 0)
-    # A group that is rotated along the rows is worked on in chunks of rows, whatever shares a scale.
+    # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
     block = max(columns, 16) if axis == 0 and policy.hadamard else columns
     return _Job(
         src=x.data_ptr(),

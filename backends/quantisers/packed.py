@@ -1,7 +1,7 @@
-"""Packed operands: codes and scale bytes as FP4 and FP8 units take them, contraction last.
+"""Packed operands: codes and scale bytes in the layout of FP4 and FP8 units, contraction last.
 
-What a native back end hands from its quantiser to its GEMM. ``values`` gives back what emulation would have
-multiplied, bit for bit, so that the two can be compared anywhere.
+A native back end passes them from its quantiser to its GEMM. ``values`` returns the operand that emulation
+would multiply, bit for bit, so that the two can be compared anywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
-"""Elements along K that share a scale byte, of the formats that have one."""
+"""Elements along K that share a scale byte, for formats with block scales."""
 FP8 = ("fp8_e4m3", "fp8_e5m2")
-"""Formats whose scale is fp32, of the tensor or of a row."""
+"""Formats with fp32 scales, per tensor or per row."""
 NAN_CODE = 0x7F
 """NaN of E4M3 and of E5M2 (any mantissa but zero)."""
 
@@ -26,9 +26,9 @@ class Packed:
     """One operand of a GEMM, [n, k] with the contraction dimension last.
 
     ``codes`` are uint8: [n, k / 2] for 4-bit elements, the first of two in the low nibble, else [n, k].
-    ``scales`` are uint8 [n, k / block]: E8M0, for NVFP4 E4M3; None for FP8. ``descale`` is still to be
-    applied to the accumulator: a number, or fp32 of one element, or fp32 [n] for one scale a row.
-    ``axis`` says which axis of the stored matrix contracted.
+    ``scales`` are uint8 [n, k / block]: E8M0, or E4M3 for NVFP4; None for FP8. ``descale`` must still be
+    applied to the accumulator: a number, fp32 of one element, or fp32 [n] for one scale per row.
+    ``axis`` is the contraction axis of the stored matrix.
     """
 
     format: str
@@ -64,7 +64,7 @@ class Packed:
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Pack 4-bit codes [n, k] two in a byte along k, the first in the low nibble."""
+    """Pack two 4-bit codes per byte along k of [n, k], the first in the low nibble."""
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 

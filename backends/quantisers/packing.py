@@ -1,7 +1,7 @@
-"""The quantiser that stands before every native GEMM: Triton's where it does the policy, else plain torch.
+"""The quantiser of every native GEMM: Triton's if it supports the policy, else plain torch.
 
-Libraries supply the GEMM alone, so that native back ends differ only in the order of accumulation and the
-rounding of the output. What packed codes cannot hold is refused by name.
+Libraries only supply the GEMM, so native back ends differ only in the accumulation order and the
+rounding of the output. Operands that packed codes cannot represent are rejected by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PackedBackend(Backend):
-    """A back end whose GEMM takes packed codes; ``multiply`` and ``support`` are its own."""
+    """A back end whose GEMM takes packed codes; subclasses define ``multiply`` and ``support``."""
 
     one_read = True
 
@@ -38,7 +38,7 @@ class PackedBackend(Backend):
         return packed_by_torch(x, draw, axis=axis % 2)
 
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
-        """Quantise along both axes, in one read where Triton does both policies."""
+        """Quantise along both axes, in one read if Triton supports both policies."""
         if _by_triton(x, rows.policy) and _by_triton(x, columns.policy):
             from ablate.backends.triton.launch import quantise_packed
 
@@ -50,7 +50,7 @@ class PackedBackend(Backend):
 
 
 def packing_fault(gemm: GemmPolicy) -> str | None:
-    """Return why the operands of a GEMM cannot be packed for one instruction, None where they can."""
+    """Return why the operands of a GEMM cannot be packed for one instruction, or None if they can."""
     left, right = gemm.left, gemm.right
     for policy in (left, right):
         if policy.undo == "operand":
@@ -70,12 +70,12 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
 
 
 def product_by_shape(a: Tensor, _a_scales: Tensor, b: Tensor, *_rest: object) -> Tensor:
-    """Return a packed GEMM's result without its content: what ``torch.compile`` asks of each operator."""
+    """Return an empty tensor of a packed GEMM's result shape, which ``torch.compile`` needs per operator."""
     return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
 
 
 def quantiser_of(policy: OperandPolicy) -> str:
-    """Say in a few words who quantises by this policy on a GPU."""
+    """Describe in a few words the quantiser for this policy on a GPU."""
     if (fault := triton_fault()) is not None:
         return f"plain torch ({fault})"
     from ablate.backends.triton.policies import refusal

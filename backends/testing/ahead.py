@@ -1,13 +1,13 @@
-"""Compile the kernels ahead of time for a GPU that is not here, and read what came out.
+"""Compile the kernels ahead of time for an absent GPU, and check the result.
 
     python -m ablate.backends.testing.ahead           # a table over every architecture and tile
-    python -m ablate.backends.testing.ahead sm_100 --json   # of one architecture, for programs
+    python -m ablate.backends.testing.ahead sm_100 --json   # one architecture, for programs
     python -m ablate.backends.testing.ahead --markdown   # the table of docs/native.md
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
-in a process with ``TRITON_INTERPRET=1``. Triton widens operands to bf16 without a word where a tile does not
-suit the hardware, and compiles a kernel that only traps where tensor memory does not suffice: both are
-problems here, as are spilled registers and shared memory over the device's limit.
+in a process with ``TRITON_INTERPRET=1``. Triton silently widens operands to bf16 if a tile does not suit the
+hardware, and compiles a kernel that only traps if tensor memory is too small. Both count as problems here,
+and so do spilled registers and shared memory above the device's limit.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 SHARED_KIB = {"sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx950": 160}
-"""Shared memory that one program may have (CUDA programming guide: compute capabilities; CDNA 4 ISA)."""
+"""Shared memory limit of one program (CUDA programming guide: compute capabilities; CDNA 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
 STACK_BYTES = {"gemm": 0, "quantise": 64}
-"""What a thread may spill: nothing in the GEMM's loop, next to nothing in a kernel that waits for memory."""
+"""Allowed spills per thread: none in the GEMM's loop, few in a kernel that waits for memory."""
 
 _FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
 _NATIVE = {
@@ -64,7 +64,7 @@ _MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """One kernel compiled for one target: what instruction it came to, and what is wrong with it."""
+    """One kernel compiled for one target, with its instruction and its problems."""
 
     kernel: str
     target: str
@@ -93,7 +93,7 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
     variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
     try:
         kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
-    except Exception as error:  # of the compiler's many kinds; each means that this tile cannot be used
+    except Exception as error:  # compilers raise many types; each means that this tile cannot be used
         return Compiled(
             kernel="gemm", target=target, variant=variant, instructions={}, machine_instructions={},
             shared_bytes=0, tensor_memory_columns=0, spilled=0, problems=(f"does not compile: {error}",),
@@ -190,15 +190,15 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
 
 
 def _disassembled(cubin: bytes) -> str:
-    """Disassemble a cubin to SASS by the tool of Triton's wheel.
+    """Disassemble a cubin to SASS with the tool in Triton's wheel.
 
-    The disassembler of Triton 3.6 is older than its assembler and cannot read Blackwell: no SASS then.
+    Triton 3.6's disassembler is older than its assembler and cannot read Blackwell: the result is then empty.
     """
     return _read_by("nvdisasm", "-c", cubin=cubin)
 
 
 def _stack_bytes(cubin: bytes) -> int:
-    """Read the bytes of stack that a thread takes."""
+    """Return the bytes of stack per thread."""
     usage = _read_by("cuobjdump", "--dump-resource-usage", cubin=cubin)
     return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
 
@@ -245,7 +245,7 @@ def every_quantiser(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compile
 
 
 def faults(found: Iterable[Compiled]) -> list[Compiled]:
-    """Return what must not be used: everything with a problem but for Hopper, which has no FP4 unit."""
+    """Return the kernels with problems, except Hopper's GEMMs, because Hopper has no FP4 unit."""
     return [one for one in found if one.problems and not (one.kernel == "gemm" and one.target == "sm_90")]
 
 
@@ -272,7 +272,7 @@ def _widened(one: Compiled) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what every kernel came to; 1 if one that should be native has a problem."""
+    """Print the result of every kernel; return 1 if a kernel that should be native has a problem."""
     targets = [word for word in arguments if word in TARGETS] or tuple(TARGETS)
     found = [*every_gemm(targets), *every_quantiser(targets)]
     failed = int(bool(faults(found)))

@@ -1,7 +1,7 @@
-"""Time the GEMMs of a recipe on a device: quantising and multiplying apart, beside bf16 and FP8.
+"""Time the GEMMs of a recipe on a device: quantising and multiplying separately, compared with bf16 and FP8.
 
-Each figure is the median over repeats, measured in turns with what it is compared with. On a CPU, or where a
-format is emulated, it is the time of the emulation and says nothing of FP4 hardware: ``mode`` says which.
+Each figure is the median over repeats; compared figures are measured in turns. On a CPU, or for an emulated
+format, it is the time of the emulation and says nothing about FP4 hardware: ``mode`` tells which.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FP8 = GemmPolicy(left=_FP8_OPERAND, right=_FP8_OPERAND)
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A linear layer's pass: tokens M, in-features K, out-features N."""
+    """The size of a linear layer's pass: tokens M, in-features K, out-features N."""
 
     tokens: int
     inputs: int
@@ -43,15 +43,15 @@ class Shape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The dimensions by their letters."""
+        """The dimensions by letter."""
         return {"M": self.tokens, "N": self.outputs, "K": self.inputs}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmTime:
-    """One GEMM of one layer, in milliseconds; rates in TFLOP/s of the multiplication alone.
+    """One GEMM of one layer, in milliseconds; rates in TFLOP/s for the multiplication alone.
 
-    ``speed_over_bf16`` and ``speed_over_fp8`` compare quantising and multiplying together.
+    ``speed_over_bf16`` and ``speed_over_fp8`` include both quantising and multiplying.
     """
 
     gemm: Gemm
@@ -69,22 +69,22 @@ class GemmTime:
 
     @property
     def total_ms(self) -> float:
-        """Quantising both operands, and multiplying."""
+        """Time to quantise both operands and multiply."""
         return self.quantise_ms + self.multiply_ms
 
     @property
     def speed_over_bf16(self) -> float:
-        """How many times faster than bf16's GEMM."""
+        """Speed relative to bf16's GEMM."""
         return self.bf16_ms / self.total_ms
 
     @property
     def speed_over_fp8(self) -> float:
-        """How many times faster than FP8 with one scale a tensor, quantising included."""
+        """Speed relative to FP8 with one scale per tensor, including quantising."""
         return self.fp8_ms / self.total_ms
 
 
 def dimensions(gemm: Gemm, shape: Shape) -> tuple[int, int, int]:
-    """Return (rows, columns of the result, what is summed over) of a GEMM of a layer."""
+    """Return (rows and columns of the result, contracted dimension) of a layer's GEMM."""
     left, right = OPERANDS[gemm]
     letters = other_dimension(gemm, left), other_dimension(gemm, right), CONTRACTED[gemm]
     m, n, k = (shape.sizes[letter] for letter in letters)
@@ -97,7 +97,7 @@ def time_gemm(
     """Time one GEMM of a layer on a torch device.
 
     Raises:
-        ValueError: a back end that cannot, or a shape that the policy's groups do not divide.
+        ValueError: an unsupported GEMM, or a shape that the policy's groups do not divide.
     """
     device = device_of(where)
     backend, support = selection.choose(policy, device)
@@ -134,7 +134,7 @@ def _tensors(gemm: Gemm, shape: Shape, where: str) -> tuple[Tensor, Tensor]:
 def _work(
     backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: tuple[Tensor, Tensor]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return what quantises both operands, and what multiplies operands that are quantised already."""
+    """Return two calls: one quantises both operands, the other multiplies already quantised operands."""
     keys = [Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1) for name in ("left", "right")]
     draws = [Draw(policy=one, key=key) for one, key in zip((policy.left, policy.right), keys, strict=True)]
     axes = [contracted_axis(gemm, name) for name in OPERANDS[gemm]]
@@ -150,7 +150,7 @@ def _work(
 
 
 def _medians(work: list[Callable[[], object]], where: str, repeats: int) -> list[float]:
-    """Return each one's median in milliseconds, measured in turns."""
+    """Return the median time of each call in milliseconds, measured in turns."""
     measured: list[list[float]] = [[] for _ in work]
     for turn in range(_WARM_UPS + repeats):
         for times, call in zip(measured, work, strict=True):
@@ -161,7 +161,7 @@ def _medians(work: list[Callable[[], object]], where: str, repeats: int) -> list
 
 
 def elapsed_ms(call: Callable[[], object], where: str) -> float:
-    """Return the time of one call on a torch device, by the device's own clock where it has one."""
+    """Return the time of one call on a torch device, by the device's own clock if it has one."""
     if torch.device(where).type != "cuda":
         started = time.perf_counter()
         call()

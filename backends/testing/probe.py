@@ -1,9 +1,9 @@
-"""The exact probe: whether a device accumulates in fp32, in whatever order, and if not, how wide.
+"""The exact probe: whether a device accumulates in fp32, in any order, and if not, with how many bits.
 
 Random codes with block scales 2^−1…2^1 and K ≤ 4096 keep every partial sum of products a multiple of 2^−4
-below 2^20: 24 bits. So any true fp32 accumulation, in any order, gives the exact sum, and one rounding to
-bf16 gives bits that can be written down. Fewer bits in the accumulator show as differences; their number is
-found by what is left of 2^p + 1 − 2^p.
+below 2^20: 24 bits. So every true fp32 accumulation, in any order, gives the exact sum, and one rounding to
+bf16 gives known bits. An accumulator with fewer bits gives differences; the result of 2^p + 1 − 2^p shows
+how many bits it has.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FP32_BITS = 24
 
 
 def exact_product(backend: Backend, where: str, fmt: Format, *, m: int = 64, n: int = 64) -> tuple[int, int]:
-    """Multiply what an fp32 accumulator must get exactly; returns (how many products differ, of how many).
+    """Multiply operands that fp32 accumulates exactly; returns (wrong products, all products).
 
-    Elements are E2M1 values in every format, so that MXFP8 and NVFP4 hold them too: each block of 16 has a 6,
-    which makes its scale the one that was meant.
+    Elements are E2M1 values in every format, which MXFP8 and NVFP4 can hold too. Each block of 16 has a 6,
+    which gives it the intended scale.
     """
     different = compared = 0
     for k in (32, 416, _LARGEST_K):
@@ -48,7 +48,7 @@ def exact_product(backend: Backend, where: str, fmt: Format, *, m: int = 64, n: 
 
 
 def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
-    """Return bf16 values that quantising leaves as they are."""
+    """Return bf16 values that quantising leaves unchanged."""
     generator = torch.Generator().manual_seed(seed)
     grid = torch.tensor(_E2M1)
     values = grid[torch.randint(0, 8, (rows, k), generator=generator)]
@@ -61,13 +61,13 @@ def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
 
 
 def accumulator_bits(backend: Backend, where: str, fmt: Format) -> int:
-    """Return the bits that sums keep: the smallest p for which 2^p + 1 − 2^p is not 1 any more; at most 24.
+    """Return the number of bits that sums keep: the smallest p with 2^p + 1 − 2^p ≠ 1, at most 24.
 
-    The three terms stand 32, 128 or 1,024 elements apart, within one instruction and across many.
+    The three terms are 32, 128 or 1,024 elements apart, within one instruction and across many.
     """
     fp8 = fmt.startswith("fp8")
-    # FP8 has one scale for the tensor: 448 where the other side is 0 makes it 1. The ratio of the terms is
-    # shared by both sides, since E4M3 alone spans 18 powers of two.
+    # FP8 has one scale for the tensor: a 448 opposite a 0 makes it 1. Both sides share the ratio of the
+    # terms, since E4M3 alone spans only 18 powers of two.
     powers = range(8 if fp8 else 1, _FP32_BITS)
     bits = _FP32_BITS
     for gap in _GAPS:

@@ -1,4 +1,4 @@
-"""The self-test that stands before native training: the conformance suite, on the real device."""
+"""The self-test before native training: the conformance suite on the real device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One check's outcome: what was found, or what differs."""
+    """The result of one check, with a detail or the difference."""
 
     backend: str
     check: str
@@ -24,23 +24,23 @@ class Result:
 
 
 def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[Result]:
-    """Run a back end's checks on a torch device, one by one. A check that breaks down has failed."""
+    """Run a back end's checks on a torch device, one by one. A check that raises counts as failed."""
     for check in checks(load_backend(name), where, QUICK if quick else POLICIES):
         try:
             passed, detail = True, check.run()
         except AssertionError as error:
             passed, detail = False, str(error)
-        except Exception as error:  # a driver's or compiler's own error is what a self-test is for
+        except Exception as error:  # the self-test is meant to find errors of drivers and compilers
             passed, detail = False, in_short(error)
         yield Result(backend=name, check=check.name, passed=passed, detail=detail)
 
 
 def in_short(error: Exception) -> str:
-    """Return an error's kind and its first line."""
+    """Return an error's type and its first line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
 
 
 @lru_cache(maxsize=64)
 def quick_self_test(name: str, where: str) -> tuple[Result, ...]:
-    """Return the short form's results, run once in a process."""
+    """Return the results of the short form, run once per process."""
     return tuple(self_test(name, where, quick=True))

@@ -1,10 +1,10 @@
-"""The conformance suite: what every back end owes, as checks that pytest, ``ablate doctor`` or a user run.
+"""The conformance suite: the duties of every back end, as checks for pytest, ``ablate doctor`` or a user.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
-        check.run()                 # AssertionError with what differs, else a line of what was found
+        check.run()                 # raises AssertionError with the difference, else returns one line
 
-A check asks only for what ``Backend.support`` claims on the device. All compare with plain torch on the CPU.
+A check tests only what ``Backend.support`` claims on the device. All compare with plain torch on the CPU.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ POLICIES: tuple[OperandPolicy, ...] = (
     OperandPolicy(format="fp4_e3m0", scale="row"),
     OperandPolicy(format="fp8_e4m3", scale="1x128"),
 )
-"""One of every kind, for each of both operands."""
+"""Policies of every kind, for both operands."""
 
 QUICK: tuple[OperandPolicy, ...] = (
     _MXFP4,
@@ -91,24 +91,24 @@ QUICK: tuple[OperandPolicy, ...] = (
     replace(_NVFP4, hadamard=16, signs="fixed"),
     OperandPolicy(format="fp8_e4m3"),
 )
-"""Those of the short form that stands before every native run."""
+"""The policies of the short form that runs before every native run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One promise of a back end: ``run`` raises ``AssertionError`` where it is broken."""
+    """One promise of a back end: ``run`` raises ``AssertionError`` if it is broken."""
 
     name: str
     run: Callable[[], str]
 
 
 def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
-    """Yield the checks of everything that a back end claims on a torch device."""
+    """Yield the checks for everything that a back end claims on a torch device."""
     device = device_of(where)
     claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
     for policy in claimed:
         yield Check(name=f"quantised bits: {label(policy)}", run=_bits(backend, where, policy))
-    # One product for each format and rule: accumulation knows no more of a policy.
+    # One product per format and rule: accumulation depends on nothing else in a policy.
     for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
         yield Check(name=f"product: {label(policy)}", run=_product(backend, where, policy))
     exact: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
@@ -131,12 +131,12 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
 
 
 def both(policy: OperandPolicy) -> GemmPolicy:
-    """Return a GEMM with this policy on both sides; a mask stands on forward operands only, as here."""
+    """Return a GEMM with this policy on both sides; a mask is for forward operands only, as here."""
     return GemmPolicy(left=policy, right=policy)
 
 
 def label(policy: OperandPolicy) -> str:
-    """Return a policy in a few words: what differs from its format's usual form."""
+    """Describe a policy in a few words: its differences from the format's default."""
     usual = OperandPolicy(format=policy.format)
     words: list[str] = [policy.format]
     for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs"):
@@ -148,7 +148,7 @@ def label(policy: OperandPolicy) -> str:
 
 
 def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
+    """Return values with wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
     generator = torch.Generator().manual_seed(rows * columns)
     x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
         -30, 30, (rows, 1), generator=generator
@@ -168,7 +168,7 @@ def shapes_for(policy: OperandPolicy) -> tuple[tuple[int, int], ...]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are equal bit for bit, any NaN like any other."""
+    """Whether two tensors are equal bit for bit, with all NaNs equal."""
     return torch.equal(a.nan_to_num(nan=77.0), b.nan_to_num(nan=77.0)) and torch.equal(
         torch.signbit(a.nan_to_num(nan=77.0)), torch.signbit(b.nan_to_num(nan=77.0))
     )
@@ -179,7 +179,7 @@ def _inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
     for shape in shapes_for(policy):
         for dtype in (torch.bfloat16, torch.float32):
             x = awkward(*shape, dtype)
-            if one_scale:  # a NaN would be everywhere
+            if one_scale:  # a NaN would spread to the whole tensor
                 x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
             yield f"{list(shape)} {dtype}", x
     x = awkward(*shapes_for(policy)[-1], torch.bfloat16)
@@ -294,7 +294,7 @@ def _exact(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
 
 def _accumulator(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
     def run() -> str:
-        # A narrower accumulator is the hardware's own way (Hopper's FP8): reported, and no fault of a kernel.
+        # A narrower accumulator is a property of the hardware (Hopper's FP8): reported, not a kernel's fault.
         bits = accumulator_bits(backend, where, fmt)
         return f"sums keep {bits} bits" + ("" if bits >= 24 else ", fewer than the 24 of fp32")
 

@@ -1,7 +1,7 @@
 """The block-scaled GEMM: C[M, N] = A[M, K] · B[N, K]ᵀ over packed operands, fp32 accumulation, bf16 out.
 
-``tl.dot_scaled`` becomes a native instruction only for certain tiles; outside of them Triton widens to bf16
-without a word, or compiles a kernel that only traps: see ``ablate.backends.triton.tiles``.
+``tl.dot_scaled`` becomes a native instruction only for certain tiles; for others Triton silently widens to
+bf16 or compiles a kernel that only traps: see ``ablate.backends.triton.tiles``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def gemm_kernel(
     ELEMENT: tl.constexpr, PER_BYTE: tl.constexpr, BLOCK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile of C a program. ``alpha``, or the product of the two descales, multiplies the accumulator."""
+    """Compute a tile of C per program. ``alpha``, or the product of the descales, scales the accumulator."""
     tiles_m = tl.cdiv(M, BM)
     tiles_n = tl.cdiv(N, BN)
-    # Tiles in groups of rows, so that neighbours in time share operands in the cache.
+    # Tiles in groups of rows, so that consecutive programs share operands in the cache.
     per_group = GROUP * tiles_n
     group = tl.program_id(0) // per_group
     in_group = tl.minimum(tiles_m - group * GROUP, GROUP)

@@ -1,4 +1,4 @@
-"""From an operand's policy to a launch of the quantise kernel: packed operands, or dequantised values.
+"""Convert an operand's policy to a launch of the quantise kernel: packed operands, or dequantised values.
 
 Nothing here waits for the device: tensor scales stay on it.
 """
@@ -91,7 +91,7 @@ def _arguments(
 
 
 def _signed(word: int) -> int:
-    """Return a 32-bit word as the int32 of the same bits, so that its type never depends on its value."""
+    """Return a 32-bit word as the int32 with the same bits, so that its type never depends on its value."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
 
@@ -120,12 +120,12 @@ def _launch(x: Tensor, pair: list[Draw | None], sides: list[dict[str, Any]], out
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Make x's GPU the current one, as a launch needs it; nothing on a CPU (the interpreter)."""
+    """Make x's GPU the current one for a launch; do nothing on a CPU (the interpreter)."""
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
 def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, float | Tensor]:
-    """Return what the kernel reads of the tensor's scale, and the descale, both without a wait."""
+    """Return the tensor scale for the kernel, and the descale, both without waiting."""
     policy = side.policy
     if policy.scale in SCALE_ADD:
         return None, 1.0 / policy.prescale
@@ -133,7 +133,7 @@ def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, floa
     amax = _amax(x, side, axis) if known is None else known
     element = ELEMENTS[policy.format]
     largest = 448.0 * 6 if policy.scale == "two_level" else element.max
-    # Tensor by tensor: torch makes a number divided by a tensor a reciprocal and a product, rounded twice.
+    # Tensor by tensor: torch computes number / tensor as reciprocal and product, rounded twice.
     encode = (torch.full_like(amax, largest) / amax).clamp(max=FLOAT32_MAX)
     encode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), encode, math.nan))
     decode = torch.ones_like(encode) / encode

@@ -1,4 +1,4 @@
-"""Which policies the Triton quantiser does, and with which constants: plain data, without Triton."""
+"""The policies that the Triton quantiser supports, and their constants: plain data, without Triton."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ablate.recipes import OperandPolicy
 
 OFF, CODES, VALUES = 0, 1, 2
-"""What one side of the kernel writes: nothing; codes and scale bytes, contraction last; dequantised bf16."""
+"""Output of one side of the kernel: nothing; codes and scale bytes, contraction last; dequantised bf16."""
 E8M0, TWO_LEVEL, TENSOR = 0, 1, 2
-"""Scales: E8M0 for a block; NVFP4's E4M3 for a block and fp32 for the tensor; fp32 for the tensor."""
+"""Scales: E8M0 per block; NVFP4's E4M3 per block and fp32 for the tensor; fp32 for the tensor."""
 
 _LARGEST_HADAMARD = 128
 _TILE = 64
@@ -24,7 +24,7 @@ BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 
 
 
 def refusal(policy: OperandPolicy) -> str | None:
-    """Return why the kernel does not do this policy, None where it does."""
+    """Return why the kernel does not support this policy, or None if it does."""
     if policy.format not in ELEMENTS or policy.format.startswith("fp4_"):
         return f"format '{policy.format}'"
     if policy.scale not in (*SCALE_ADD, "two_level", "tensor", "delayed"):
@@ -45,7 +45,7 @@ def refusal(policy: OperandPolicy) -> str | None:
 
 @lru_cache(maxsize=512)
 def constants(policy: OperandPolicy | None, output: int) -> dict[str, Any]:
-    """Return the compile-time constants of one side of the kernel; for None those of a side left out."""
+    """Return the compile-time constants of one side of the kernel; None means that the side is off."""
     if policy is None:
         return {
             "OUTPUT": 0, "RULE": 0, "BLOCK": 32, "SCALE_ADD": 0, "MANTISSA": 1, "E_MIN": 0, "E_MAX": 2,
@@ -74,11 +74,11 @@ def constants(policy: OperandPolicy | None, output: int) -> dict[str, Any]:
 
 
 def tile(policies: list[OperandPolicy | None]) -> tuple[int, int]:
-    """Return (rows, columns) of the tile of one program: whole groups along both axes."""
+    """Return (rows, columns) of one program's tile: whole groups along both axes."""
     rows, columns = policies
     if interpreting():  # a program costs milliseconds there, whatever its size
         return 128, 128
-    # 64 columns are one round of the random stream's layout; a side that is left out asks for nothing.
+    # 64 columns are one round of the random stream's layout; a side that is off has no constraints.
     wide = max(_TILE, rows.hadamard if rows else 0)
     tall = max(32 if rows and not columns else _TILE, columns.hadamard if columns else 0)
     return tall, wide

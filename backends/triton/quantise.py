@@ -32,7 +32,7 @@ TENSOR = tl.constexpr(policies.TENSOR)
 
 @triton.jit
 def _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """Load this program's tile as fp32, zeros outside, and say where it begins."""
+    """Load this program's tile as fp32, with zeros outside, and return its first row and column."""
     tiles_across = tl.cdiv(columns, TILE_COLUMNS)
     first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
     first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
@@ -164,7 +164,7 @@ def amax_kernel(
     ALONG_COLUMNS: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr, ROTATED_BF16: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Raise out (int32) to the bits of the largest magnitude of x after its rotation; NaN and Inf win."""
+    """Raise out (int32) to the bits of x's largest magnitude after its rotation; NaN and Inf are largest."""
     v, _, _ = _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS, TILE_COLUMNS)
     if HADAMARD:
         if ALONG_COLUMNS:

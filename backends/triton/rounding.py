@@ -1,8 +1,8 @@
 """Device functions of the quantiser: random words, rotation, scales and elements, with the reference's bits.
 
-Each repeats a function of ``ablate.numerics`` operation by operation, in fp32 and on its bits. No fused
-multiply-add may be formed (the kernels are compiled with ``enable_fp_fusion=False``), and divisions are the
-correctly rounded kind.
+Each repeats a function of ``ablate.numerics`` operation by operation, in fp32 and on its bits. Fused
+multiply-add is not allowed (the kernels are compiled with ``enable_fp_fusion=False``), and divisions are
+correctly rounded.
 """
 
 import triton
@@ -46,7 +46,7 @@ def to_fp32(v):
 
 @triton.jit
 def exact_bf16(v):
-    """Return fp32 values that bf16 holds as bf16, by their bits."""
+    """Convert fp32 values that are exact in bf16 to bf16 by their bits."""
     return (v.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
@@ -54,7 +54,7 @@ def exact_bf16(v):
 def round_to_bf16(v):
     """Round fp32 to the nearest bf16, ties to even, and keep it as fp32; NaN and Inf stay.
 
-    By its bits: Triton's interpreter truncates where the hardware rounds.
+    By its bits, because Triton's interpreter truncates where the hardware rounds.
     """
     bits = v.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16

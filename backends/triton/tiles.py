@@ -1,6 +1,6 @@
 """Tiles of the block-scaled GEMM for which each architecture has a native instruction.
 
-Every one was compiled ahead of time and read back (``python -m ablate.backends.testing.ahead``); none has
+Each was compiled ahead of time and checked (``python -m ablate.backends.testing.ahead``); none has
 been timed on FP4 hardware.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """The tile of one program and how it is run."""
+    """The tile of one program and its launch settings."""
 
     bm: int
     bn: int
@@ -22,7 +22,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Elements:
-    """How the kernel sees a format: dot_scaled's name, elements in a byte, elements that share a scale."""
+    """The kernel's view of a format: dot_scaled's name, elements per byte, elements that share a scale."""
 
     name: str
     per_byte: int
@@ -52,14 +52,14 @@ TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(bm=128, bn=128, bk=128, warps=4, stages=2),
     ),
 }
-"""(architecture, format) → tiles, the largest first. What is not in it has no native instruction there."""
+"""(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
 
 
 INTERPRETED = Tile(bm=128, bn=128, bk=256, warps=4)
 
 
 def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:
-    """Return the largest tile that still gives every processor of the device a program, else the smallest."""
+    """Return the largest tile that gives every processor of the device a program, else the smallest."""
     tiles = TILES[arch, fmt]
     for tile in tiles[:-1]:
         if -(-m // tile.bm) * -(-n // tile.bn) >= processors:
