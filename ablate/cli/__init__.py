@@ -110,7 +110,7 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader (head, less) has gone: that is no error of ours.
+        # The reader (head, less) has closed the pipe, which is not an error.
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

@@ -77,7 +77,7 @@ def command(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path)
 
 
 def _whole(store: StudyStore) -> list[_Leftover]:
-    """Return the study's folder, unless it holds what ablate has not made, hidden files among it."""
+    """Return the study's folder, unless it holds other files than ablate's own, hidden ones included."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
     odd = [path for path in _entries(store.path) if path.name not in _OF_A_STUDY and not _is_stop(path)]
@@ -93,7 +93,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """Tell whether a folder is one that ablate made for a run."""
+    """Whether ablate made this folder for a run."""
     return (
         not path.is_symlink()
         and _RUN_ID.fullmatch(path.name) is not None

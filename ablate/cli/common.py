@@ -118,7 +118,7 @@ def write_out(out: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def writing_to(out: Path) -> Iterator[None]:
-    """Turn what keeps a verb from writing to its ``--out`` into a ``UserError``."""
+    """Turn errors of writing to ``--out`` into a ``UserError``."""
     try:
         yield
     except OSError as error:

@@ -50,7 +50,7 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
 
     from ablate.track.server import choose_port, local_server
 
-    chosen = choose_port(port) if is_database(uri) else 0  # before the work, so that it is heard of at once
+    chosen = choose_port(port) if is_database(uri) else 0  # early, so that a taken port is reported at once
     click.echo("Sending what is new to MLflow …", err=True)
     report = Mirror(store, uri).sync_once()
     if report.experiment_id is None:

@@ -1,6 +1,6 @@
-"""What ``ablate diagnose`` is given: a model with its weights, text as its tokens, and a recipe.
+"""The input of ``ablate diagnose``: a model with its weights, text as tokens, and a recipe.
 
-How it fails: ``UserError`` for whatever is not there or does not fit, with the option that would mend it.
+How it fails: ``UserError`` for missing or unfitting input, with the option that would help.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_subject(
     sequences: int,
     seed: int,
 ) -> Subject:
-    """Return what the command line means.
+    """Return the subject that the command line describes.
 
     Raises:
         UserError: a model, data or recipe that cannot be used.

@@ -1,6 +1,6 @@
 """What a person sees while a study runs: a live table on a terminal, plain lines anywhere else.
 
-Both are drawn from ``ProgressReader`` alone, so that what is shown is what is stored.
+Both use ``ProgressReader`` alone, so that they show what is stored.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._close()
 
     def update(self, *, force: bool = False) -> None:
-        """Draw again if it is time."""
+        """Redraw if the interval has passed."""
         now = time.monotonic()
         if force or now - self._last_drawn >= _REFRESH_SEC:
             self._draw()
@@ -157,7 +157,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
 
 
 class ConsoleListener(Listener):
-    """Prints what is said, and shows how far the tokens and the runs are."""
+    """Prints sentences, and shows the progress of token files and runs."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

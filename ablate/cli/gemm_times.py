@@ -26,7 +26,7 @@ _TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Layers of one shape and recipe under one name: how many they are, and who is to do their GEMMs.
+    """Layers of one shape and recipe under one name: their number, and the back end for their GEMMs.
 
     ``arm`` is the name of a study's arm, or of a format.
     """
@@ -104,7 +104,7 @@ def gemm_times(layers: Iterable[Layers], where: str, repeats: int) -> dict[str, 
     """Time every GEMM of some layers on a torch device; return what ``--json`` prints.
 
     Raises:
-        UserError: a back end that cannot, or a shape that a recipe's groups do not divide.
+        UserError: a back end without support, or a shape that a recipe's groups do not divide.
     """
     from ablate.backends.device import device_of
     from ablate.modelled.hardware import peaks_of

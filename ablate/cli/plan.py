@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
-"""How a layer is described that no recipe touches."""
+"""Description of a layer that no recipe applies to."""
 
 
 @click.command("plan")
@@ -129,7 +129,7 @@ def _with_neighbours(
 
 
 def to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
-    """Return everything about a plan: the lock file's content, and what it amounts to here and now."""
+    """Return the lock file's content, with the plan's progress and costs here and now."""
     from dataclasses import asdict
 
     from ablate.models.arithmetic import schedule_text
@@ -204,7 +204,7 @@ def show(
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
-    """Take every arm through its model by shapes."""
+    """Dry-run every arm's model by shapes."""
     from dataclasses import asdict
 
     from ablate.base.errors import UserError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """A group that takes a recipe's name in place of a command for the slip that it is."""
+    """A group that answers a recipe's name in place of a command with a hint."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -129,7 +129,7 @@ def _watch(store: StudyStore, out: Path | None, options: dict[str, Any], every: 
                 click.echo(f"{moment}  {ended} of {len(now[0])} runs have ended; {written.html}")
             time.sleep(every)
     except KeyboardInterrupt:
-        # The page that stays behind must not go on loading itself.
+        # The last page must not reload itself.
         _show(write_report(store, out, **options))
         return 130
     _show(write_report(store, out, **options))

@@ -76,7 +76,7 @@ def command(
 
 
 def _conclude(console: Console, end: StudyEnd, study: str) -> int:
-    """Show what failed with its last lines, say how to go on, and return the exit code."""
+    """Show failed runs with their last lines, say how to resume, and return the exit code."""
     for run in end.failed:
         console.print(
             f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})",

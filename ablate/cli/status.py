@@ -69,7 +69,7 @@ def command(study: str, storage: Path, as_json: bool, watch: bool) -> None:
 
 
 def _watch(store: StudyStore) -> None:
-    """Show the table anew, several times a second, while somebody runs the study."""
+    """Redraw the table several times a second while a process runs the study."""
     from rich.console import Console
 
     from ablate.cli.display import LiveDisplay

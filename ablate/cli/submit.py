@@ -1,4 +1,4 @@
-"""``ablate submit``: hand a study to a Ray cluster as a job."""
+"""``ablate submit``: submit a study to a Ray cluster as a job."""
 
 from __future__ import annotations
 

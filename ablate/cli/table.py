@@ -1,6 +1,6 @@
 """Plain tables for the terminal: fast for thousands of rows, and nothing to import.
 
-Columns are as wide as their content; where that exceeds the width, the widest give way and wrap.
+Columns are as wide as their content; if that exceeds the width, the widest columns wrap.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Explorations: trials before or instead of a study's runs, chosen by Optuna from what earlier ones showed.
+"""Searches: trials before or instead of a study's runs, chosen by Optuna from the results of earlier ones.
 
-A trial is one or more ordinary runs; Optuna's storage is the ledger of what was asked and told, the run store
-the truth about what was trained.
+A trial is one or more ordinary runs. Optuna's storage is the ledger of trials, and the run store is the truth
+about training.
 """

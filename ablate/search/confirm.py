@@ -1,9 +1,9 @@
 """The front of a search as a study of its own, with fresh seeds.
 
-The winner of a search is biased upward: of many single runs the best is partly the luckiest. So what a search
-found is run again, with seeds that it has not seen, before anybody believes it.
+The winner of a search looks better than it is: the best of many single runs is partly luck. Its recipes are
+therefore run again with new seeds.
 
-How it fails: it does not; what it writes can be loaded like any study.
+How it fails: it raises nothing; the written file loads like any study.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_NAME = 70
 def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
     """Return a study file that runs the baseline and these arms at the last budget.
 
-    ``source``: the file of the search, which it names.
+    ``source``: the file of the search, named in the study file.
     """
     from ruamel.yaml import YAML
 
@@ -69,7 +69,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
 
 
 def _recipe(spec: RecipeSpec) -> Any:
-    """Return a recipe as a file would say it, by one word where that is all of it."""
+    """Return a recipe in a study file's notation, as one word if that is enough."""
     content = _written(spec)
     if not content:
         return "bf16"
@@ -77,7 +77,7 @@ def _recipe(spec: RecipeSpec) -> Any:
 
 
 def _written(section: Any) -> Any:
-    """Return a section as a file would say it: without what is at its default."""
+    """Return a section in a study file's notation, without default values."""
     if isinstance(section, list):
         return [_written(item) for item in section]
     if not is_dataclass(section) or isinstance(section, type):

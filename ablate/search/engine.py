@@ -1,16 +1,15 @@
 """One engine for every search: rounds of trials that are asked of a space, run, and told to their ledgers.
 
-A trial is written to its ledger before it is run, and told when its round is over. What a round tries depends
-on the rounds before it alone: trials of the same round count as open, however they ended. A trial's place is
-its number: trial n is in round n // ``at_once``. So a search that was killed goes on as if it had not been:
-open trials are run, a round that was being filled is filled up, what was told is not asked again. All groups
-go through their rounds together, so that their runs fill a machine that those of one group would not.
+A trial is written to its ledger before it runs, and told when its round is over. A round depends only on the
+rounds before it: trials of the same round count as open, however they ended. Trial n is in round n //
+``at_once``. A killed search therefore resumes as if it had not been killed: it runs open trials, fills the
+unfinished round, and asks no told trial again. All groups go through their rounds together, so that their
+runs use a whole machine.
 
-Nothing here knows of Ray, of runs or of files but the ledger's: ``run`` is a callable that runs trials.
+The engine knows no Ray, no runs and no files but the ledger's: ``run`` is a callable that runs trials.
 
-How it fails: a round that comes back without some of its trials (an interruption, a failed run) ends the
-search, with none of that round told; so does an exception of ``run``. A trial without a result for a fault of
-its own is told as failed.
+How it fails: a round with missing results (an interruption, a failed run) ends the search, and none of its
+trials is told. An exception of ``run`` does the same. A trial that failed by its own fault is told as failed.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What to try: Optuna's parameters, and plain data that say more of it."""
+    """What to try: Optuna's parameters, and further plain data."""
 
     params: dict[str, Any]
     attrs: dict[str, Any] = field(default_factory=dict)
 
 
 class Space(Protocol):
-    """What may be tried, as plain data: the same question has the same answer every time."""
+    """The values that may be tried, as plain data; its methods are deterministic."""
 
     @property
     def prune(self) -> bool:
-        """Whether a trial can be hopeless."""
+        """Whether trials may end early as hopeless."""
 
     @property
     def distributions(self) -> Mapping[str, BaseDistribution]:
         """The parameters as Optuna has them."""
 
     def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
-        """Return what to try at a position of a round, of which no trial seen has been told."""
+        """Return the proposal for a position of a round, none of whose trials in ``seen`` has been told."""
 
     def hopeless_at(self, earlier: Sequence[Trial], curve: Curve) -> int | None:
         """Return the tokens at which a trial need not go on; None if it is worth going on."""
@@ -60,7 +59,7 @@ class Space(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A ledger, and the space that it is filled from. ``describe``: what else it says of a trial."""
+    """A ledger, and the space that its trials come from. ``describe``: further attributes of a trial."""
 
     name: str
     ledger: Ledger
@@ -84,9 +83,9 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a trial came to: values, with a violation where they stand for a miss; or why there are none.
+    """A trial's values, with a violation if they stand for a miss; or why it has no values.
 
-    ``curve``: what decides whether it was hopeless; then it has no values, whatever stands here.
+    ``curve``: decides whether the trial was hopeless; then ``values`` are ignored.
     """
 
     values: tuple[float, ...] | None = None
@@ -96,16 +95,16 @@ class Result:
 
 
 def search(groups: Sequence[Group], at_once: int, run: Run) -> bool:
-    """Bring every group to its number of trials; return whether that is done.
+    """Run every group's trials; return whether all rounds are complete.
 
-    ``at_once``: how many trials of a group are in a round.
+    ``at_once``: the number of a group's trials in a round.
     """
     most = max(group.num_trials for group in groups)
     return all(_round(groups, at_once, run, round_) for round_ in range(-(-most // at_once)))
 
 
 def _round(groups: Sequence[Group], at_once: int, run: Run, round_: int) -> bool:
-    """Bring one round of every group to its end; return whether that is done."""
+    """Run one round of every group; return whether it is complete."""
     asked = [one for group in groups for one in _ask(group, at_once, round_)]
     ended = []
     for one, result in zip(asked, run(asked) if asked else (), strict=True):
@@ -121,7 +120,7 @@ def _round(groups: Sequence[Group], at_once: int, run: Run, round_: int) -> bool
 
 
 def _ask(group: Group, at_once: int, round_: int) -> list[Asked]:
-    """Fill a round of a group up, and return its trials that have not been told."""
+    """Fill a group's round, and return its trials that have not been told."""
     trials = group.ledger.trials()
     start, stop = round_ * at_once, min((round_ + 1) * at_once, group.num_trials)
     for number in range(len(trials), stop):
@@ -144,7 +143,7 @@ def _as_open(trial: Trial) -> Trial:
 
 
 def _tell(ledger: Ledger, number: int, result: Result, ended_at: int | None) -> None:
-    """Write what a trial came to: its losses as far as they were looked at, and its end."""
+    """Write a trial's losses, up to ``ended_at`` if it ended early, and its end."""
     for tokens, loss in sorted(result.curve.items()):
         if ended_at is None or tokens <= ended_at:
             ledger.report(number, tokens, loss)

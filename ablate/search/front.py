@@ -1,4 +1,4 @@
-"""Which trials are best where there are two objectives: fronts, and the order in which trials are promoted.
+"""The best trials under two objectives: fronts, and the order in which trials are promoted.
 
 All objectives are minimised. A trial with a violation is never on a front: its values stand for a miss.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Tell whether ``one`` is nowhere worse, and somewhere better."""
+    """Whether ``one`` is worse in no objective, and better in at least one."""
     return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
 def is_feasible(trial: Trial) -> bool:
-    """Tell whether a trial has values of its own."""
+    """Whether a trial is complete, with values that do not stand for a miss."""
     return trial.state == "complete" and not (trial.violation or 0.0) > 0
 
 

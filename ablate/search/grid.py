@@ -1,13 +1,13 @@
 """A grid of recipes as a space of a search: each distinct recipe once, with the factors that matter for it.
 
-Cells of a grid that come to the same recipe are one candidate (without an FP4 GEMM no stabiliser acts), so a
-factor is relevant for a candidate only where all of its cells share the level. ``walk`` goes through the
-factors one by one and asks for a level only where what is left still differs in it: that is the conditional
-space over which Optuna's TPE suggests.
+Cells with the same recipe are one candidate (without an FP4 GEMM no stabiliser acts). A factor is relevant
+for a candidate only if all of its cells share the level. ``walk`` goes through the factors one by one and
+asks for a level only if the remaining candidates differ in it: Optuna's TPE suggests over this conditional
+space.
 
-How it fails: a walk may end where the grid has no cell (it was excluded or dropped), which gives None. TPE
-that has converged suggests what was tried already; after some tries the untried candidate that shares most
-levels with its suggestions is taken.
+How it fails: a walk that ends at an excluded or dropped cell gives None. A converged TPE suggests candidates
+that were tried already; after some tries the untried candidate that shares most levels with its suggestions
+is taken.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from ablate.search.ledger import Trial
 
 IRRELEVANT = "–"
-"""What stands for a level in tables and in the importances where the factor means nothing."""
+"""Replaces the level in tables and in the importances if the factor has no effect."""
 RANDOM_FIRST = 10
-"""Results before TPE has something to go on; until then candidates are drawn at random."""
+"""Number of results that TPE needs; before that, candidates are drawn at random."""
 _TRIES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One recipe. ``cells``: its levels by factor, in each of the grid's cells that come to it."""
+    """One recipe. ``cells``: its levels by factor, for each of the grid's cells with this recipe."""
 
     name: str
     cells: tuple[Mapping[str, str], ...] = ()
@@ -67,7 +67,7 @@ class Grid:
     seed: int
 
     prune: ClassVar[bool] = False
-    """One run of a recipe says too little to end another early."""
+    """A single run of a recipe is too weak a reason to end another early."""
 
     @cached_property
     def by_name(self) -> dict[str, Candidate]:
@@ -85,7 +85,7 @@ class Grid:
         """Never end a trial early."""
 
     def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
-        """Return a candidate that no trial seen has, those to try first before all others."""
+        """Return an untried candidate, those of ``first`` before all others."""
         if len(seen) < len(self.first):
             found = self.by_name[self.first[len(seen)]]
         else:
@@ -122,9 +122,9 @@ class Grid:
         return max(order, key=lambda candidate: sum(wished[level] for level in candidate.levels.items()))
 
     def walk(self, choose: Callable[[str, Sequence[str]], str]) -> Candidate | None:
-        """Return the candidate that ``choose(factor, labels)`` leads to; None where there is none.
+        """Return the candidate that ``choose(factor, labels)`` leads to, None without one.
 
-        ``choose`` is asked for a factor only where its level makes a difference to what is left.
+        ``choose`` is called for a factor only if its level matters for the remaining candidates.
         """
         left = [(candidate, cell) for candidate in self.candidates for cell in candidate.cells]
         for factor, labels in self.factors.items():

@@ -1,6 +1,6 @@
 """A search over a grid of recipes at rising budgets: the better share of one budget's trials at the next.
 
-How it fails: as the engine does; a budget that comes to no end ends the search.
+How it fails: as the engine does; an incomplete budget ends the search.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Halving:
 
     @property
     def most_trials(self) -> tuple[int, ...]:
-        """How many trials each budget has at most, if no front is larger than its share."""
+        """The largest number of trials of each budget, if no front is larger than its share."""
         counts = [self.num_trials]
         for _ in self.budgets[1:]:
             counts.append(min(math.ceil(self.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
@@ -66,7 +66,7 @@ class Halving:
         return tuple(tuple(ledger.trials()) for ledger in self.ledgers(storage))
 
     def is_done(self, budgets: Sequence[Sequence[Trial]]) -> bool:
-        """Tell whether nothing is left to run; a search whose trials became more is not done."""
+        """Whether nothing is left to run; a search that was given more trials is not done."""
         told = all(trial.state != "open" for trials in budgets for trial in trials)
         return told and len(budgets[0]) >= self.num_trials and all(budgets)
 
@@ -85,16 +85,16 @@ def search_grid(
     run: Run,
     describe: Callable[[int, str], dict[str, Any]] = lambda _budget, _candidate: {},
 ) -> bool:
-    """Search to the end, or go on with a search; return whether that is done.
+    """Start or resume a search; return whether it is done.
 
-    ``describe(budget, candidate)``: what else the ledger shall say of a trial, such as its runs.
+    ``describe(budget, candidate)``: further attributes of a trial for the ledger, such as its runs.
     """
     chosen: list[str] = []
     for budget, ledger in zip(plan.budgets, plan.ledgers(storage), strict=True):
         grid, total = plan.grid, plan.num_trials
         is_first = budget == plan.budgets[0]
         if not is_first:
-            # Where more trials or a larger share were asked for later, what is new follows what was there.
+            # If more trials or a larger share were asked for later, new trials follow the old ones.
             chosen = list(dict.fromkeys([*map(candidate_of, ledger.trials()), *chosen]))
             grid, total = replace(grid, first=tuple(chosen)), len(chosen)
 

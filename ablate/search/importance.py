@@ -1,8 +1,8 @@
 """Which factors of a search mattered: shares of the variance of an objective, by fANOVA (Hutter et al. 2014).
 
-Optuna fits a random forest to the trials and splits its variance. Where a factor means nothing for a recipe,
-a level of its own stands for it. Few trials make the shares rough, and the factors are tried more often where
-they did well, so they are a guide and no test.
+Optuna fits a random forest to the trials and splits its variance. A factor without effect on a recipe gets a
+separate level. The shares are a guide and not a test: trials are few, and the search favours levels that did
+well.
 
 How it fails: too few trials, or an objective that does not vary, give no importances (None).
 """
@@ -51,5 +51,5 @@ def importances(grid: Grid, trials: Sequence[Trial], objective: int) -> dict[str
 
 
 def with_levels(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that say something of the factors: results of their own, of cells of the grid."""
+    """Return the trials that tell factors apart: feasible ones of the grid's cells."""
     return [trial for trial in trials if is_feasible(trial) and trial.params]

@@ -1,4 +1,4 @@
-"""Trials in Optuna's storage: which were asked, which are open, what each came to.
+"""Trials in Optuna's storage: which were asked, which are open, and their results.
 
 One process at a time writes, the driver; what trains never sees Optuna. So the storage needs no more than one
 writer's care, and a trial is asked, told and counted exactly once. A trial is written as running in one

@@ -1,7 +1,7 @@
-"""What Optuna is asked: a study in memory, filled with the trials that count, thrown away after one answer.
+"""Questions to Optuna: a study in memory, filled with the relevant trials and discarded after one answer.
 
-So an answer depends on these trials and on a seed alone, whatever was killed before, and what is suggested
-and not taken leaves no trace in the storage.
+An answer therefore depends only on these trials and a seed, even after a kill, and an unused suggestion
+leaves no trace in the storage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values of an arm's training as a space of a search: the study's own first, then spread points, then TPE.
 
-How it fails: it does not; a space smaller than the number of trials is refused with the study.
+How it fails: it raises nothing; the study is refused if its space has fewer values than trials.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIES = 20
 _POINTS = 100_000
 _FEWEST_COMPLETE = 3
 _WATCHED_FROM = 1 / 3
-"""Share of a trial's budget before which nothing is hopeless: a high rate often falls behind at first."""
+"""No trial is hopeless before this share of its budget: a high rate often falls behind at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Rates:
         return {name: field.distribution() for name, field in self.fields.items()}
 
     def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
-        """Return values that no trial seen has; the first of all are the study's own."""
+        """Return untried values; the first are the study's own."""
         index = len(seen)
         if index == 0:
             return Proposal(params=dict(self.shared))
@@ -58,7 +58,7 @@ class Rates:
         tried = [trial.params for trial in seen]
         points = (spread_point(self.fields, at) for at in range(index, index + _POINTS))
         proposals: Iterator[dict[str, Any]] = points
-        if index >= 2 * (1 + len(self.fields)):  # so many are spread over the space before Optuna picks any
+        if index >= 2 * (1 + len(self.fields)):  # the first points are spread over the space
             seeds = (_seed(self.seed, round_, position, n) for n in range(_TRIES))
             proposals = itertools.chain((self._suggest(seen, seed) for seed in seeds), points)
         return Proposal(params=next(values for values in proposals if values not in tried))

@@ -1,11 +1,11 @@
-"""The search over a study's recipes: its runs, what a run's result means to it, and which search may go on.
+"""The search over a study's recipes: its runs, its reading of their results, and which search may be resumed.
 
-A run that diverged, or that misses the target where the token cost is searched for, is a result too: its
-values are a bound, with a violation beside them, because Optuna would take an infinity for a success.
+A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
+bound, with a violation, because Optuna would take an infinity for a success.
 
-How it fails: ``UserError`` where the baseline itself diverges or misses the target, for nothing can then be
-held against it; ``StoppedError`` where a round comes to no end; a search that was begun with other recipes or
-budgets is refused by ``check_same``.
+How it fails: ``UserError`` if the baseline diverges or misses the target, because nothing can be compared
+with it; ``StoppedError`` if a round is incomplete. ``check_same`` refuses a search that began with other
+recipes or budgets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORMAT = 1
 
 
 class StoppedError(Exception):
-    """A round came to no end; its trials are open. ``interrupted``: by the user."""
+    """A round is incomplete; its trials stay open. ``interrupted``: by the user."""
 
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class StoppedError(Exception):
 def search_recipes(
     found: SearchPlan, storage: BaseStorage, runs: TrialRuns, say: Callable[[str], None]
 ) -> None:
-    """Search to the end, or go on with a search; ``say`` is told of each round and of runs that failed.
+    """Start or resume a search; ``say`` is told of each round and of runs that failed.
 
     Raises:
         StoppedError: interrupted, a run that came to no end, or a baseline that failed.
@@ -79,7 +79,7 @@ def search_recipes(
 def _check_ended(
     found: SearchPlan, runs: TrialRuns, asked: Sequence[Asked], say: Callable[[str], None]
 ) -> None:
-    """Say which runs failed; raise ``StoppedError`` where the round cannot be told."""
+    """Say which runs failed; raise ``StoppedError`` if the round cannot be told."""
     if runs.outcome.interrupted:
         raise StoppedError("Stopped. Trials that have ended are kept", interrupted=True)
     states = {candidate_of(one.trial): runs.states(one)[0] for one in asked}
@@ -121,7 +121,7 @@ def plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
 
 
 def check_same(found: SearchPlan, store: StudyStore) -> None:
-    """Refuse to go on with a search that was begun as another one; only its trials may become more.
+    """Refuse to resume a search that began with other settings; only the number of trials may grow.
 
     Raises:
         UserError: another search, or a study, of this name is in the storage.
@@ -159,7 +159,7 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
 
 
 def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> Result:
-    """Return what a run that has ended, or failed, came to.
+    """Return the result of a run that has ended or failed.
 
     Raises:
         UserError: the baseline diverged, or misses the target where a token cost is searched for.

@@ -1,7 +1,7 @@
-"""Trials that are ordinary runs of a run store: the ledger says what was asked, the store what was trained.
+"""Trials as ordinary runs of a run store: the ledger has the questions, the store the training.
 
-The plan in the store grows with the trials, so that whatever reads a study reads a search, too. Runs that
-have ended are not run again.
+The plan in the store grows with the trials, so that all readers of a study can read a search. Ended runs are
+not run again.
 
 How it fails: a run that failed has no result; an interruption leaves runs without one. What was executed says
 which it was (``outcome``).
@@ -48,7 +48,7 @@ class TrialRuns:
         self.store.write_plan(to_lock(plan))
 
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
-        """Run what the trials lack. ``plan``: theirs alone."""
+        """Run the trials' runs that have not ended. ``plan``: of these trials alone."""
 
         def unneeded() -> dict[str, str]:
             return {

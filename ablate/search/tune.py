@@ -1,8 +1,8 @@
 """The search before a study's seeds: its trials are the runs of a study beside it, on a smaller budget.
 
-How it fails: a run that failed leaves its trial open, and the search ends there, for no other trial is picked
-on half a round; so does an interruption. A run that diverged counts at the loss from which a run is called
-diverged, because Optuna takes an infinity for a result.
+How it fails: a failed run or an interruption leaves the trial open and ends the search, because no trial is
+chosen from an incomplete round. A diverged run counts with the loss at which a run is called diverged,
+because Optuna takes an infinity for a result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Searched:
 
 
 def first_trials(plan: Plan, tuning: Tuning) -> Plan:
-    """Return the plan of the trials of which one knows before any is run: the study's own values."""
+    """Return the plan of each group's first trial, which has the study's own values."""
     return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
 
 
@@ -101,7 +101,7 @@ def _group(storage: BaseStorage, plan: Plan, tuning: Tuning, group: GroupTuning)
 
 
 def _result(runs: TrialRuns, one: Asked) -> Result | None:
-    """Return what a trial came to; None if its runs have not ended and may yet be worth it."""
+    """Return a trial's result, without values while some run has not ended."""
     curve, states = runs.curve(run_ids(one)), runs.states(one)
     if all(state in END_STATES for state in states):
         losses = [_final(runs, run_id, state) for run_id, state in zip(run_ids(one), states, strict=True)]

@@ -1,4 +1,4 @@
-"""Whole jobs as plain calls: what a verb of the command line does between its options and its printing.
+"""Whole jobs as plain calls: a verb of the command line without its options and its printing.
 
 A ``Listener`` is told what happens; the default says nothing, and the command line's prints.
 """

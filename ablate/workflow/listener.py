@@ -1,4 +1,4 @@
-"""Who is told what happens while a study is prepared and run. The default does nothing with it."""
+"""The listener hears what happens while a study is prepared and run. The default ignores it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Listener:
         """Take a sentence for the user, without markup."""
 
     def preparing(self) -> AbstractContextManager[Prepared]:
-        """Follow the preparation of token files for the time of the block."""
+        """Follow the preparation of token files during the block."""
         return nullcontext(lambda _digest, _fraction, _what: None)
 
     def executing(self, store: StudyStore, run_ids: Sequence[str]) -> AbstractContextManager[Poll]:  # noqa: ARG002
-        """Follow the execution of these runs for the time of the block; the store says how far they are."""
+        """Follow the execution of these runs during the block; the store has their progress."""
         return nullcontext(lambda: None)

@@ -1,4 +1,4 @@
-"""Make ready what training needs: devices, the CPU quantiser and token files.
+"""Prepares what training needs: devices, the CPU quantiser and token files.
 
 Everything that can be refused is refused here, with a ``UserError``, before the first run starts.
 """

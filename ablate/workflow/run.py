@@ -9,12 +9,12 @@ In a notebook::
     end = run_study("quickstart", Where(storage=Path("ablate-runs")))
     end.report
 
-The way of a study: its file → its plan and the runs that are asked for → its folder, which is held → devices
-and tokens → the mirror → the runs without a result → Ray → the report. Where a study tunes its arms, its
-trials go this way first (``workflow.tune``).
+The steps: study file → plan and chosen runs → lock of the study's folder → devices and tokens → mirror → runs
+without a result → Ray → report. If a study tunes its arms, its trials go through the steps first
+(``workflow.tune``).
 
-How it fails: with a ``UserError`` before any run starts. A run that fails stops no other; a failed run and an
-interruption are in what is returned, and the same call goes on from there.
+How it fails: with a ``UserError`` before any run starts. A failed run stops no other. The returned value
+tells of failed runs and interruptions, and the same call resumes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _run(
     retry_failed: bool,
     alone: bool,
 ) -> StudyEnd:
-    """Run the chosen runs of a study that is held; ``alone``: nobody else runs it."""
+    """Run the chosen runs of a locked study; ``alone``: no other process runs it."""
     from ablate.execute.driver import Outcome, execute_study
     from ablate.execute.todo import find_todo, requests_of
     from ablate.track import start_mirror
@@ -129,7 +129,7 @@ def _run(
 
 
 def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
-    """Return what tells which runs the study's stop rule makes unneeded; without a rule it costs nothing."""
+    """Return a function for the runs that the study's stop rule makes unneeded; free without a rule."""
     if plan.stop is None:
         return dict
     from ablate.reports.findings.unneeded import Unneeded

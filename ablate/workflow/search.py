@@ -1,10 +1,10 @@
 """``search_study``: what ``ablate search`` does between its options and its last lines.
 
-This process alone writes Optuna's storage: Ray's tasks train runs and never see it. So a trial is asked and
-told exactly once, whatever is killed when, and the same call goes on.
+Only this process writes Optuna's storage; Ray's tasks train runs and never see it. Each trial is therefore
+asked and told exactly once, even after a kill, and the same call resumes.
 
-How it fails: with a ``UserError`` before any run starts. A round that comes to no end ends the call, with
-pages of what there is.
+How it fails: with a ``UserError`` before any run starts. An incomplete round ends the call, with
+pages of the results so far.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def search_study(
     file: str,
     optuna_storage: str | None = None,
 ) -> SearchEnd:
-    """Search to the end, or go on, and write the front. ``file``: what the user calls the search.
+    """Start or resume a search, and write the front. ``file``: the user's name for the search.
 
     ``optuna_storage``: the URL of a gRPC proxy or a database; None: a journal in the search's folder.
 
@@ -91,7 +91,7 @@ def search_study(
 
 
 def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
-    """Return the lock file as it is, or that of a search of which nothing was tried."""
+    """Return the lock file's plan, or the plan of a search before any trial."""
     from ablate.plan import to_lock
     from ablate.search.recipes import tried_plan
 
@@ -110,7 +110,7 @@ def _go_on(
     file: str,
     address: str | None,
 ) -> int:
-    """Search to the end, or as far as it goes; return the exit code."""
+    """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
     from ablate.search.recipes import StoppedError, search_recipes, tried_plan
     from ablate.workflow.prepare import prepare
@@ -142,7 +142,7 @@ def _go_on(
 
 
 def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: str) -> Found:
-    """Write the pages as far as the search is, and the study that confirms a search that is done."""
+    """Write the pages so far and, after the search, the study that confirms it."""
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.beside import write_search
     from ablate.search.confirm import confirm_study

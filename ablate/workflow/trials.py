@@ -23,7 +23,7 @@ def trial_runs(
     *,
     retry_failed: bool,
 ) -> TrialRuns:
-    """Return what trains trials in ``store``. ``corpora``: token files by the digest of their data."""
+    """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
     from ablate.execute.cancel import Cancellation
     from ablate.execute.driver import Outcome, execute_study
     from ablate.execute.todo import requests_of

@@ -1,6 +1,6 @@
 """The part of ``run_study`` before the seeds: every arm's own values, where the study asks for them.
 
-How it fails: as the runs after it do. What was told is kept, and the same call goes on.
+How it fails: as ``run_study`` does. Told trials are kept, and the same call resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The plan with the values that were found; or with ``end``, where the search has not come to its end."""
+    """The plan with the values found, or ``end`` if the search is not done."""
 
     plan: Plan
     end: StudyEnd | None = None
@@ -73,7 +73,7 @@ def _search(
     *,
     retry_failed: bool,
 ) -> Searched:
-    """Run the trials in ``store``, which is theirs, and say what was found."""
+    """Run the trials in their own ``store``, and say what was found."""
     from ablate.execute.cluster import connection
     from ablate.plan import to_lock
     from ablate.search.tune import first_trials, tune_arms
