@@ -22,13 +22,14 @@ def local_ray(tmp_path_factory):
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    paths = [str(TRAINERS), *filter(None, [os.environ.get("PYTHONPATH")])]
     ray.init(
         address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(TRAINERS)}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
     )
     yield
     ray.shutdown()

@@ -1,13 +1,26 @@
-"""The main job through the command line, with real parts: Ray, training on real text, MLflow, report."""
+"""One life of a study through the command line, with real parts: Ray, training on real text, MLflow, report.
+
+On one Ray cluster it is killed, run on by two at once, of whom one is stopped by Ctrl-C, and finished by the
+other. Everything else here reads what that life left. A gate holds one of its runs, so that nothing depends
+on the machine's speed. ``tests/test_security.py`` lets `ablate run` start its own Ray.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+import ray
+
+from ablate.store import StudyStore
+from tests.cli.command import ablate
+from tests.waiting import is_alive, wait_until
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 STUDY = """\
 name: small
@@ -17,6 +30,7 @@ seeds: 2
 base:
   model: {width: 64, layers: 1, heads: 2, ffn: 96}
   data: {source: stdlib, tokenizer: bytes, max_bytes: 1_000_000}
+  resources: {checkpoint_every_sec: 0}
   training:
     tokens: 32_768
     seq_len: 64
@@ -27,124 +41,251 @@ base:
 arms:
   bf16: {recipe: bf16}
   all three: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: sr+rht}}
+  held: {recipe: bf16, trainer: gate.py:held}
 """
+ARMS = ("bf16", "all three", "held")
+GATE = '''\
+"""The tool's own trainer; seed 0 waits after its second step for the file ``open`` beside this one."""
+
+import os
+import time
+from pathlib import Path
+
+from ablate.train import train
+
+HERE = Path(__file__).parent
 
 
-def ablate(folder, *arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "ablate", *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env=os.environ | {"ABLATE_STORAGE": "runs"}, **options,
-    )  # fmt: skip
+def held(config, on_metrics, *, should_stop, **options):
+    steps = []
+
+    def stop():
+        steps.append(1)
+        while config.seed == 0 and len(steps) > 1 and not (HERE / "open").exists():
+            (HERE / f"waits-{os.getpid()}").touch()
+            if should_stop():
+                return True
+            time.sleep(0.05)
+        return should_stop()
+
+    return train(config, on_metrics, should_stop=stop, **options)
+'''
 
 
-def evaluations(folder):
+def write_study(folder):
+    (folder / "small.yaml").write_text(STUDY)
+    (folder / "gate.py").write_text(GATE)
+
+
+def is_held(folder):
+    """Tell whether a process that lives holds its run at the gate."""
+    return any(is_alive(int(path.name.removeprefix("waits-"))) for path in folder.glob("waits-*"))
+
+
+def states(folder):
+    """Count the states of the runs."""
+    store = StudyStore(folder / "runs/small")
+    return Counter(store.run(path.name).state() for path in store.path.glob("runs/*"))
+
+
+def evaluations(store):
     """Map every run's id to its validation losses."""
     losses = {}
-    for path in sorted(folder.glob("runs/small/runs/*/metrics.jsonl")):
+    for path in sorted(store.glob("runs/*/metrics.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         losses[path.parent.name] = [row["val_loss"] for row in rows if row["kind"] == "eval"]
     return losses
 
 
+def ledgers(folder):
+    return [json.loads(path.read_text()) for path in folder.glob("runs/small/runs/*/attempts/*.json")]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "small.yaml").write_text(STUDY)
-    done = ablate(folder, "run", "small.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done
+def life(local_ray, tmp_path_factory):
+    """The folder of the study at its end, and what was seen on the way."""
+    folder = tmp_path_factory.mktemp("life")
+    write_study(folder)
+    seen, started = SimpleNamespace(folder=folder), []
+
+    def start(name):
+        """Start ``ablate run`` as a user does; what it says goes to a file of that name."""
+        address = ray.get_runtime_context().gcs_address
+        environment = os.environ | {"ABLATE_STORAGE": "runs"}
+        command = [sys.executable, "-m", "ablate", "run", "small.yaml", "--address", address]
+        with (folder / name).open("wb") as said:
+            started.append(
+                subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+            )
+        return started[-1]
+
+    try:
+        killed = start("killed.txt")
+        wait_until(lambda: is_held(folder), killed)
+        killed.kill()
+        killed.wait()
+        seen.left_by_the_killed = ledgers(folder)
+        wait_until(lambda: not any(is_alive(one["pid"]) for one in seen.left_by_the_killed))
+
+        stopped = start("stopped.txt")
+        wait_until(lambda: is_held(folder), stopped)
+        other = start("other.txt")
+        wait_until(lambda: "Starting Ray" in (folder / "other.txt").read_text(), stopped, other)
+        wait_until(lambda: states(folder)["finished"] == 5, stopped, other)
+        stopped.send_signal(signal.SIGINT)
+        seen.stopped_code, seen.stopped_said = stopped.wait(), (folder / "stopped.txt").read_text()
+        seen.states_after_the_stop = states(folder)
+        (folder / "open").touch()
+        seen.other_code, seen.other_said = other.wait(), (folder / "other.txt").read_text()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return seen
 
 
-def test_one_command_from_study_file_to_report(finished):
-    folder, done = finished
-    assert "4 to run" in done.stdout
-    assert "Report:" in done.stdout
-    report = json.loads((folder / "runs/small/report/report.json").read_text())
+@pytest.fixture(scope="module")
+def undisturbed(local_ray, tmp_path_factory):
+    """The same study, run in one go."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_study(folder)
+    (folder / "open").touch()
+    done = ablate("run", "small.yaml", cwd=folder)
+    assert done.code == 0, done
+    assert "6 to run" in done.out
+    assert "Report:" in done.out
+    return evaluations(folder / "runs/small")
+
+
+def test_a_killed_driver_takes_its_workers_along_and_the_runs_go_on_from_their_checkpoints(life):
+    assert [one["outcome"] for one in life.left_by_the_killed].count(None) >= 1
+    assert any(record["resumed_from_step"] for record in ledgers(life.folder))
+
+
+def test_ctrl_c_ends_one_of_two_and_says_how_to_go_on(life):
+    assert life.stopped_code == 130, life.stopped_said
+    assert "go on with: ablate run small.yaml" in life.stopped_said
+    assert "Traceback" not in life.stopped_said
+    assert life.states_after_the_stop["finished"] == 5
+    assert "interrupted" in {record["outcome"] for record in ledgers(life.folder)}
+
+
+def test_two_at_once_share_the_runs_and_none_is_finished_twice(life):
+    assert life.other_code == 0, life.other_said
+    assert "its runs are shared" in life.other_said
+    assert sum(record["outcome"] == "finished" for record in ledgers(life.folder)) == 6
+    assert states(life.folder) == {"finished": 6}
+
+
+def test_after_all_this_the_bits_are_those_of_undisturbed_runs(life, undisturbed):
+    assert len(undisturbed) == 6
+    assert evaluations(life.folder / "runs/small") == undisturbed
+
+
+def test_the_report_is_whole(life):
+    assert "Report:" in life.other_said
+    report = json.loads((life.folder / "runs/small/report/report.json").read_text())
     assert report["study"] == "small"
     assert report["target"].items() >= {"kind": "val_loss", "value": 3.5, "crossing": "confirmed"}.items()
+    assert report["runs_missing"] == 0
     arms = {arm["name"]: arm for arm in report["arms"]}
-    assert [arm["n"] for arm in arms.values()] == [2, 2]
+    assert [arm["n"] for arm in arms.values()] == [2, 2, 2]
     assert arms["bf16"]["hit"] == 2
     assert arms["bf16"]["tokens_to_target"]["estimate"] > 0
-    html = (folder / "runs/small/report/report.html").read_text()
+    html = (life.folder / "runs/small/report/report.html").read_text()
     assert "<svg" in html
-    assert (folder / "runs/mlflow.db").exists()
 
 
-def test_the_same_command_again_runs_nothing(finished):
-    folder, _ = finished
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/small/runs/*/metrics.jsonl")}
-    again = ablate(folder, "run", "small.yaml")
-    assert again.returncode == 0
-    assert "0 to run, 4 of those asked for have ended before" in again.stdout
+def test_the_same_command_again_runs_nothing(life):
+    before = {path: path.stat().st_mtime_ns for path in life.folder.glob("runs/small/runs/*/metrics.jsonl")}
+    again = ablate("run", "small.yaml", cwd=life.folder)
+    assert again.code == 0, again
+    assert "0 to run, 6 of those asked for have ended before" in again.out
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_another_study_takes_the_runs_that_are_its_own_too(finished):
-    folder, _ = finished
+def test_another_study_takes_the_runs_that_are_its_own_too(life):
+    folder = life.folder
     named = STUDY.replace("name: small", "name: other").replace("  all three:", "  by another name:")
     (folder / "other.yaml").write_text(named.replace("seeds: 2", "seeds: [1]"))
-    planned = ablate(folder, "plan", "other.yaml").stdout
-    assert "2 taken from small: same configuration, same code" in planned
-    assert "2 (2 done)" in planned
-    as_json = json.loads(ablate(folder, "plan", "other.yaml", "--json").stdout)
+    planned = ablate("plan", "other.yaml", cwd=folder).out
+    assert "3 taken from small: same configuration, same code" in planned
+    assert "3 (3 done)" in planned
+    as_json = json.loads(ablate("plan", "other.yaml", "--json", cwd=folder).out)
     ids = {run["id"] for arm in as_json["arms"] for run in arm["runs"]}
     assert as_json["taken_from"] == dict.fromkeys(ids, "small")
     assert not (folder / "runs/other").exists()
-    done = ablate(folder, "run", "other.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 to run, 0 of those asked for have ended before, 2 taken from small" in done.stdout
+    done = ablate("run", "other.yaml", cwd=folder)
+    assert done.code == 0, done
+    assert "0 to run, 0 of those asked for have ended before, 3 taken from small" in done.out
     report = json.loads((folder / "runs/other/report/report.json").read_text())
-    assert [(arm["name"], arm["n"]) for arm in report["arms"]] == [("bf16", 1), ("by another name", 1)]
+    names = ("bf16", "by another name", "held")
+    assert [(arm["name"], arm["n"]) for arm in report["arms"]] == [(name, 1) for name in names]
+    taken = evaluations(folder / "runs/other")
+    assert len(taken) == 3
+    assert taken.items() <= evaluations(folder / "runs/small").items()
     for path in folder.glob("runs/other/runs/*/metrics.jsonl"):
         assert path.read_bytes() == (folder / "runs/small/runs" / path.parent.name / path.name).read_bytes()
-    assert "0 to run, 2 of those asked for have ended before." in ablate(folder, "run", "other.yaml").stdout
+    again = ablate("run", "other.yaml", cwd=folder)
+    assert "0 to run, 3 of those asked for have ended before." in again.out
 
 
-def test_status_tells_machines_and_people(finished):
-    folder, _ = finished
-    answer = json.loads(ablate(folder, "status", "small", "--json").stdout)
-    assert answer["states"] == {"finished": 4}
+def test_status_tells_machines_and_people(life):
+    answer = json.loads(ablate("status", "small", "--json", cwd=life.folder).out)
+    assert answer["states"] == {"finished": 6}
     assert answer["running"] is False
     assert {run["tokens"] for run in answer["runs"]} == {32_768}
-    assert "4 of 4 done" in ablate(folder, "status", "small.yaml").stdout
+    assert "6 of 6 done" in ablate("status", "small.yaml", cwd=life.folder).out
 
 
-def test_mlflow_holds_the_curves_over_tokens(finished):
-    folder, _ = finished
-    code = """
-import json, mlflow
-client = mlflow.MlflowClient("sqlite:///runs/mlflow.db")
-experiment = client.get_experiment_by_name("small")
-runs = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
-history = {}
-for run in runs:
-    points = client.get_metric_history(run.info.run_id, "val_loss")
-    history[run.info.run_name] = sorted((point.step, point.value) for point in points)
-print(json.dumps(history))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
-    history = json.loads(done.stdout.splitlines()[-1])
-    assert set(history) == {f"{arm} seed {seed}" for arm in ("bf16", "all three") for seed in (0, 1)}
+def test_logs_tell_what_became_of_a_run_that_was_killed_and_stopped(life):
+    runs = json.loads(ablate("status", "small", "--json", cwd=life.folder).out)["runs"]
+    (held,) = [run["run_id"] for run in runs if (run["arm"], run["seed"]) == ("held", 0)]
+    said = ablate("logs", held[:8], cwd=life.folder).out.splitlines()
+    assert said[0].startswith("attempt 1: running, or lost")
+    assert said[1].startswith("attempt 2: interrupted")
+    assert said[2].startswith("attempt 3: finished")
+    assert "from step " in said[1]
+    assert "from step " in said[2]
+    assert said[-1].startswith("going on from the checkpoint after step ")
+
+
+def test_nothing_is_left_to_clean(life):
+    assert ablate("clean", "small", "--dry-run", cwd=life.folder).out == "Nothing to remove.\n"
+    assert ablate("cancel", "small", cwd=life.folder).out == "small is not being run.\n"
+
+
+def test_mlflow_holds_every_curve_over_tokens_once(life):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{life.folder}/runs/mlflow.db")
+    experiment = client.get_experiment_by_name("small")
+    runs = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
+    history = {
+        run.info.run_name: sorted(
+            (point.step, point.value) for point in client.get_metric_history(run.info.run_id, "val_loss")
+        )
+        for run in runs
+    }
+    assert set(history) == {f"{arm} seed {seed}" for arm in ARMS for seed in (0, 1)}
     for curve in history.values():
         assert [step for step, _ in curve] == list(range(4096, 32_769, 4096))
     values = [[value for _, value in curve] for curve in history.values()]
-    assert sorted(values) == sorted(evaluations(folder).values())
+    assert sorted(values) == sorted(evaluations(life.folder / "runs/small").values())
+    assert "0 metric points sent" in ablate("sync", "small", cwd=life.folder).out
 
 
-def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(finished):
-    folder, _ = finished
+def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(life):
     quick = ("--steps", "1", "--warmup", "1", "--repeats", "1", "--device", "cpu")
-    timed = ablate(folder, "throughput", "small.yaml", *quick)
-    assert timed.returncode == 0, timed.stdout + timed.stderr
-    record = json.loads((folder / "runs/small/throughput.json").read_text())
+    arms = ("--arm", "bf16", "--arm", "all three")
+    timed = ablate("throughput", "small.yaml", *quick, *arms, cwd=life.folder)
+    assert timed.code == 0, timed
+    record = json.loads((life.folder / "runs/small/throughput.json").read_text())
     assert all(min(arm["tokens_per_sec"]) > 0 for arm in record["arms"])
-    report = json.loads(ablate(folder, "report", "small", "--json").stdout)
+    report = json.loads(ablate("report", "small", "--json", cwd=life.folder).out)
     assert report["throughput"]["not_used"] == dict.fromkeys(("bf16", "all three"), "emulated arithmetic")
-    assert report["timing_reasons"][0] == {"reason": "emulated arithmetic", "runs": 4}
-    assert [arm["measured"] for arm in report["arms"]] == [None, None]
+    assert report["timing_reasons"][0] == {"reason": "emulated arithmetic", "runs": 6}
+    assert [arm["measured"] for arm in report["arms"]] == [None, None, None]
     assert any(
         "gives no speed-up: emulated arithmetic (bf16, all three)." in one for one in report["warnings"]
     )
@@ -156,60 +297,15 @@ def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(finished):
     assert record["device"]["name"] == "CPU"
 
 
-def test_interrupted_and_resumed_ends_with_the_same_bits(finished, tmp_path):
-    (tmp_path / "small.yaml").write_text(STUDY)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"},
-    )  # fmt: skip
-    give_up = time.monotonic() + 120
-    while not any(evaluations(tmp_path).values()) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 130, output
-    assert "go on with: ablate run small.yaml" in output
-    states = json.loads(ablate(tmp_path, "status", "small", "--json").stdout)["states"]
-    assert states.get("finished", 0) < 4, "the interrupt came too late to test anything"
-    resumed = ablate(tmp_path, "run", "small.yaml")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert evaluations(tmp_path) == evaluations(finished[0])
-
-
-def test_killed_and_taken_up_by_two_at_once_it_ends_with_the_same_bits(finished, tmp_path):
-    text = STUDY.replace("  training:", "  resources: {checkpoint_every_sec: 0}\n  training:")
-    (tmp_path / "small.yaml").write_text(text)
-    command = [sys.executable, "-m", "ablate", "run", "small.yaml"]
-    environment = os.environ | {"ABLATE_STORAGE": "runs"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    give_up = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    both = [
-        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = [each.communicate(timeout=200)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], outputs
-    assert any("its runs are shared" in output for output in outputs)
-    assert evaluations(tmp_path) == evaluations(finished[0])
-    ledgers = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")]
-    assert sum(record["outcome"] == "finished" for record in ledgers) == 4
-    assert any(record["resumed_from_step"] for record in ledgers)
-    ends = {path.read_text() for path in tmp_path.glob("runs/small/report/report.json")}
-    assert json.loads(ends.pop())["runs_missing"] == 0
-
-
-def test_a_part_of_a_study(finished, tmp_path):
-    (tmp_path / "small.yaml").write_text(STUDY)
-    part = ablate(tmp_path, "run", "small.yaml", "--only", "bf16", "--seeds", "1")
-    assert part.returncode == 0, part.stdout + part.stderr
-    assert "1 to run" in part.stdout
-    done = evaluations(tmp_path)
+@pytest.mark.usefixtures("local_ray")
+def test_a_part_of_a_study(undisturbed, tmp_path):
+    write_study(tmp_path)
+    part = ablate("run", "small.yaml", "--only", "bf16", "--seeds", "1", cwd=tmp_path)
+    assert part.code == 0, part
+    assert "1 to run" in part.out
+    done = evaluations(tmp_path / "runs/small")
     assert len(done) == 1
-    assert done.items() <= evaluations(finished[0]).items()
+    assert done.items() <= undisturbed.items()
 
 
 @pytest.mark.parametrize(
@@ -228,10 +324,15 @@ def test_a_part_of_a_study(finished, tmp_path):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
-    (tmp_path / "small.yaml").write_text(STUDY)
-    done = ablate(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stderr
+    write_study(tmp_path)
+    assert message in ablate(*arguments, cwd=tmp_path).line
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_process_of_its_own_ends_with_that_line_and_code(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "ablate", "run", "smal.yaml"], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "smal.yaml" in done.stderr

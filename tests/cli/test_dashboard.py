@@ -2,19 +2,24 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import ablate.track.server as tracking
+from ablate.cli import dashboard
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
+from tests.cli.command import ablate
+from tests.waiting import wait_until
 
 PLAN = {
     "format": 1,
@@ -40,20 +45,20 @@ def storage(tmp_path):
     return tmp_path / "runs"
 
 
-def start(storage, *arguments, study="small"):
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")}
-    command = [sys.executable, "-m", "ablate", "dashboard", study, "--storage", str(storage), "--no-browser"]
-    return subprocess.Popen(
-        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+def call(storage, *arguments, study="small"):
+    return ablate("dashboard", study, "--no-browser", *arguments, cwd=storage, storage=storage)
+
+
+@pytest.fixture(autouse=True)
+def no_other_mlflow(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MLFLOW")]:
+        monkeypatch.delenv(name)
 
 
 def fails(storage, *arguments, **kwargs):
-    process = start(storage, *arguments, **kwargs)
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert out == ""
-    return [line for line in errors.splitlines() if not line.startswith("Sending")]
+    ended = call(storage, *arguments, **kwargs)
+    assert (ended.code, ended.out) == (2, "")
+    return [line for line in ended.err.splitlines() if not line.startswith("Sending")]
 
 
 def processes_of_group_leaders(children):
@@ -72,10 +77,37 @@ def children_of(pid):
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def test_shows_the_experiment_and_leaves_no_process(storage):
-    process = start(storage)
-    killer = threading.Timer(90, process.kill)
-    killer.start()
+def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
+    served = []
+
+    @contextmanager
+    def server(uri, artifacts, log_path, port):
+        served.append(uri)
+        yield f"http://127.0.0.1:{port}", SimpleNamespace(poll=lambda: None)
+
+    def ctrl_c(_seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracking, "local_server", server)
+    monkeypatch.setattr(dashboard, "time", SimpleNamespace(sleep=ctrl_c))
+    monkeypatch.setattr(dashboard, "signal", SimpleNamespace(SIGTERM=0, SIGHUP=0, signal=lambda *_: None))
+    ended = call(storage)
+    assert ended.code == 0, ended
+    base, _, rest = ended.out.strip().partition("/#/")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", base)
+    assert rest.startswith("experiments/1/runs?")
+    assert served == [f"sqlite:///{storage}/mlflow.db"]
+    from mlflow import MlflowClient
+
+    assert MlflowClient(served[0]).get_experiment("1").name == "small"
+
+
+@pytest.mark.exhaustive
+def test_a_real_server_shows_the_experiment_and_leaves_no_process(storage):
+    command = [sys.executable, "-m", "ablate", "dashboard", "small", "--storage", str(storage)]
+    process = subprocess.Popen(
+        [*command, "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     url = process.stdout.readline().strip()
     base, _, rest = url.partition("/#/")
     assert rest.startswith("experiments/1/runs?")
@@ -87,15 +119,11 @@ def test_shows_the_experiment_and_leaves_no_process(storage):
     servers = children_of(process.pid)
     assert len(processes_of_group_leaders(servers)) == 2
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=30)
-    killer.cancel()
+    out, errors = process.communicate()
     assert process.returncode == 0, errors
     assert out == ""
     assert "Traceback" not in errors
-    deadline = time.monotonic() + 5
-    while processes_of_group_leaders(servers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_of_group_leaders(servers) == []
+    wait_until(lambda: not processes_of_group_leaders(servers))
 
 
 def test_unknown_study(storage):

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+
+import pytest
 
 from ablate.store import StudyStore
+from tests.cli.command import ablate
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 TRAINER = """\
 import random
 import time
+from pathlib import Path
 
 from ablate.train.loop import TrainResult
 
+HERE = Path(__file__).parent
+
 
 def train(config, on_metrics, *, tokens, should_stop, checkpoints, device):
-    pace = 1.0 if config.training.learning_rate > 1e-3 else 0.6
+    good = config.training.learning_rate > 1e-3
+    pace = 1.0 if good else 0.6
     pace *= 1 + 0.01 * random.Random(f"{config.seed} {pace}").random()
     for step in range(1, 21):
-        # The last seeds go slowly, so that there is something to be stopped.
-        time.sleep(0.3 if config.seed > 2 else 0.01)
+        # The last seeds of the bad arm wait, so that there is something to be stopped.
+        while not good and config.seed > 2 and not should_stop() and not (HERE / "free").exists():
+            time.sleep(0.02)
         loss = 4.0 - 0.15 * step * pace
         on_metrics({"kind": "eval", "tokens": 512 * step, "step": step, "val_loss": loss})
         if should_stop():
@@ -46,13 +53,6 @@ arms:
 """
 
 
-def ablate(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "ablate", *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env=os.environ | {"ABLATE_STORAGE": "runs"},
-    )  # fmt: skip
-
-
 def states(folder):
     store = StudyStore(folder / "runs/small")
     found = {(arm.name, run.seed): store.run(run.id).status() for arm, run in store.plan().runs()}
@@ -64,12 +64,13 @@ def report(folder):
     return found, {arm["name"]: arm for arm in found["arms"]}
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
     (tmp_path / "trainer.py").write_text(TRAINER)
     (tmp_path / "small.yaml").write_text(STUDY)
-    first = ablate(tmp_path, "run", "small.yaml")
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert "Early stops saved" in first.stdout
+    first = ablate("run", "small.yaml", cwd=tmp_path)
+    assert first.code == 0, first
+    assert "Early stops saved" in first.out
     found = states(tmp_path)
     assert {found["good", seed][0] for seed in range(5)} == {"finished"}
     stopped = [state for (arm, _), state in found.items() if arm == "bad" and state[0] != "finished"]
@@ -84,17 +85,18 @@ def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
     assert whole["stop"]["tokens_saved"] == bad["stopped"]["tokens_saved"] > 0
     assert whole["runs_missing"] == 0
 
-    again = ablate(tmp_path, "run", "small.yaml")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "0 to run" in again.stdout
-    assert f"{len(stopped)} are not needed" in again.stdout
+    again = ablate("run", "small.yaml", cwd=tmp_path)
+    assert again.code == 0, again
+    assert "0 to run" in again.out
+    assert f"{len(stopped)} are not needed" in again.out
     assert states(tmp_path) == found
 
     rule = "stop:\n  hopeless: {cost_above: 0.1, spending: pocock}\n"
     (tmp_path / "small.yaml").write_text(STUDY.replace(rule, ""))
-    free = ablate(tmp_path, "run", "small.yaml")
-    assert free.returncode == 0, free.stdout + free.stderr
-    assert f"{len(stopped)} to run" in free.stdout
+    (tmp_path / "free").touch()
+    free = ablate("run", "small.yaml", cwd=tmp_path)
+    assert free.code == 0, free
+    assert f"{len(stopped)} to run" in free.out
     assert {state for state, _ in states(tmp_path).values()} == {"finished"}
     whole, arms = report(tmp_path)
     assert whole["stop"] is None

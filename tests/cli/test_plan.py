@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from ablate.cli import cli
 from ablate.cli.table import format_table
 from ablate.store import Status, StudyStore
+from tests.cli.command import ablate
 
 STUDY = """\
 name: mine
@@ -47,12 +48,6 @@ def plan(*arguments):
     result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
-
-
-def ablate(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "ablate", *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
 
 
 def test_a_stop_rule_with_its_looks_and_their_levels(here):
@@ -167,9 +162,9 @@ def test_lines_fit_eighty_columns(here, monkeypatch):
 def test_every_problem_is_one_line_on_standard_error_and_the_code_is_2(here):
     (here / "bad.yaml").write_text(STUDY.replace("width", "widht").replace("fp8,", "fp9,"))
     result = ablate("plan", "bad.yaml", cwd=here)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr == (
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err == (
         "bad.yaml:8:11: base.model.widht: unknown key (did you mean 'width'?)\n"
         "bad.yaml:13:18: arms.long.recipe: unknown recipe 'fp9' (did you mean 'fp8'?)\n"
     )
@@ -189,10 +184,10 @@ def test_every_problem_is_one_line_on_standard_error_and_the_code_is_2(here):
 )
 def test_other_mistakes_have_one_line_too(here, arguments, expected):
     result = ablate("plan", *arguments, cwd=here)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert expected in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert result.code == 2
+    assert result.out == ""
+    assert expected in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_missing_data_are_named(here):
@@ -200,17 +195,17 @@ def test_missing_data_are_named(here):
         STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n")
     )
     result = ablate("plan", "study.yaml", cwd=here)
-    assert result.returncode == 2
-    assert f"{here}/nowhere" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert "width 64, 2 layers" in result.stdout
-    assert result.stdout.endswith(
+    assert result.code == 2
+    assert f"{here}/nowhere" in result.err
+    assert result.err.count("\n") == 1
+    assert "width 64, 2 layers" in result.out
+    assert result.out.endswith(
         "no ids: a run's id is a hash of its data, too, and they cannot be used as they are:\n"
     )
     as_json = ablate("plan", "study.yaml", "--json", cwd=here)
-    content = json.loads(as_json.stdout)
-    assert as_json.returncode == 2
-    assert content["missing"] == [as_json.stderr.rstrip("\n")]
+    content = json.loads(as_json.out)
+    assert as_json.code == 2
+    assert content["missing"] == [as_json.err.rstrip("\n")]
     assert {run["id"] for arm in content["arms"] for run in arm["runs"]} == {None}
     assert content["arms"][0]["parameters"] > 0
 
@@ -219,9 +214,9 @@ def test_without_the_data_and_their_vocabulary_there_is_no_plan(here):
     data = "data: {source: text, paths: [nowhere], tokenizer: hf, tokenizer_path: ./neither}"
     (here / "study.yaml").write_text(STUDY.replace("base:\n", f"base:\n  {data}\n"))
     result = ablate("plan", "study.yaml", cwd=here)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1
-    assert "neither: no such tokenizer" in result.stderr
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert "neither: no such tokenizer" in result.err
 
 
 def test_runs_of_missing_data_do_not_start(here):
@@ -229,8 +224,8 @@ def test_runs_of_missing_data_do_not_start(here):
         STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n")
     )
     result = ablate("run", "study.yaml", cwd=here)
-    assert result.returncode == 2
-    assert "nowhere: no such file or folder" in result.stderr
+    assert result.code == 2
+    assert "nowhere: no such file or folder" in result.err
 
 
 def test_hardware_is_shown_where_it_is_asked_for(here):
@@ -310,9 +305,9 @@ def test_models_and_trainers_of_others_have_no_figures(here):
 )
 def test_hardware_that_is_not_known_is_one_line(here, option, value, said):
     result = ablate("plan", "study.yaml", option, value, cwd=here)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(said)
-    assert result.stderr.count("\n") == 1
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(said)
+    assert result.err.count("\n") == 1
 
 
 def test_planning_writes_nothing(here):

@@ -102,17 +102,31 @@ def slow(config, on_metrics, **options):
     return TrainResult(state="finished", tokens=30, step=5)
 
 
-def second_process_dies_once(config, on_metrics, **options):
-    """The shared trainer in a group, whose second process dies after the first checkpoint."""
+def _in_group(config, on_metrics, group, checkpoints, options):
+    """Train made-up tokens with the shared trainer in a group."""
     import numpy as np
-    from torch import distributed
 
     from ablate.train import train
-    from ablate.train.group import Layout, join_group
+    from ablate.train.group import Layout
 
-    tokens = (np.arange(60_000) % 61, np.arange(10_000) % 61)
+    options = options | {"checkpoints": checkpoints, "layout": Layout(group=group)}
+    return train(config, on_metrics, **options | {"tokens": (np.arange(60_000) % 61, np.arange(10_000) % 61)})
 
-    layout, checkpoints = Layout(group=join_group(options["device"])), options["checkpoints"]
+
+def together(config, on_metrics, **options):
+    from ablate.train.group import join_group
+
+    group = join_group(options["device"])
+    return _in_group(config, on_metrics, group, options["checkpoints"], options)
+
+
+def second_process_dies_once(config, on_metrics, **options):
+    """The shared trainer in a group, whose second process dies after the first checkpoint."""
+    from torch import distributed
+
+    from ablate.train.group import join_group
+
+    group, checkpoints = join_group(options["device"]), options["checkpoints"]
     fresh = checkpoints.load() is None
 
     class Deadly:
@@ -124,7 +138,7 @@ def second_process_dies_once(config, on_metrics, **options):
             if fresh and snapshot.step == 2 and distributed.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(config, on_metrics, **{**options, "checkpoints": Deadly(), "tokens": tokens}, layout=layout)
+    return _in_group(config, on_metrics, group, Deadly(), options)
 
 
 def _fails(rank, which):

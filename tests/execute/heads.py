@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.waiting import wait_until
+
 
 def free_port():
     with contextlib.closing(socket.socket()) as found:
@@ -30,7 +32,7 @@ def environment_with_token(folder):
 
 
 @contextlib.contextmanager
-def ray_head(environment, port, dashboard=None):
+def ray_head(environment, port, dashboard=None, num_cpus=2):
     """Start a head node; give a function that kills all its processes with kill -9."""
     short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has room for 107 letters
     pages = [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"] if dashboard else []
@@ -40,7 +42,7 @@ def ray_head(environment, port, dashboard=None):
         # Another Ray on this machine has the usual ports.
         f"--dashboard-agent-listen-port={free_port()}", f"--dashboard-agent-grpc-port={free_port()}",
         f"--ray-client-server-port={free_port()}",
-        "--num-cpus=2", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
+        f"--num-cpus={num_cpus}", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
     head = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -54,7 +56,12 @@ def ray_head(environment, port, dashboard=None):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(head.pid, signal.SIGKILL)
 
+    def answers():
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close() is None
+
     try:
+        wait_until(answers, head)
         yield kill
     finally:
         kill()

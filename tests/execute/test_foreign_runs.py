@@ -1,10 +1,12 @@
 """A study of models and a trainer of the user's own, through the command line and Ray."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.cli.command import ablate
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 MODEL = """\
 import torch
@@ -53,21 +55,16 @@ CONFIG = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_models_and_a_trainer_of_the_users(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "s.yaml").write_text(STUDY)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.json").write_text(json.dumps(CONFIG))
-    done = subprocess.run(
-        [sys.executable, "-m", "ablate", "run", "s.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    status = subprocess.run(
-        [sys.executable, "-m", "ablate", "status", "own", "--json"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    ends = {run["arm"]: run["val_loss"] for run in json.loads(status.stdout)["runs"]}
+    done = ablate("run", "s.yaml", cwd=tmp_path)
+    assert done.code == 0, done
+    status = ablate("status", "own", "--json", cwd=tmp_path)
+    ends = {run["arm"]: run["val_loss"] for run in json.loads(status.out)["runs"]}
     assert ends["trainer"] == 2.0
     assert all(ends[arm] < 5.0 for arm in ("bf16", "mxfp4", "hf"))

@@ -15,6 +15,8 @@ from ablate.store.leases import Leases
 
 TWO = ResourcesConfig(devices_per_run=2)
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 
 @pytest.fixture
 def no_pauses(monkeypatch):
@@ -35,17 +37,11 @@ def ledger(run):
     return [leases.read(number) for number in range(1, leases.latest() + 1)]
 
 
-@pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(study):
-    store, (request,) = of_two(study)
-    result = execute_study(store, [request], trainer="fake_trainers:second_process_dies_once")
-    assert set(result.states.values()) == {"finished"}
-    run = store.run(request.run_id)
+def check_whole(run, attempts):
+    """Check that a run of two processes has ended well after so many attempts."""
+    assert len(ledger(run)) == attempts
     assert ledger(run)[-1].outcome == "finished"
-    assert len(ledger(run)) == 2
-    assert ledger(run)[1].resumed_from_step > 0
-    environment = json.loads(run.environment_path.read_text())
-    assert environment["world_size"] == 2
+    assert json.loads(run.environment_path.read_text())["world_size"] == 2
     rows = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
     steps = [(row["kind"], row["step"]) for row in rows]
     assert len(steps) == len(set(steps)), "no row twice"
@@ -53,6 +49,26 @@ def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_
     assert not list(run.path.glob(".*")), "nothing of Ray Train's is left"
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_a_run_on_two_devices(study):
+    store, (request,) = of_two(study)
+    result = execute_study(store, [request], trainer="fake_trainers:together")
+    assert set(result.states.values()) == {"finished"}
+    check_whole(store.run(request.run_id), attempts=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(study):
+    store, (request,) = of_two(study)
+    result = execute_study(store, [request], trainer="fake_trainers:second_process_dies_once")
+    assert set(result.states.values()) == {"finished"}
+    run = store.run(request.run_id)
+    check_whole(run, attempts=2)
+    assert ledger(run)[1].resumed_from_step > 0
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["first", "second"])
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(study, which):

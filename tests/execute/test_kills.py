@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kill import (
@@ -23,11 +28,18 @@ from kill import (
 from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
+from tests.waiting import wait_until
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
     return tmp_path_factory.mktemp("kills")
+
+
+def has_rows(run):
+    return run.metrics_path.exists() and run.metrics_path.stat().st_size
 
 
 def fresh(storage, name, seed=0, steps=8):
@@ -46,24 +58,36 @@ def undisturbed(storage):
     return found
 
 
+def dies_and_goes_on(storage, undisturbed, operation):
+    """Kill a run before an operation on a file and execute it again; tell whether it had so many."""
+    run = fresh(storage, f"at{operation}", 0, 4)
+    task = task_of(run, storage)
+    code = wait_for(in_child(execute_and_die_at(task, operation)))
+    if code == 0:
+        return False
+    assert code == -signal.SIGKILL
+    assert wait_for(in_child(lambda: execute_run(task))) == 0
+    assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
+    assert run.state() == "finished"
+    assert not run.checkpoints.exists()
+    return True
+
+
+@pytest.mark.parametrize("operation", [3, 20, 45])
+def test_killed_before_some_operations_on_a_file(storage, undisturbed, operation):
+    assert dies_and_goes_on(storage, undisturbed, operation)
+
+
+@pytest.mark.exhaustive
 def test_killed_before_every_single_operation_on_a_file(storage, undisturbed):
     died = 0
-    for operation in range(1, 400):
-        run = fresh(storage, f"at{operation}", 0, 4)
-        task = task_of(run, storage)
-        code = wait_for(in_child(execute_and_die_at(task, operation)))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
+    while dies_and_goes_on(storage, undisturbed, died + 1):
         died += 1
-        assert wait_for(in_child(lambda task=task: execute_run(task))) == 0
-        assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
-        assert run.state() == "finished"
-        assert not run.checkpoints.exists()
+        assert died < 400
     assert died > 50, "an attempt of four steps and three checkpoints has more operations than that"
-    assert code == 0
 
 
+@pytest.mark.exhaustive
 def test_killed_again_and_again_at_random_moments(storage, undisturbed):
     draw = random.Random(0)
     run = fresh(storage, "random", 2, 60)
@@ -84,16 +108,13 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
     run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)
     first = in_child(lambda: execute_run(task))
-    while not (run.metrics_path.exists() and run.metrics_path.stat().st_size):
-        time.sleep(0.005)
+    wait_until(lambda: has_rows(run))
     os.kill(first, signal.SIGSTOP)  # a machine that stands still
     record = run.attempts / "1.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"machine": "another"}))
     heir = Leases(run.attempts, stale_sec=0.2)
     assert heir.is_held()
-    time.sleep(0.3)
-
-    assert not heir.is_held()
+    wait_until(lambda: not heir.is_held())
     assert wait_for(in_child(lambda: execute_run(replace(task, given_up=1)))) == 0
     after = run.metrics_path.read_bytes(), (run.path / "status.json").read_bytes()
     os.kill(first, signal.SIGCONT)
@@ -116,9 +137,10 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
     ],
 )
 def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(storage, undisturbed, damage):
-    run = fresh(storage, f"damage{time.monotonic_ns()}", 1)
+    name = f"damage{time.monotonic_ns()}"
+    shutil.copytree(storage / "whole1", storage / name)
+    run = fresh(storage, name, 1)
     task = task_of(run, storage)
-    assert wait_for(in_child(lambda: execute_run(task))) == 0
     damage(run)
     make_run(run, 1)  # the driver's part
     assert wait_for(in_child(lambda: execute_run(task))) == 0
@@ -130,8 +152,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint(storage, undisturbed):
     run = fresh(storage, "preempted", 1)
     task = task_of(run, storage, checkpoint_every_sec=1e6)
     pid = in_child(lambda: execute_run(task))
-    while not (run.metrics_path.exists() and run.metrics_path.stat().st_size):
-        time.sleep(0.002)
+    wait_until(lambda: has_rows(run))
     os.kill(pid, signal.SIGTERM)
     assert wait_for(pid) == 0
     status = run.status()
@@ -143,9 +164,66 @@ def test_sigterm_ends_a_run_with_a_checkpoint(storage, undisturbed):
     assert outcome_of(run) == undisturbed[1]
 
 
-def test_a_finished_run_is_never_run_again(storage):
-    run = fresh(storage, "again", 1)
+def test_a_finished_run_is_never_run_again(storage, undisturbed):
+    run = fresh(storage, "whole1", 1)
     task = task_of(run, storage)
-    for _ in range(3):
+    for _ in range(2):
         assert wait_for(in_child(lambda: execute_run(task))) == 0
     assert Leases(run.attempts).latest() == 1
+
+
+FULL_DISK = """
+    import json, sys
+    sys.path.insert(0, {here!r})
+    from pathlib import Path
+    from kill import make_run, outcome_of, task_of
+    from ablate.execute.worker import execute_run
+    from ablate.store import StudyStore
+
+    storage = Path({mount!r})
+    task_of(StudyStore(storage / "warm").run("0123456789abcdef"), storage)  # the tokens
+    run = make_run(StudyStore(storage / "s").run("0123456789abcdef"), 1, 8)
+    task = task_of(run, storage)
+    filler = storage / "filler"
+    ends, room = [], 0
+    for _ in range(60):
+        with filler.open("ab", buffering=0) as file:  # all that is left but a little more each time
+            try:
+                while file.write(b"x" * 4096):
+                    pass
+            except OSError:
+                pass
+        room += {more}
+        with filler.open("rb+") as file:
+            file.truncate(max(0, filler.stat().st_size - room))
+        end = execute_run(task)
+        ends.append((end.state, end.transient))
+        if end.state == "finished":
+            break
+    filler.unlink()
+    assert execute_run(task).state == "finished"
+    print(json.dumps([ends, outcome_of(run)]))
+"""
+
+
+@pytest.mark.parametrize("more", [pytest.param(8192, marks=pytest.mark.exhaustive), 65_536])
+def test_a_disk_that_fills_up_at_any_point_loses_nothing(undisturbed, tmp_path, more):
+    """On a real tmpfs of some megabytes, in a mount namespace of its own; each attempt has more room."""
+    unshare = shutil.which("unshare")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    inside = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    probe = [unshare or "unshare", *inside, "mount", "-t", "tmpfs", "none", str(mount)]
+    if unshare is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("this system does not let the test mount a tmpfs")
+    script = tmp_path / "full.py"
+    script.write_text(textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount), more=more)))
+    command = f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
+    done = subprocess.run(
+        [unshare, *inside, "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ends, outcome = json.loads(done.stdout.splitlines()[-1])
+    assert ["interrupted", True] in ends
+    assert len(ends) > 3
+    assert outcome == json.loads(json.dumps(undisturbed[1]))

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from ablate.store.leases import Leases
 
 HERE = Path(__file__).parent
@@ -55,16 +57,17 @@ SCRIPT = """
 """
 
 
+@pytest.mark.exhaustive
 def test_a_node_is_killed_in_the_middle_and_another_joins(study):
     store, requests = study
     script = textwrap.dedent(SCRIPT.format(here=str(HERE), storage=str(store.path)))
     environment = os.environ | {
-        "PYTHONPATH": str(HERE), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False,
-        timeout=200,
-    )  # fmt: skip
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     refused, ends = [line for line in done.stdout.splitlines() if "mi355x" in line or "finished" in line]
     assert "a run asks for 1 CPUs and 0 GPUs and 8 mi355x, which no node has" in refused
