@@ -176,12 +176,13 @@ FULL_DISK = """
     import json, sys
     sys.path.insert(0, {here!r})
     from pathlib import Path
-    from kill import make_run, outcome_of, task_of
+    from kill import data, make_run, outcome_of, task_of
+    from ablate.data import prepare
     from ablate.execute.worker import execute_run
     from ablate.store import StudyStore
 
     storage = Path({mount!r})
-    task_of(StudyStore(storage / "warm").run("0123456789abcdef"), storage)  # the tokens
+    prepare(data(), storage / "tokens")
     run = make_run(StudyStore(storage / "s").run("0123456789abcdef"), 1, 8)
     task = task_of(run, storage)
     filler = storage / "filler"
