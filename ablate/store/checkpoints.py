@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,7 @@ def save_part(
     Raises:
         OSError: they could not be written; earlier files are untouched.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +127,10 @@ def save_part(
             os.fsync(file.fileno())
         part = Part(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
         temporary.replace(target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, SafetensorError) and (number := re.search(r"os error (\d+)", str(error))):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None  # a full disk, for example
         raise
     return part
 
