@@ -58,10 +58,7 @@ def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
 def test_a_head_that_is_gone_ends_the_wait_and_is_named(study, monkeypatch):
     store, requests = study
 
-    class Gone:
-        def __init__(self, address):
-            self.address = address
-
+    class Gone(Head):
         def is_gone(self):
             return any(store.run(request.run_id).metrics_path.exists() for request in requests)
 
