@@ -14,7 +14,8 @@ In a notebook::
     analysis.arms[1].token_cost
 """
 
-from ablate.reports.findings.analyse import Analysis, ArmResult, RunResult, analyse
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.findings.results import Analysis, ArmResult, RunResult
 from ablate.reports.pages.write import ReportPaths, write_report
 from ablate.reports.read.load import StudyFrames, load_frames
 from ablate.reports.statistics.cost import Cost, token_cost

@@ -19,7 +19,7 @@ from ablate.reports.read.load import load_frames
 from ablate.store.find import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.read.load import StudyFrames
 
 

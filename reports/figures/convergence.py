@@ -29,7 +29,7 @@ from ablate.reports.statistics.losses import Curve, Grid, common_grid
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 _LATE = 0.6
 _LABEL_POINTS = 12.5

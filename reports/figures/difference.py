@@ -31,7 +31,7 @@ from ablate.reports.statistics.losses import Band, difference_band
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 _EARLY = 0.25
 

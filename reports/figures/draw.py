@@ -13,7 +13,7 @@ from ablate.reports.figures.sweep import draw_sweep
 
 if TYPE_CHECKING:
     from ablate.reports.figures.canvas import Drawing
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 
 def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:

@@ -23,7 +23,7 @@ from ablate.reports.findings.ends import target_text
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
 
 
 def draw_forest(analysis: Analysis) -> Drawing | None:

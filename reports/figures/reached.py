@@ -23,7 +23,7 @@ from ablate.reports.figures.canvas import (
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.statistics.survival import Reached
 
 

@@ -24,8 +24,7 @@ from ablate.reports.words import words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.findings.analyse import Analysis
-    from ablate.reports.findings.sensitivity import RateCurve
+    from ablate.reports.findings.results import Analysis, RateCurve
 
 
 def draw_sensitivity(analysis: Analysis) -> Drawing | None:

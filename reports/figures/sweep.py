@@ -26,7 +26,7 @@ from ablate.reports.words import words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.statistics.sweep import Sweep
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
-from ablate.reports.findings.published import Published, published_for
-from ablate.reports.findings.sensitivity import RateCurve, rate_curves
+from ablate.reports.findings.published import published_for
+from ablate.reports.findings.results import Analysis, ArmResult, Resolution, RunResult
+from ablate.reports.findings.sensitivity import rate_curves
 from ablate.reports.findings.speed import (
-    Measured,
-    Modelled,
     TimedRun,
     alone_speed,
     measured_speed,
@@ -27,181 +26,37 @@ from ablate.reports.findings.speed import (
     read_configs,
     share_in_fp4,
 )
-from ablate.reports.findings.timing import RunTiming, Throughput, judge_throughput, timing_of_runs
-from ablate.reports.findings.tuning import Tuned, pending, split_frames, tuned
-from ablate.reports.read.comparable import SetApart, find_set_apart
+from ablate.reports.findings.timing import judge_throughput, timing_of_runs
+from ablate.reports.findings.tuning import pending, split_frames, tuned
+from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.statistics.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.statistics.effects import Effects, factor_effects
 from ablate.reports.statistics.growth import cost_growth
 from ablate.reports.statistics.intervals import ALPHA, Interval
 from ablate.reports.statistics.losses import Curve, LossDifference, final_difference, final_loss
-from ablate.reports.statistics.power import Power, power_of
-from ablate.reports.statistics.steps import Step, find_steps
-from ablate.reports.statistics.stopping import Stopped, alpha_of
-from ablate.reports.statistics.survival import Reached, common_horizon, reached, restricted_mean
-from ablate.reports.statistics.sweep import Sweep, target_sweep
+from ablate.reports.statistics.power import power_of
+from ablate.reports.statistics.steps import find_steps
+from ablate.reports.statistics.stopping import alpha_of
+from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
+from ablate.reports.statistics.sweep import target_sweep
 from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ablate.reports.findings.speed import Measured
+    from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.load import StudyFrames
+    from ablate.reports.statistics.stopping import Stopped
     from ablate.run.config import RunConfig
-    from ablate.run.outcome import End, Outcome, Rule
-    from ablate.store.lock import DroppedCell, LockedArm, StopRule, Target
+    from ablate.run.outcome import Outcome
+    from ablate.store.lock import LockedArm, LockedPlan
     from ablate.store.records import Environment
 
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
-
-    ``tokens`` trained of the ``budget``, in tokens as well.
-    """
-
-    run_id: str
-    arm: str
-    seed: int
-    state: str
-    end: End
-    tokens: int
-    budget: int
-    tokens_to_target: float | None
-    left_bound: bool
-    last_loss: float | None
-    message: str | None
-    seconds: float | None
-    tokens_per_sec: float | None
-    devices: int
-    backend_mode: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmResult:
-    """One arm against the baseline. ``n`` counts results; ``missing`` the runs that are none (yet).
-
-    ``again``: the baseline once more with other seeds, where nothing should be found. ``alpha``: the nominal
-    level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not
-    even as missing, and ``tokens_saved`` of their budget were not trained. ``measured``: None without timing
-    that counts, see ``timing``. ``fp4_share``, ``modelled``: None and empty without a configuration.
-    ``cost_growth``: of (1 + token cost) from half-way to the target on.
-    ``decay_begins``: tokens after which its learning rate falls at the end; None where it does not.
-    """
-
-    name: str
-    description: str | None
-    again: bool
-    recipe: str
-    differs: dict[str, tuple[Any, Any]]
-    folded: tuple[str, ...]
-    n: int
-    hit: int
-    censored: int
-    diverged: int
-    missing: int
-    alpha: float
-    stopped: Stopped | None
-    unused: int
-    tokens_saved: int
-    tokens_to_target: Interval
-    token_cost: Cost
-    break_even: Interval
-    final_loss: Interval
-    difference: LossDifference
-    sweep: Sweep | None
-    cost_growth: Cost
-    power: Power | None
-    reached: Reached | None
-    restricted_mean: Interval
-    measured: Measured | None
-    fp4_share: float | None
-    modelled: tuple[Modelled, ...]
-    published: tuple[Published, ...]
-    decay_begins: int | None
-    runs: tuple[RunResult, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """The evaluation interval, in tokens and as a share of the baseline's tokens to target."""
-
-    interval_tokens: float | None
-    share: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """Everything that the report says in numbers.
-
-    ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
-    """
-
-    study: str
-    description: str | None
-    baseline: str
-    target: Target
-    paired: bool
-    rule: StopRule | None
-    training: dict[str, Any]
-    arms: tuple[ArmResult, ...]
-    steps: tuple[Step, ...]
-    rate_curves: tuple[RateCurve, ...]
-    resolution: Resolution
-    timing: RunTiming
-    throughput: Throughput | None
-    environments: tuple[tuple[dict[str, Any], int], ...]
-    backends: tuple[tuple[str, int], ...]
-    failed_self_tests: int
-    set_apart: tuple[SetApart, ...]
-    waived: tuple[str, ...]
-    horizon_tokens: float | None
-    token_effects: Effects
-    loss_effects: Effects
-    dropped: tuple[DroppedCell, ...]
-    last_ended_unix: float | None
-    curves: tuple[Curve, ...]
-    tuning: Tuned | None = None
-
-    @property
-    def baseline_arm(self) -> ArmResult:
-        """The arm that costs are stated against."""
-        return next(arm for arm in self.arms if arm.name == self.baseline)
-
-    @property
-    def others(self) -> tuple[ArmResult, ...]:
-        """The arms compared with the baseline."""
-        return tuple(arm for arm in self.arms if arm.name != self.baseline)
-
-    @property
-    def decay_begins(self) -> int | None:
-        """Tokens after which the learning rate falls at the end, where that is so of all arms alike."""
-        starts = {arm.decay_begins for arm in self.arms}
-        return starts.pop() if len(starts) == 1 else None
-
-    @property
-    def every_arm(self) -> tuple[ArmResult, ...]:
-        """All arms of the plan: before those at the values found for them, those at the study's own."""
-        return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
-
-    @property
-    def stopped(self) -> tuple[ArmResult, ...]:
-        """The arms that were stopped early."""
-        return tuple(arm for arm in self.every_arm if arm.stopped is not None)
-
-    @property
-    def missing(self) -> int:
-        """Runs of the plan that are no results, and are needed."""
-        return sum(arm.missing for arm in self.every_arm)
-
-    @property
-    def planned(self) -> int:
-        """Runs of the plan."""
-        return sum(len(arm.runs) for arm in self.every_arm)
 
 
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
@@ -216,142 +71,122 @@ def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     return replace(_analyse(frames, waive), tuning=pending(frames.plan))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ArmRuns:
+    """One arm's runs, in the order of the study's seeds: how they ended, their curves, their results.
+
+    Of a stopped arm, runs that count for nothing stand among the ``results`` alone. ``config``: None where no
+    run has one, as of logs that others wrote.
+    """
+
+    outcomes: Sequence[Outcome]
+    curves: Sequence[Curve]
+    results: Sequence[RunResult]
+    stopped: Stopped | None
+    config: RunConfig | None
+
+    @property
+    def seeds(self) -> int | None:
+        """At a look both sides have its number of seeds; None where the arm was not stopped at one."""
+        return None if self.stopped is None else self.stopped.seeds
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether its runs are those that happened to end before a stop: no interval comes of them."""
+        return self.stopped is not None and self.stopped.kind == "diverged"
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether no run is still to come: failed ones are not, unless somebody asks for them again."""
+        return all(run.state in ("finished", "diverged", "failed") for run in self.results)
+
+    def first(self, seeds: int | None) -> _ArmRuns:
+        """Return the first so many of the runs, all for None."""
+        return replace(
+            self, outcomes=self.outcomes[:seeds], curves=self.curves[:seeds], results=self.results[:seeds]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """What all arms of one comparison are judged by. ``horizon``: tokens, None without a result."""
+
+    plan: LockedPlan
+    timing: RunTiming
+    throughput: Throughput | None
+    horizon: float | None
+
+
 def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     """Compute every number of one comparison."""
     plan = frames.plan
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
-    apart = {found.run_id: found for found in set_apart}
-    target, paired = plan.target, plan.paired_seeds
-    outcomes: dict[str, list[Outcome]] = {}
-    curves: dict[str, list[Curve]] = {}
-    results: dict[str, list[RunResult]] = {}
-    whole_steps = {arm.name: arm.tokens for arm in plan.arms}
-    for row, tokens, loss, end in run_ends(frames, apart):
-        run_id, arm = str(row["run_id"]), str(row["arm"])
-        outcomes.setdefault(arm, []).append(end)
-        results.setdefault(arm, []).append(
-            _run_result(
-                row,
-                end,
-                (tokens, loss),
-                frames.environments,
-                budget=int(whole_steps[arm] or number_in(row["budget_tokens"]) or 0),
-            )
-        )
-        # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
-        if len(tokens) or end.end != "missing":
-            curves.setdefault(arm, []).append(
-                Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
-            )
-    base = plan.baseline
-    stops = stopped_arms(plan, outcomes)
-    unused = {arm: unused_places(outcomes[arm], stop) for arm, stop in stops.items()}
-    for arm, places in unused.items():
-        left_out = {results[arm][i].run_id for i in places}
-        outcomes[arm] = [run for i, run in enumerate(outcomes[arm]) if i not in places]
-        curves[arm] = [curve for curve in curves.get(arm, []) if curve.run_id not in left_out]
-        results[arm] = [
-            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
-            for i, run in enumerate(results[arm])
-        ]
-    base_ended = _all_ended(results.get(base, []))
-    alphas = {
-        entry.name: stops[entry.name].alpha
-        if entry.name in stops
-        else ALPHA
-        if entry.name == base
-        else alpha_of(
-            outcomes.get(entry.name, []),
-            outcomes.get(base, []),
-            plan.stop,
-            ended=base_ended and _all_ended(results.get(entry.name, [])),
-        )
-        for entry in plan.arms
-    }
-    timing = timing_of_runs(frames.environments, frames.attempts)
-    throughput = judge_throughput(frames, left_out=apart.keys(), waived=waived)
-    configs = read_configs(frames.configs)
-    horizon = common_horizon(outcomes.values())
-    # Their other runs are those that happened to end before: no interval comes of them.
-    selected = {name for name, stop in stops.items() if stop.kind == "diverged"}
-    # At a look both sides have its number of seeds.
-    seeds = {entry.name: stops[entry.name].seeds if entry.name in stops else None for entry in plan.arms}
-    arms = tuple(
-        _arm_result(
-            entry,
-            outcomes=outcomes.get(entry.name, []),
-            base_outcomes=outcomes.get(base, [])[: seeds[entry.name]],
-            curves=curves.get(entry.name, []),
-            base_curves=curves.get(base, [])[: seeds[entry.name]],
-            runs=results.get(entry.name, []),
-            base_runs=results.get(base, [])[: seeds[entry.name]],
-            config=configs.get(entry.name),
-            base_config=configs.get(base),
-            timing=timing,
-            throughput=throughput,
-            horizon=horizon,
-            baseline=base,
-            paired=paired,
-            target=target.val_loss,
-            rule=target.crossing,
-            alpha=alphas[entry.name],
-            stopped=stops.get(entry.name),
-            selected=entry.name in selected,
-        )
-        for entry in plan.arms
+    apart = {found.run_id for found in set_apart}
+    runs = _arm_runs(frames, apart)
+    base = runs[plan.baseline]
+    setting = _Setting(
+        plan=plan,
+        timing=timing_of_runs(frames.environments, frames.attempts),
+        throughput=judge_throughput(frames, left_out=apart, waived=waived),
+        horizon=common_horizon(own.outcomes for own in runs.values()),
     )
-    every = tuple(curve for entry in plan.arms for curve in curves.get(entry.name, []))
+    alphas = {name: _alpha(own, base, plan) for name, own in runs.items()}
+    arms = tuple(
+        _arm_result(entry, runs[entry.name], base, setting, alphas[entry.name]) for entry in plan.arms
+    )
+    curves = tuple(curve for own in runs.values() for curve in own.curves)
+    steps = find_steps(
+        # The baseline's second arm would make each of its steps once more.
+        {
+            entry.name: frames.configs[entry.name]
+            for entry in plan.arms
+            if entry.name in frames.configs and not entry.again
+        },
+        {name: own.outcomes for name, own in runs.items()},
+        paired=plan.paired_seeds,
+        alphas=alphas,
+        seeds={name: own.seeds for name, own in runs.items()},
+    )
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
+    in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
+    stopped = [name for name, own in runs.items() if own.stopped is not None]
     return Analysis(
         study=plan.study,
         description=plan.description,
-        baseline=base,
-        target=target,
-        paired=paired,
+        baseline=plan.baseline,
+        target=plan.target,
+        paired=plan.paired_seeds,
         rule=plan.stop,
         training=plan.training,
         arms=arms,
         steps=tuple(
-            step
-            if {step.from_arm, step.to_arm}.isdisjoint(selected)
-            else replace(step, cost=replace(step.cost, restricted=None))
-            for step in find_steps(
-                # The baseline's second arm would make each of its steps once more.
-                {
-                    entry.name: frames.configs[entry.name]
-                    for entry in plan.arms
-                    if entry.name in frames.configs and not entry.again
-                },
-                {entry.name: outcomes.get(entry.name, []) for entry in plan.arms},
-                paired=paired,
-                alphas=alphas,
-                seeds=seeds,
-            )
+            replace(step, cost=replace(step.cost, restricted=None))
+            if runs[step.from_arm].is_selected or runs[step.to_arm].is_selected
+            else step
+            for step in steps
         ),
-        rate_curves=rate_curves(arms, frames.configs, base),
-        resolution=_resolution(every, outcomes.get(base, [])),
-        timing=timing,
-        throughput=throughput,
+        rate_curves=rate_curves(arms, frames.configs, plan.baseline),
+        resolution=_resolution(curves, base.outcomes),
+        timing=setting.timing,
+        throughput=setting.throughput,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
         token_effects=_effects(
-            stops,
+            stopped,
             [
-                (entry.factors, math.log(run.high) if run.exact else None)
-                for entry in plan.arms
-                if entry.factors
-                for run in outcomes.get(entry.name, [])
+                (factors, math.log(run.high) if run.exact else None)
+                for factors, own in in_grid
+                for run in own.outcomes
                 if run.end != "missing"
             ],
         ),
         loss_effects=_effects(
-            stops,
+            stopped,
             [
-                (entry.factors, None if curve.end == "diverged" else float(curve.loss[-1]))
-                for entry in plan.arms
-                if entry.factors
-                for curve in curves.get(entry.name, [])
+                (factors, None if curve.end == "diverged" else float(curve.loss[-1]))
+                for factors, own in in_grid
+                for curve in own.curves
                 if curve.end != "missing"
             ],
         ),
@@ -361,22 +196,63 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         ),
         set_apart=set_apart,
         waived=waived,
-        horizon_tokens=horizon,
+        horizon_tokens=setting.horizon,
         dropped=plan.dropped,
         last_ended_unix=max(ended) if ended else None,
-        curves=every,
+        curves=curves,
     )
 
 
-def _all_ended(runs: Sequence[RunResult]) -> bool:
-    """Tell whether no run is still to come: failed ones are not, unless somebody asks for them again."""
-    return all(run.state in ("finished", "diverged", "failed") for run in runs)
+def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns]:
+    """Return every arm's runs, in the order of the plan; those in ``apart`` are no results."""
+    plan = frames.plan
+    outcomes: dict[str, list[Outcome]] = {arm.name: [] for arm in plan.arms}
+    curves: dict[str, list[Curve]] = {arm.name: [] for arm in plan.arms}
+    results: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
+    whole_steps = {arm.name: arm.tokens for arm in plan.arms}
+    for row, tokens, loss, end in run_ends(frames, apart):
+        run_id, arm = str(row["run_id"]), str(row["arm"])
+        budget = int(whole_steps[arm] or number_in(row["budget_tokens"]) or 0)
+        outcomes[arm].append(end)
+        results[arm].append(_run_result(row, end, (tokens, loss), frames.environments, budget=budget))
+        # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
+        if len(tokens) or end.end != "missing":
+            curves[arm].append(
+                Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
+            )
+    stops = stopped_arms(plan, outcomes)
+    for arm, stop in stops.items():
+        places = unused_places(outcomes[arm], stop)
+        left_out = {results[arm][i].run_id for i in places}
+        outcomes[arm] = [run for i, run in enumerate(outcomes[arm]) if i not in places]
+        curves[arm] = [curve for curve in curves[arm] if curve.run_id not in left_out]
+        results[arm] = [
+            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
+            for i, run in enumerate(results[arm])
+        ]
+    configs = read_configs(frames.configs)
+    return {
+        arm: _ArmRuns(
+            outcomes=outcomes[arm], curves=curves[arm], results=results[arm], stopped=stops.get(arm),
+            config=configs.get(arm),
+        )
+        for arm in outcomes
+    }  # fmt: skip
 
 
-def _effects(stops: Mapping[str, Stopped], rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
+def _alpha(own: _ArmRuns, base: _ArmRuns, plan: LockedPlan) -> float:
+    """Return the nominal level of an arm's intervals."""
+    if own.stopped is not None:
+        return own.stopped.alpha
+    if own is base:
+        return ALPHA
+    return alpha_of(own.outcomes, base.outcomes, plan.stop, ended=own.have_ended and base.have_ended)
+
+
+def _effects(stopped: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
     """Return the factors' effects; none where arms were stopped: the rest is a selection."""
-    if stops and rows:
-        return Effects(reason=f"arms were stopped early ({', '.join(stops)}): no effects", runs=len(rows))
+    if stopped and rows:
+        return Effects(reason=f"arms were stopped early ({', '.join(stopped)}): no effects", runs=len(rows))
     return factor_effects(rows)
 
 
@@ -413,114 +289,83 @@ def _run_result(
 
 
 def _arm_result(
-    entry: LockedArm,
-    *,
-    outcomes: Sequence[Outcome],
-    base_outcomes: Sequence[Outcome],
-    curves: Sequence[Curve],
-    base_curves: Sequence[Curve],
-    runs: Sequence[RunResult],
-    base_runs: Sequence[RunResult],
-    config: RunConfig | None,
-    base_config: RunConfig | None,
-    timing: RunTiming,
-    throughput: Throughput | None,
-    horizon: float | None,
-    baseline: str,
-    paired: bool,
-    target: float,
-    rule: Rule,
-    alpha: float,
-    stopped: Stopped | None,
-    selected: bool,
+    entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _Setting, alpha: float
 ) -> ArmResult:
-    is_baseline = entry.name == baseline
-    ends = [run.end for run in outcomes]
-    cost = (
-        Cost(kind="baseline")
-        if is_baseline
-        else token_cost(outcomes, base_outcomes, paired=paired, alpha=alpha)
-    )
-    mean = mean_tokens(outcomes, alpha)
-    if selected:
+    """Return one arm against the baseline; of the baseline as many seeds as the arm was stopped at."""
+    base = baseline.first(own.seeds)
+    is_baseline = own is baseline
+    paired, target = setting.plan.paired_seeds, setting.plan.target
+    cost = Cost(kind="baseline")
+    if not is_baseline:
+        cost = token_cost(own.outcomes, base.outcomes, paired=paired, alpha=alpha)
+    if own.is_selected:
         cost = replace(cost, restricted=None)
-
-    def plus_one(value: float | None) -> float | None:
-        return None if value is None else 1 + value
-
-    falls, base_falls = (None if one is None else decay_begins(one.training) for one in (config, base_config))
-    measured = None
-    if throughput is not None and entry.name in throughput.rates:
-        rates, base_rates = throughput.rates[entry.name], throughput.rates[baseline]
-        measured = alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(outcomes), alpha=alpha)
-    elif timing.kind == "native":
-        measured = measured_speed(
-            _timed(outcomes, runs), _timed(base_outcomes, base_runs), paired=paired, alpha=alpha
-        )
+    mean = mean_tokens(own.outcomes, alpha)
+    falls, base_falls = (
+        None if one.config is None else decay_begins(one.config.training) for one in (own, base)
+    )
     return ArmResult(
-        name=entry.name,
-        description=entry.description,
-        again=entry.again,
-        recipe=entry.recipe or "",
-        differs=entry.differs,
-        folded=entry.folded,
-        n=sum(end != "missing" for end in ends),
-        hit=ends.count("hit"),
-        censored=ends.count("censored"),
-        diverged=ends.count("diverged"),
-        missing=ends.count("missing"),
+        planned=entry,
         alpha=alpha,
-        stopped=stopped,
-        unused=sum(run.end == "unused" for run in runs),
-        tokens_saved=sum(max(0, run.budget - run.tokens) for run in runs if run.end == "unused"),
+        stopped=own.stopped,
         tokens_to_target=mean,
         token_cost=cost,
-        break_even=Interval(
-            estimate=plus_one(cost.estimate), low=plus_one(cost.low), high=plus_one(cost.high)
-        ),
-        final_loss=final_loss(curves, alpha),
+        final_loss=final_loss(own.curves, alpha),
         difference=LossDifference(interval=Interval(note="baseline"))
         if is_baseline
-        else final_difference(curves, base_curves, alpha, paired=paired),
+        else final_difference(own.curves, base.curves, alpha, paired=paired),
         sweep=None
         if is_baseline
-        else target_sweep(curves, base_curves, rule=rule, paired=paired, alpha=alpha),
+        else target_sweep(own.curves, base.curves, rule=target.crossing, paired=paired, alpha=alpha),
         cost_growth=Cost(kind="baseline" if is_baseline else "none")
-        if is_baseline or selected
+        if is_baseline or own.is_selected
         else cost_growth(
-            curves,
-            base_curves,
-            target,
-            rule=rule,
+            own.curves,
+            base.curves,
+            target.val_loss,
+            rule=target.crossing,
             paired=paired,
             alpha=alpha,
             decay_begins=min((at for at in (falls, base_falls) if at is not None), default=None),
         ),
-        reached=None if selected else reached(outcomes, alpha),
-        restricted_mean=Interval(note="stopped early" if selected else "no results")
-        if selected or horizon is None
-        else restricted_mean(outcomes, horizon, alpha),
+        reached=None if own.is_selected else reached(own.outcomes, alpha),
+        restricted_mean=Interval(note="stopped early" if own.is_selected else "no results")
+        if own.is_selected or setting.horizon is None
+        else restricted_mean(own.outcomes, setting.horizon, alpha),
         power=None
-        if is_baseline or stopped is not None
+        if is_baseline or own.stopped is not None
         else power_of(
-            outcomes, base_outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
+            own.outcomes, base.outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
         ),
-        measured=measured,
-        fp4_share=None if config is None else share_in_fp4(config),
+        measured=_measured(entry.name, own, base, setting, cost, alpha),
+        fp4_share=None if own.config is None else share_in_fp4(own.config),
         modelled=()
-        if config is None or base_config is None
-        else modelled_speed(config, base_config, tokens_to_target=mean.estimate, cost=cost),
-        published=() if config is None else published_for(config.recipe),
+        if own.config is None or base.config is None
+        else modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
+        published=() if own.config is None else published_for(own.config.recipe),
         decay_begins=falls,
-        runs=tuple(runs),
+        runs=tuple(own.results),
     )
 
 
-def _timed(outcomes: Sequence[Outcome], runs: Sequence[RunResult]) -> list[TimedRun]:
-    used = [run for run in runs if run.end != "unused"]
+def _measured(
+    name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost: Cost, alpha: float
+) -> Measured | None:
+    """Return an arm's speed, timed alone where it was, else in its runs; None where no timing counts."""
+    timed = setting.throughput
+    if timed is not None and name in timed.rates:
+        rates, base_rates = timed.rates[name], timed.rates[setting.plan.baseline]
+        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=alpha)
+    if setting.timing.kind != "native":
+        return None
+    return measured_speed(_timed(own), _timed(base), paired=setting.plan.paired_seeds, alpha=alpha)
+
+
+def _timed(runs: _ArmRuns) -> list[TimedRun]:
+    used = [run for run in runs.results if run.end != "unused"]
     return [
         TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec, devices=run.devices)
-        for outcome, run in zip(outcomes, used, strict=True)
+        for outcome, run in zip(runs.outcomes, used, strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from ablate.reports.statistics.intervals import Interval, difference, exponentia
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
     from ablate.store.lock import StopRule

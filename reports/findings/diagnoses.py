@@ -22,7 +22,7 @@ from ablate.reports.statistics.intervals import Interval, mean_interval
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.store import StudyStore
 
 LAGS = (1, 2, 4, 8)

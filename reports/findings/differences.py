@@ -17,7 +17,7 @@ from ablate.store.records import RecordedConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.read.load import StudyFrames
 
 NOT_TOLD = "–"

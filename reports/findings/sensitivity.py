@@ -9,45 +9,15 @@ How it fails: an arm whose configuration is not there (no run of it has started)
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ablate.reports.findings.results import Rate, RateCurve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.findings.analyse import ArmResult
-    from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.findings.results import ArmResult
     from ablate.store.records import RecordedConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """One arm as a point: its peak rate, final loss (nats per token), results, and how many diverged."""
-
-    learning_rate: float
-    arm: str
-    loss: Interval
-    n: int
-    diverged: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateCurve:
-    """Arms alike but for the learning rate, by rising rate. Named after the one at the baseline's rate."""
-
-    name: str
-    rates: tuple[Rate, ...]
-
-    @property
-    def best(self) -> Rate | None:
-        """The rate with the lowest mean loss; None without a loss."""
-        known = [(rate.loss.estimate, rate) for rate in self.rates if rate.loss.estimate is not None]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
-
-    @property
-    def best_is_outermost(self) -> bool:
-        """Whether a rate beyond those tried may be better still; one that diverged closes its side."""
-        return self.best is not None and self.best in (self.rates[0], self.rates[-1])
 
 
 def rate_curves(
@@ -58,7 +28,7 @@ def rate_curves(
     for arm in arms:
         config = configs.get(arm.name)
         rate = _rate_of(config)
-        if arm.again or config is None or rate is None:
+        if arm.planned.again or config is None or rate is None:
             continue
         rest = {**config.with_training(learning_rate=None).whole, "seed": None}
         point = Rate(learning_rate=rate, arm=arm.name, loss=arm.final_loss, n=arm.n, diverged=arm.diverged)

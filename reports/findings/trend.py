@@ -32,7 +32,7 @@ from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
     from ablate.run.config import RunConfig

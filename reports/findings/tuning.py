@@ -10,71 +10,20 @@ trial that the lock file does not tell enough of is not drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.sensitivity import Rate, RateCurve
+from ablate.reports.findings.results import Rate, RateCurve, Tuned, TunedArm
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.cost import Cost
     from ablate.store.lock import GroupTuning, LockedPlan, LockedTuning
 
 RATE = "learning_rate"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunedArm:
-    """One arm: what was chosen for it, from what, and its token cost before and after.
-
-    ``name``: as in the study; ``tuned``: the arm that runs at the values found. ``tokens``: trained in the
-    trials of its group; ``outermost``: the fields whose value is the lowest or highest of those tried.
-    """
-
-    name: str
-    tuned: str
-    group: str
-    shared: dict[str, Any]
-    chosen: dict[str, Any]
-    complete: int
-    pruned: int
-    diverged: int
-    tokens: int
-    shared_loss: float | None
-    chosen_loss: float | None
-    outermost: tuple[str, ...]
-    shared_cost: Cost
-    tuned_cost: Cost
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """The search before the seeds. ``done``: whether it has ended; before that there is nothing in ``arms``.
-
-    ``trials``: of each group; ``tokens``: the budget of a trial's run, ``share`` of a run's.
-    ``total_tokens``: trained in all trials, ``run_tokens`` in the runs compared. ``others``: arms at the
-    study's own values that are not in the main comparison. ``curves``: final loss over the learning rate, one
-    for each group.
-    """
-
-    study: str
-    done: bool
-    fields: tuple[str, ...]
-    sampler: str
-    trials: int
-    tokens: int
-    seeds: int
-    share: float | None = None
-    total_tokens: int = 0
-    run_tokens: int = 0
-    arms: tuple[TunedArm, ...] = ()
-    others: tuple[ArmResult, ...] = ()
-    curves: tuple[RateCurve, ...] = ()
-    groups: tuple[GroupTuning, ...] = ()
 
 
 def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
@@ -145,7 +94,7 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> Tuned:
     arms = tuple(
         _arm(_group(tuning, plan, name), name, shared_arms[name], tuned_arms[stand_in])
         for name, stand_in in tuning.tuned.items()
-        if not shared_arms[name].again
+        if not shared_arms[name].planned.again
     )
     budget = at_tuned.training.get("tokens")
     return replace(

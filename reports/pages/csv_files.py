@@ -11,7 +11,7 @@ from ablate.reports.read.load import EVAL_COLUMNS, StudyFrames
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 
 _INTERVALS = ("tokens_to_target", "token_cost", "final_loss", "loss_difference")

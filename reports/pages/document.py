@@ -12,12 +12,19 @@ from functools import reduce, singledispatch
 from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import Check, published_checks
-from ablate.reports.findings.analyse import Analysis, ArmResult, Resolution, RunResult
 from ablate.reports.findings.diagnoses import GemmSummary, Likeness
-from ablate.reports.findings.sensitivity import Rate, RateCurve
+from ablate.reports.findings.results import (
+    Analysis,
+    ArmResult,
+    Rate,
+    RateCurve,
+    Resolution,
+    RunResult,
+    Tuned,
+    TunedArm,
+)
 from ablate.reports.findings.speed import Measured, Modelled
 from ablate.reports.findings.timing import Throughput
-from ablate.reports.findings.tuning import Tuned, TunedArm
 from ablate.reports.read.comparable import SetApart
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.effects import Effects
@@ -45,8 +52,9 @@ FORMAT = 1
 
 _KEYS: dict[type, str] = {
     # The keys in their order; "key=attribute" where they are not called alike.
-    ArmResult: "name description baseline_again=again recipe differs folded n hit censored diverged missing "
-    "nominal_level=alpha decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
+    ArmResult: "name description=planned.description baseline_again=planned.again recipe "
+    "differs=planned.differs folded=planned.folded n hit censored diverged missing nominal_level=alpha "
+    "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
     Check: "what source published at_least modelled deviation",

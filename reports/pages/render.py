@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.figures import Drawing
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.pages.sections import Section
     from ablate.reports.words.verdict import Verdict
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.figures.canvas import Drawing
-    from ablate.reports.findings.analyse import Analysis
     from ablate.reports.findings.diagnoses import ArmDiagnosis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.words.table import Table
 
 

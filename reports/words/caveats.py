@@ -12,7 +12,7 @@ from ablate.reports.statistics.cost import is_settled
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 
 def notices(analysis: Analysis) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def _settings(analysis: Analysis) -> list[str]:
     for arm in analysis.others:
         listed = [
             f"{key} ({pair[0]} there, {pair[1]} here)"
-            for key, pair in arm.differs.items()
+            for key, pair in arm.planned.differs.items()
             if key not in _NO_SETTINGS and None not in pair  # what a log does not tell is no difference
         ]
         if listed:

@@ -9,7 +9,7 @@ from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
 
 
 def _pooled(analysis: Analysis) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from ablate.reports.words.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.findings.speed import Modelled
     from ablate.reports.statistics.intervals import Interval
 

@@ -13,7 +13,7 @@ from ablate.reports.words.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ablate.reports.findings.analyse import Analysis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.statistics.effects import Effect
     from ablate.reports.statistics.power import Power
 
@@ -300,10 +300,12 @@ def arm_table(analysis: Analysis) -> Table:
         rows=tuple(
             (
                 arm.name,
-                "; ".join(f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in arm.differs.items())
+                "; ".join(
+                    f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in arm.planned.differs.items()
+                )
                 or ("baseline" if arm.name == analysis.baseline else words.DASH),
-                ", ".join(arm.folded) or words.DASH,
-                arm.description or words.DASH,
+                ", ".join(arm.planned.folded) or words.DASH,
+                arm.planned.description or words.DASH,
             )
             for arm in analysis.arms
         ),

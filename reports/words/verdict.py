@@ -19,7 +19,7 @@ from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.analyse import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.statistics.cost import Cost
 
 Tone = Literal["more", "diverged", "fewer", "open", "none"]
@@ -59,9 +59,12 @@ def write_verdict(analysis: Analysis) -> Verdict:
     if not analysis.others:
         return Verdict(lead=_baseline_alone(analysis), findings=(), notes=())
     findings = tuple(
-        _with_stop(_again(arm, base) if arm.again else _finding(arm, base), arm) for arm in analysis.others
+        _with_stop(_again(arm, base) if arm.planned.again else _finding(arm, base), arm)
+        for arm in analysis.others
     )
-    judged = tuple(finding for finding, arm in zip(findings, analysis.others, strict=True) if not arm.again)
+    judged = tuple(
+        finding for finding, arm in zip(findings, analysis.others, strict=True) if not arm.planned.again
+    )
     return Verdict(
         lead=_lead(analysis, judged) if judged else _baseline_alone(analysis),
         findings=findings,

@@ -15,7 +15,7 @@ from ablate.models.arithmetic import parameters_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.analyse import ArmResult
+    from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Interval

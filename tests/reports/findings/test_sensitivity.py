@@ -54,7 +54,9 @@ def test_what_else_differs_parts_the_curves(rates):
 def test_a_rate_that_diverged_has_no_mean_and_is_never_the_best(rates):
     analysis = analyse(load_frames(rates))
     arms = [
-        replace(arm, diverged=1, final_loss=Interval(note="diverged")) if arm.name == "bf16" else arm
+        replace(arm, runs=(replace(arm.runs[0], end="diverged"),), final_loss=Interval(note="diverged"))
+        if arm.name == "bf16"
+        else arm
         for arm in analysis.arms
     ]
     curve = rate_curves(arms, load_frames(rates).configs, "bf16")[0]

@@ -86,8 +86,8 @@ def test_both_costs_stand_side_by_side(tuned):
 
 def test_what_arms_differ_in_is_stated_against_the_tuned_baseline(tuned):
     arms = {arm.name: arm for arm in analyse(load_frames(tuned)).arms}
-    assert arms["fprop tuned"].differs["training.learning_rate"] == (0.004, 0.008)
-    assert arms["alike"].differs["training.learning_rate"] == (0.004, 0.002)
+    assert arms["fprop tuned"].planned.differs["training.learning_rate"] == (0.004, 0.008)
+    assert arms["alike"].planned.differs["training.learning_rate"] == (0.004, 0.002)
 
 
 def test_a_gemms_step_is_found_although_the_rates_differ(tuned):

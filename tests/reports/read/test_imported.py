@@ -75,7 +75,7 @@ def test_runs_of_an_arm_must_agree_unless_waived(tmp_path):
 
 def test_settings_in_which_arms_differ_are_shown(tmp_path):
     store, _ = write_study(study(a=[run(0, 4, 2)], b=[run(1, 4, 2, settings={"batch": 32})]), tmp_path / "s")
-    assert analyse(load_frames(store)).others[0].differs == {"batch": (16, 32)}
+    assert analyse(load_frames(store)).others[0].planned.differs == {"batch": (16, 32)}
 
 
 def test_a_copy_of_a_log_counts_once(tmp_path):

@@ -1,0 +1,294 @@
+"""What the analysis of a study comes to, as plain frozen data: every number that the report says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.reports.statistics.intervals import Interval
+
+if TYPE_CHECKING:
+    from ablate.reports.findings.published import Published
+    from ablate.reports.findings.speed import Measured, Modelled
+    from ablate.reports.findings.timing import RunTiming, Throughput
+    from ablate.reports.read.comparable import SetApart
+    from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.effects import Effects
+    from ablate.reports.statistics.losses import Curve, LossDifference
+    from ablate.reports.statistics.power import Power
+    from ablate.reports.statistics.steps import Step
+    from ablate.reports.statistics.stopping import Stopped
+    from ablate.reports.statistics.survival import Reached
+    from ablate.reports.statistics.sweep import Sweep
+    from ablate.run.outcome import End
+    from ablate.store.lock import DroppedCell, GroupTuning, LockedArm, StopRule, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
+
+    ``tokens`` trained of the ``budget``, in tokens as well.
+    """
+
+    run_id: str
+    arm: str
+    seed: int
+    state: str
+    end: End
+    tokens: int
+    budget: int
+    tokens_to_target: float | None
+    left_bound: bool
+    last_loss: float | None
+    message: str | None
+    seconds: float | None
+    tokens_per_sec: float | None
+    devices: int
+    backend_mode: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResult:
+    """One arm against the baseline.
+
+    ``alpha``: the nominal level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs
+    count for nothing, not even as missing. ``measured``: None without timing that counts, see ``timing``.
+    ``fp4_share``, ``modelled``: None and empty without a configuration. ``cost_growth``: of (1 + token cost)
+    from half-way to the target on. ``decay_begins``: tokens after which its learning rate falls at the end;
+    None where it does not.
+    """
+
+    planned: LockedArm
+    alpha: float
+    stopped: Stopped | None
+    tokens_to_target: Interval
+    token_cost: Cost
+    final_loss: Interval
+    difference: LossDifference
+    sweep: Sweep | None
+    cost_growth: Cost
+    power: Power | None
+    reached: Reached | None
+    restricted_mean: Interval
+    measured: Measured | None
+    fp4_share: float | None
+    modelled: tuple[Modelled, ...]
+    published: tuple[Published, ...]
+    decay_begins: int | None
+    runs: tuple[RunResult, ...]
+
+    @property
+    def name(self) -> str:
+        """As the study calls it."""
+        return self.planned.name
+
+    @property
+    def recipe(self) -> str:
+        """In few words."""
+        return self.planned.recipe or ""
+
+    @property
+    def n(self) -> int:
+        """How many of its runs are results."""
+        return self.hit + self.censored + self.diverged
+
+    @property
+    def hit(self) -> int:
+        """How many runs reached the target."""
+        return self._count("hit")
+
+    @property
+    def censored(self) -> int:
+        """How many runs ended before the target."""
+        return self._count("censored")
+
+    @property
+    def diverged(self) -> int:
+        """How many runs diverged."""
+        return self._count("diverged")
+
+    @property
+    def missing(self) -> int:
+        """How many runs are no results (yet), and are needed."""
+        return self._count("missing")
+
+    @property
+    def unused(self) -> int:
+        """How many runs were not needed, because the arm was stopped early."""
+        return self._count("unused")
+
+    @property
+    def tokens_saved(self) -> int:
+        """The budget of the runs that were not needed, less what they had trained."""
+        return sum(max(0, run.budget - run.tokens) for run in self.runs if run.end == "unused")
+
+    @property
+    def break_even(self) -> Interval:
+        """The throughput over the baseline's from which the arm pays: 1 + token cost."""
+        cost = self.token_cost
+        low, middle, high = (
+            None if part is None else 1 + part for part in (cost.low, cost.estimate, cost.high)
+        )
+        return Interval(estimate=middle, low=low, high=high)
+
+    def _count(self, end: End) -> int:
+        return sum(run.end == end for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """One arm as a point: its peak rate, final loss (nats per token), results, and how many diverged."""
+
+    learning_rate: float
+    arm: str
+    loss: Interval
+    n: int
+    diverged: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateCurve:
+    """Arms alike but for the learning rate, by rising rate. Named after the one at the baseline's rate."""
+
+    name: str
+    rates: tuple[Rate, ...]
+
+    @property
+    def best(self) -> Rate | None:
+        """The rate with the lowest mean loss; None without a loss."""
+        known = [(rate.loss.estimate, rate) for rate in self.rates if rate.loss.estimate is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+    @property
+    def best_is_outermost(self) -> bool:
+        """Whether a rate beyond those tried may be better still; one that diverged closes its side."""
+        return self.best is not None and self.best in (self.rates[0], self.rates[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedArm:
+    """One arm: what was chosen for it, from what, and its token cost before and after.
+
+    ``name``: as in the study; ``tuned``: the arm that runs at the values found. ``tokens``: trained in the
+    trials of its group; ``outermost``: the fields whose value is the lowest or highest of those tried.
+    """
+
+    name: str
+    tuned: str
+    group: str
+    shared: dict[str, Any]
+    chosen: dict[str, Any]
+    complete: int
+    pruned: int
+    diverged: int
+    tokens: int
+    shared_loss: float | None
+    chosen_loss: float | None
+    outermost: tuple[str, ...]
+    shared_cost: Cost
+    tuned_cost: Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The search before the seeds. ``done``: whether it has ended; before that there is nothing in ``arms``.
+
+    ``trials``: of each group; ``tokens``: the budget of a trial's run, ``share`` of a run's.
+    ``total_tokens``: trained in all trials, ``run_tokens`` in the runs compared. ``others``: arms at the
+    study's own values that are not in the main comparison. ``curves``: final loss over the learning rate, one
+    for each group.
+    """
+
+    study: str
+    done: bool
+    fields: tuple[str, ...]
+    sampler: str
+    trials: int
+    tokens: int
+    seeds: int
+    share: float | None = None
+    total_tokens: int = 0
+    run_tokens: int = 0
+    arms: tuple[TunedArm, ...] = ()
+    others: tuple[ArmResult, ...] = ()
+    curves: tuple[RateCurve, ...] = ()
+    groups: tuple[GroupTuning, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """The evaluation interval, in tokens and as a share of the baseline's tokens to target."""
+
+    interval_tokens: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """Everything that the report says in numbers.
+
+    ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
+    """
+
+    study: str
+    description: str | None
+    baseline: str
+    target: Target
+    paired: bool
+    rule: StopRule | None
+    training: dict[str, Any]
+    arms: tuple[ArmResult, ...]
+    steps: tuple[Step, ...]
+    rate_curves: tuple[RateCurve, ...]
+    resolution: Resolution
+    timing: RunTiming
+    throughput: Throughput | None
+    environments: tuple[tuple[dict[str, Any], int], ...]
+    backends: tuple[tuple[str, int], ...]
+    failed_self_tests: int
+    set_apart: tuple[SetApart, ...]
+    waived: tuple[str, ...]
+    horizon_tokens: float | None
+    token_effects: Effects
+    loss_effects: Effects
+    dropped: tuple[DroppedCell, ...]
+    last_ended_unix: float | None
+    curves: tuple[Curve, ...]
+    tuning: Tuned | None = None
+
+    @property
+    def baseline_arm(self) -> ArmResult:
+        """The arm that costs are stated against."""
+        return next(arm for arm in self.arms if arm.name == self.baseline)
+
+    @property
+    def others(self) -> tuple[ArmResult, ...]:
+        """The arms compared with the baseline."""
+        return tuple(arm for arm in self.arms if arm.name != self.baseline)
+
+    @property
+    def decay_begins(self) -> int | None:
+        """Tokens after which the learning rate falls at the end, where that is so of all arms alike."""
+        starts = {arm.decay_begins for arm in self.arms}
+        return starts.pop() if len(starts) == 1 else None
+
+    @property
+    def every_arm(self) -> tuple[ArmResult, ...]:
+        """All arms of the plan: before those at the values found for them, those at the study's own."""
+        return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
+
+    @property
+    def stopped(self) -> tuple[ArmResult, ...]:
+        """The arms that were stopped early."""
+        return tuple(arm for arm in self.every_arm if arm.stopped is not None)
+
+    @property
+    def missing(self) -> int:
+        """Runs of the plan that are no results, and are needed."""
+        return sum(arm.missing for arm in self.every_arm)
+
+    @property
+    def planned(self) -> int:
+        """Runs of the plan."""
+        return sum(len(arm.runs) for arm in self.every_arm)
