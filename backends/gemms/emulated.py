@@ -1,4 +1,4 @@
-"""Exact emulation anywhere: quantise-dequantise to bf16, then an ordinary bf16 GEMM with fp32 accumulation.
+"""Exact emulation anywhere: quantise-dequantise to bf16, then an ordinary GEMM with fp32 accumulation.
 
 Quantised values are exact in bf16: E2M1 times a power of two or an E4M3 scale, E4M3 and E5M2 without their
 tensor scale. Exceptions are fp16 and fp32 scales within a tensor, which are multiplied in fp32. So the only

@@ -10,7 +10,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.execute.driver import Outcome
-from ablate.reports.findings.search import search_document
+from ablate.reports.pages.document import search_document
 from ablate.search.grid import seed_of
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
