@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import pytest
 # pytest imports test modules one by one (importlib mode): their helpers have to be found.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from synthetic_study import Points, build_study, ladder_study, wide_study
+from synthetic_study import Points, build_study, ladder_study, line, wide_study
+
+from ablate.reports import ReportPaths, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +31,34 @@ def make_study(tmp_path: Path) -> Callable[..., StudyStore]:
         return build_study(tmp_path / f"storage{next(number)}", curves, **more)
 
     return make
+
+
+def long_words_study(folder: Path) -> StudyStore:
+    """A study whose names and messages have no place to break."""
+    name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3
+    return build_study(
+        folder,
+        {"a": [line(3, 2, 1)], name: [line(3, 2, 1.2)]},
+        study="a_study_with_a_rather_long_name_that_has_no_space_in_it_at_all",
+        states={(name, 0): "diverged"},
+        messages={(name, 0): "x" * 300},
+        description="y" * 200,
+        target={"value": 1.5},
+    )
+
+
+STUDIES = {"ladder": ladder_study, "wide": wide_study, "long_words": long_words_study}
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ReportPaths]:
+    """Return the report of a study by name, written once a session: to be read, not to be changed."""
+
+    @cache
+    def report(study: str) -> ReportPaths:
+        return write_report(STUDIES[study](tmp_path_factory.mktemp(study)))
+
+    return report
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ class Executor:
             if len(self.ran) >= self.stops_after:
                 return Outcome(states=states, interrupted=self.problem is None, problem=self.problem)
             folder = store.run(run.run_id)
-            folder.create(run.config)
+            folder.create(asdict(run.config))
             state = "failed" if self.fails(run) else "finished"
             if state == "finished":
                 name, tokens = run.arm.partition(" @ ")[::2]

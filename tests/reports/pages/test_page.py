@@ -9,9 +9,9 @@ from importlib.resources import files
 import numpy as np
 import pytest
 from found_search import found_search, wide_search
-from synthetic_study import build_study, ladder_study, line, smooth_curve
+from synthetic_study import build_study, ladder_study, smooth_curve
 
-from ablate.reports import analyse, load_frames, write_report
+from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import compare
 from ablate.reports.findings.trend import trend
 from ablate.reports.pages.beside import write_comparison, write_search, write_trend
@@ -40,6 +40,7 @@ def browser(tmp_path_factory):
     ):
         options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
     yield driver
     driver.quit()
 
@@ -64,23 +65,10 @@ def requests(browser):
     }
 
 
-@pytest.fixture
-def long_words(make_study):
-    name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3
-    return make_study(
-        {"a": [line(3, 2, 1)], name: [line(3, 2, 1.2)]},
-        study="a_study_with_a_rather_long_name_that_has_no_space_in_it_at_all",
-        states={(name, 0): "diverged"},
-        messages={(name, 0): "x" * 300},
-        description="y" * 200,
-        target={"value": 1.5},
-    )
-
-
 @pytest.mark.parametrize("width", [360, 768, 1280])
 @pytest.mark.parametrize("study", ["ladder", "wide", "long_words"])
-def test_no_overflow_no_error_no_network(request, browser, study, width):
-    page = write_report(request.getfixturevalue(study)).html
+def test_no_overflow_no_error_no_network(written, browser, study, width):
+    page = written(study).html
     browser.get_log("performance")
     browser.get_log("browser")
     open_page(browser, page, width)
@@ -105,44 +93,36 @@ def faults_of_access(browser):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("study", ["ladder", "wide"])
-def test_axe_finds_no_fault(request, browser, study, width, scheme):
-    open_page(browser, write_report(request.getfixturevalue(study)).html, width, scheme)
+def test_axe_finds_no_fault(written, browser, study, width, scheme):
+    open_page(browser, written(study).html, width, scheme)
     assert faults_of_access(browser) == []
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_two_studies_side_by_side(browser, tmp_path, width):
-    frames = tuple(load_frames(ladder_study(tmp_path / name, seed=len(name))) for name in ("a", "bb"))
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """The pages of a comparison, a trend and two searches, by name."""
+    folder = tmp_path_factory.mktemp("beside")
+    frames = tuple(load_frames(ladder_study(folder / name, seed=len(name))) for name in ("a", "bb"))
     left, right = (analyse(frame) for frame in frames)
-    pages = write_comparison(compare(left, right, frames, ("a", "bb")), tmp_path / "out")
-    open_page(browser, pages[-1], width)
-    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
-    assert wide <= inner
-    assert faults_of_access(browser) == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_trend_over_sizes(browser, tmp_path, width, scheme):
     rng = np.random.default_rng(1)
     curves = {name: [smooth_curve(rng) for _ in range(2)] for name in ("bf16", "fp4", "fp4 with a long name")}
-    frames = [
-        load_frames(build_study(tmp_path, curves, study=f"a_study_of_width_{size}", model={"width": size}))
+    sizes = [
+        load_frames(build_study(folder, curves, study=f"a_study_of_width_{size}", model={"width": size}))
         for size in (64, 128, 256)
     ]
-    page = write_trend(trend([analyse(frame) for frame in frames], frames), tmp_path / "out")[-1]
-    open_page(browser, page, width, scheme)
-    wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
-    assert wide <= inner
-    assert faults_of_access(browser) == []
+    return {
+        "compare": write_comparison(compare(left, right, frames, ("a", "bb")), folder / "compare")[-1],
+        "trend": write_trend(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
+        "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
+        "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
+    }
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("found", [found_search(), wide_search()], ids=["two budgets", "wide"])
-def test_a_search(browser, tmp_path, found, width, scheme):
-    page = write_search(found, tmp_path, "name: s\n")[-1]
-    open_page(browser, page, width, scheme)
+@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("page", ["compare", "trend", "search", "wide search"])
+def test_the_pages_beside_a_report(browser, beside, page, width, scheme):
+    open_page(browser, beside[page], width, scheme)
     wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
     assert wide <= inner
     assert faults_of_access(browser) == []
@@ -157,8 +137,8 @@ def test_axe_is_at_work(browser, tmp_path):
     assert any("image-alt" in fault for fault in faults_of_access(browser))
 
 
-def test_dark_and_light_have_enough_contrast(browser, ladder):
-    page = write_report(ladder).html
+def test_dark_and_light_have_enough_contrast(browser, written):
+    page = written("ladder").html
     script = """
     const rgb = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
     const light = c => { const [r, g, b] = rgb(c).map(v => { v /= 255;
@@ -189,8 +169,8 @@ def test_dark_and_light_have_enough_contrast(browser, ladder):
         assert min(lines.values()) >= 2.7, (scheme, lines)
 
 
-def test_the_page_is_built_for_readers_of_all_kinds(browser, wide):
-    open_page(browser, write_report(wide).html, 1280)
+def test_the_page_is_built_for_readers_of_all_kinds(browser, written):
+    open_page(browser, written("wide").html, 1280)
     found = browser.execute_script(
         """
         const levels = [...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1]);
@@ -217,8 +197,8 @@ def test_the_page_is_built_for_readers_of_all_kinds(browser, wide):
     assert found["language"] == "en"
 
 
-def test_labels_of_the_figures_do_not_overlap(browser, wide):
-    open_page(browser, write_report(wide).html, 1280)
+def test_labels_of_the_figures_do_not_overlap(browser, written):
+    open_page(browser, written("wide").html, 1280)
     overlaps = browser.execute_script(
         """
         const clash = [];

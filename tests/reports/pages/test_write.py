@@ -58,8 +58,8 @@ def test_the_bytes_depend_on_the_study_alone(ladder, tmp_path):
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
-def test_the_contract_of_report_json(wide):
-    report = strict(write_report(wide).json.read_text())
+def test_the_contract_of_report_json(written):
+    report = strict(written("wide").json.read_text())
     assert report["study"] == "amd-ladder"
     assert report["baseline"] == "fp8"
     assert report["target"]["kind"] == "val_loss"
@@ -82,8 +82,8 @@ def test_the_contract_of_report_json(wide):
     assert by_name["F H16"]["missing"] == 1
 
 
-def test_tables_have_full_precision(ladder):
-    paths = write_report(ladder)
+def test_tables_have_full_precision(written):
+    paths = written("ladder")
     report = strict(paths.json.read_text())
     with (paths.tables / "arms.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -132,15 +132,15 @@ def test_user_strings_are_escaped_in_markdown(nasty):
         assert len(widths) == 1, block
 
 
-def test_markdown_tables_have_no_gaps(ladder):
-    text = write_report(ladder).markdown.read_text()
+def test_markdown_tables_have_no_gaps(written):
+    text = written("ladder").markdown.read_text()
     assert re.search(r"\| Arm \| .*\n\| --- \|.*\n\| bf16 \| .*\n\| fp8 \|", text)
     assert "{{" not in text
     assert "![" in text
 
 
-def test_the_page_is_whole_by_itself_and_well_formed(wide):
-    text = write_report(wide).html.read_text()
+def test_the_page_is_whole_by_itself_and_well_formed(written):
+    text = written("wide").html.read_text()
     assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
     assert "url(http" not in text
     assert "@import" not in text

@@ -13,30 +13,35 @@ from simulation import (
     by_stopping,
 )
 
-REPEATS = 2000
+REPEATS = [400, pytest.param(2000, marks=pytest.mark.exhaustive)]
 
 
+def error(repeats):
+    """Two standard errors of a share of 5 % over so many repeats."""
+    return 2 * np.sqrt(0.05 * 0.95 / repeats)
+
+
+@pytest.mark.parametrize("repeats", REPEATS)
 @pytest.mark.parametrize("n", [3, 5, 10])
 @pytest.mark.parametrize("cost", [0.0, 0.08])
-def test_the_interval_holds_the_truth_as_often_as_it_says(n, cost):
-    tally = by_report(cost, n, REPEATS, seed=n)
+def test_the_interval_holds_the_truth_as_often_as_it_says(n, cost, repeats):
+    tally = by_report(cost, n, repeats, seed=n)
     # 93 to 97 % and 5 ± 1 %, and the two standard errors of so many repeats; Welch's interval is a little too
     # wide for three runs of equal spread, which is the side to err on.
-    error = 2 * np.sqrt(0.05 * 0.95 / REPEATS)
-    assert 0.93 - error <= tally.coverage <= 0.97 + error
-    assert abs(tally.bias) < 0.003
+    assert 0.93 - error(repeats) <= tally.coverage <= 0.97 + error(repeats)
+    assert abs(tally.bias) < 0.003 * np.sqrt(2000 / repeats)
     if cost == 0.0:
         least = 0.03 if n == 3 else 0.04
-        assert least - error <= tally.positive <= 0.06 + error
+        assert least - error(repeats) <= tally.positive <= 0.06 + error(repeats)
 
 
+@pytest.mark.parametrize("repeats", REPEATS)
 @pytest.mark.parametrize("noise", [0.005, 0.03])
 @pytest.mark.parametrize("n", [3, 5])
-def test_the_speed_ups_interval_holds_the_truth_as_often_as_it_says(n, noise):
-    tally = by_speed_up(0.08, n, REPEATS, noise=noise, seed=n)
-    error = 2 * np.sqrt(0.05 * 0.95 / REPEATS)
-    assert 0.93 - error <= tally.coverage <= 0.97 + error
-    assert abs(tally.bias) < 0.003
+def test_the_speed_ups_interval_holds_the_truth_as_often_as_it_says(n, noise, repeats):
+    tally = by_speed_up(0.08, n, repeats, noise=noise, seed=n)
+    assert 0.93 - error(repeats) <= tally.coverage <= 0.97 + error(repeats)
+    assert abs(tally.bias) < 0.003 * np.sqrt(2000 / repeats)
 
 
 def test_an_effect_of_eight_percent_is_found_by_three_seeds_more_often_than_not():
@@ -44,28 +49,28 @@ def test_an_effect_of_eight_percent_is_found_by_three_seeds_more_often_than_not(
     assert by_report(0.08, 10, 500).positive > 0.99
 
 
+@pytest.mark.parametrize("repeats", REPEATS)
 @pytest.mark.parametrize("spending", ["obrien-fleming", "pocock"])
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("cost", [0.0, 0.08, 0.30])
-def test_early_stops_keep_the_error_rate(n, cost, spending):
-    tally, saved = by_stopping(cost, n, REPEATS // 2, spending=spending, seed=n)
-    error = 2 * np.sqrt(0.05 * 0.95 / (REPEATS // 2))
-    assert tally.coverage >= 0.95 - error
+def test_early_stops_keep_the_error_rate(n, cost, spending, repeats):
+    tally, saved = by_stopping(cost, n, repeats // 2, spending=spending, seed=n)
+    assert tally.coverage >= 0.95 - error(repeats // 2)
     if cost == 0.0:
-        assert 0.03 - error <= tally.positive <= 0.05 + error
-        assert tally.coverage <= 0.97 + error
+        assert 0.03 - error(repeats // 2) <= tally.positive <= 0.05 + error(repeats // 2)
+        assert tally.coverage <= 0.97 + error(repeats // 2)
         assert saved < 0.05
     if cost == 0.30:
         assert tally.positive > 0.99
         assert saved > (0.2 if n == 5 else 0.5)
 
 
+@pytest.mark.parametrize("repeats", [1000, REPEATS[1]])
 @pytest.mark.parametrize("n", [5, 10])
-def test_plain_intervals_at_every_look_cry_wolf(n):
-    tally, _ = by_naive_looks(0.0, n, REPEATS, seed=n)
-    error = 2 * np.sqrt(0.05 * 0.95 / REPEATS)
-    assert tally.positive > 0.05 + error
-    assert tally.coverage < 0.95 - error
+def test_plain_intervals_at_every_look_cry_wolf(n, repeats):
+    tally, _ = by_naive_looks(0.0, n, repeats, seed=n)
+    assert tally.positive > 0.05 + error(repeats)
+    assert tally.coverage < 0.95 - error(repeats)
 
 
 def test_the_hits_alone_hide_the_cost():
