@@ -1,13 +1,13 @@
 """Run what a plan still lacks, as Ray tasks. The run store is the only thing that workers and driver share.
 
-How it fails: one failing run does not stop the others. What may pass by itself (a killed worker or node, a
-GPU error, a full disk, a preemption, a hang) is tried again after a pause, a few times; a fault of the run
-itself is not. A run that somebody else executes on the same storage is waited for, and taken over if its
-holder dies. A run whose result the caller does not need is stopped, and keeps its checkpoint. An interrupted
-driver writes a stop file that running trainers poll, waits a while for them, and leaves the rest pending, so
-that the same command goes on. Metrics never pass through Ray: the driver's memory does not grow with them.
+How it fails: a failing run does not stop the others. After a fault that may pass (a killed worker or node, a
+GPU error, a full disk, a preemption, a hang) a run is tried again a few times, with pauses; after a fault of
+its own it is not. The driver waits for a run that another process executes, and takes it over if that process
+dies. It stops a run whose result is not needed; the checkpoint stays. An interrupted driver writes a stop
+file that trainers poll, waits a while for them, and leaves the rest pending: the same command resumes.
+Metrics never pass through Ray, so the driver's memory does not grow with them.
 
-The rules are in ``queue``, which knows no Ray; here is what carries them out.
+The rules are in ``queue``, which knows no Ray; this module carries them out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ablate.execute.request import RunRequest
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
-"""Before a run is tried again after a fault that may pass; after the last of them it is left as it is."""
+"""Pauses before each retry after a fault that may pass; after the last one the run is given up."""
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
 _ASK_AGAIN_SEC = 1.0

@@ -1,8 +1,8 @@
-"""The runs of one execution: handed to workers, waiting to be tried again, executed elsewhere, ended.
+"""The runs of one execution: handed to workers, waiting for a retry, executed elsewhere, or ended.
 
-A state machine without a clock, and without Ray: times come in as arguments, what has ended is told, and
-whatever is to be done is asked of ``Hands``. The rules are here: seed order, pauses before a run is tried
-again, runs on several devices in turns, runs that somebody else executes, runs that need not go on, a stop.
+A state machine without a clock and without Ray: the caller passes times and ended runs, and ``Hands`` does
+the work. The rules are here: seed order, pauses before retries, turns of runs on several devices, runs that
+another process executes, runs that are not needed, a stop.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from ablate.store import State
 
 _LOOK_AGAIN_SEC = 2.0
-"""Between two looks at a run that somebody else executes."""
+"""Time between two checks of a run that another process executes."""
 
 
 class Hands(Protocol):
-    """What the queue has done for it: by Ray and the run store, or by a fake in a test."""
+    """Does the queue's work: with Ray and the run store, or as a fake in a test."""
 
     def start(self, run_id: str, given_up: int) -> None:
-        """Hand a run to a worker. ``given_up``: the attempt whose holder was taken for dead, or 0."""
+        """Hand a run to a worker. ``given_up``: the attempt whose holder was found dead, or 0."""
 
     def cancel(self, run_id: str) -> None:
-        """Take a run back that no worker has begun; its end is told all the same."""
+        """Take back a run that no worker has begun; ``take`` still gets its end."""
 
     def stop_all(self) -> None:
-        """Ask all that are being executed here to stop."""
+        """Ask all runs that are executed here to stop."""
 
     def ask_to_stop(self, run_id: str, reason: str) -> None:
-        """Ask whoever executes a run to end it."""
+        """Ask a run's worker to end it."""
 
     def state(self, run_id: str) -> State:
         """Look up the state of a run."""
 
     def abandoned(self, run_id: str) -> int | None:
-        """Look up the latest attempt of a run if nobody works on it any more; None while somebody does."""
+        """Return the latest attempt of a run without a live worker, else None."""
 
     def mark_stopped(self, run_id: str, reason: str) -> State:
-        """Write that a run is not needed, unless it has ended or is held; return its state."""
+        """Mark a run as not needed, unless it has ended or is held; return its state."""
 
     def mark_failed(self, run_id: str, end: TaskEnd, attempts: int) -> State:
-        """Write that a run was tried often enough; return its state then."""
+        """Mark a run that has used all its attempts as failed; return its state."""
 
 
 class Queue:
-    """``states`` holds how the runs ended that have; ``handed`` are those that workers have, in order."""
+    """``states``: of the runs that have ended; ``handed``: the runs that workers have, in order."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Queue:
         gangs_at_once: int = 1,
         pauses_sec: Sequence[float],
     ) -> None:
-        """Hand the runs over in order. ``pauses_sec``: before each new try after a fault that may pass.
+        """Hand the runs over in order. ``pauses_sec``: before each retry after a fault that may pass.
 
-        ``gangs``: those on several devices, of which so many run at once.
+        ``gangs``: the runs on several devices, at most ``gangs_at_once`` together.
         """
         self._hands, self._pauses_sec = hands, pauses_sec
         self._gangs, self._gangs_at_once = frozenset(gangs), gangs_at_once
@@ -82,18 +82,18 @@ class Queue:
 
     @property
     def is_open(self) -> bool:
-        """Whether any run has not come to an end."""
+        """Whether some run has not ended."""
         return bool(self.handed or self._waiting or self._elsewhere or self._turns)
 
     def _hand_over(self, run_id: str, given_up: int = 0) -> None:
         if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
-            self._turns.append((run_id, given_up))  # each that waits inside of Ray holds a process
+            self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
             return
         self.handed[run_id] = None
         self._hands.start(run_id, given_up)
 
     def move(self, now: float) -> None:
-        """Hand over again what is due at ``now`` (seconds), and look at what is executed elsewhere."""
+        """Hand over the runs that are due at ``now`` (seconds), and check runs executed elsewhere."""
         for _ in range(len(self._turns)):
             self._hand_over(*self._turns.popleft())
         for run_id in [run_id for run_id, due in self._waiting.items() if due <= now]:
@@ -105,7 +105,7 @@ class Queue:
                 self._look_at(run_id)
 
     def take(self, run_id: str, end: TaskEnd, now: float) -> None:
-        """Take in how a run ended that was handed over."""
+        """Take in the end of a run that was handed over."""
         del self.handed[run_id]
         may_try = end.transient and not self._is_stopping
         if end.state == "elsewhere":
@@ -121,7 +121,7 @@ class Queue:
             self.states[run_id] = end.state
 
     def _look_at(self, run_id: str) -> None:
-        """See how a run stands that somebody else executes; take it over if nobody does any more."""
+        """Check a run that another process executes; take it over if its holder is gone."""
         state = self._hands.state(run_id)
         if state in END_STATES or state == "failed":
             del self._elsewhere[run_id]
@@ -152,7 +152,7 @@ class Queue:
                 self.states[run_id] = self._hands.mark_stopped(run_id, reason)
 
     def stop(self) -> None:
-        """Hand nothing over any more, take back what has not begun, and ask the others to stop."""
+        """Hand over no more runs, take back those that have not begun, and ask the others to stop."""
         self._is_stopping = True
         self._hands.stop_all()
         for run_id in (*self._waiting, *self._elsewhere, *(run_id for run_id, _ in self._turns)):
