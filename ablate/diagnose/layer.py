@@ -21,7 +21,7 @@ from ablate.diagnose.noise import data_noise
 from ablate.diagnose.operand import OperandFigures, operand_figures
 from ablate.diagnose.product import ProductFigures, product_figures
 from ablate.layers.linear import dequantised, product
-from ablate.numerics.quantize import on_grid
+from ablate.numerics.quantiser import on_grid
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.recipes.policy import contracted_axis
 

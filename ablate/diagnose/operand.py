@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.numerics.quantize import to_blocks
+from ablate.numerics.quantiser import to_blocks
 
 if TYPE_CHECKING:
     from ablate.numerics.formats import Element
-    from ablate.numerics.quantize import OnGrid
+    from ablate.numerics.quantiser import OnGrid
 
 OUTLIER = 5.0
 """A channel is an outlier if its root mean square is at least this multiple of the median channel's."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ablate.backends.protocol import Draw
 from ablate.layers.state import EVAL_CALL, Position, RecipeState
 from ablate.numerics.philox import Key
-from ablate.numerics.quantize import check_operand
+from ablate.numerics.quantiser import check_operand
 from ablate.numerics.rotate import unrotate
 from ablate.recipes import OPERANDS
 from ablate.recipes.place import LayerPlace, places

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
     from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
     from ablate.numerics.philox import Key
-    from ablate.numerics.quantize import Codes, Quantized, fake_quantize, quantize, round_operand
+    from ablate.numerics.quantiser import Codes, Quantized, fake_quantize, quantize, round_operand
     from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 _PLACES = {
@@ -19,7 +19,7 @@ _PLACES = {
     "ablate.layers.state": ("RecipeState",),
     "ablate.numerics.hadamard": ("hadamard_last", "hadamard_matrix"),
     "ablate.numerics.philox": ("Key",),
-    "ablate.numerics.quantize": ("Codes", "Quantized", "fake_quantize", "quantize", "round_operand"),
+    "ablate.numerics.quantiser": ("Codes", "Quantized", "fake_quantize", "quantize", "round_operand"),
     "ablate.recipes": ("GemmPolicy", "LayerRecipe", "OperandPolicy", "Recipe"),
 }
 

@@ -18,7 +18,7 @@ from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import RecipeState
 from ablate.models.network import build_network
 from ablate.numerics.philox import Key
-from ablate.numerics.quantize import check_operand
+from ablate.numerics.quantiser import check_operand
 from ablate.recipes.policy import STORED, contracted_axis
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ablate.backends.availability import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.quantisers import cpu_kernel
-from ablate.numerics.quantize import Quantized, round_operand
+from ablate.numerics.quantiser import Quantized, round_operand
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Backend, Draw, Operand, Support
-from ablate.numerics.quantize import Quantized, round_operand
+from ablate.numerics.quantiser import Quantized, round_operand
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device

@@ -1,4 +1,4 @@
-// Quantise-dequantise for CPUs: the bits of ablate/numerics/quantize.py, at memory speed.
+// Quantise-dequantise for CPUs: the bits of ablate/numerics/quantiser.py, at memory speed.
 //
 // Plain C++ with fixed-width vectors of 16 lanes, which compilers lower to AVX-512, AVX2 or NEON. 32
 // neighbours of a row are one pair of vectors, even columns in one, odd ones in the other: that is how two

@@ -18,7 +18,7 @@ from torch import Tensor
 from ablate.backends.quantisers.cpu_build import load_kernel, openmp_runtime
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
-from ablate.numerics.quantize import (
+from ablate.numerics.quantiser import (
     Quantized,
     check_operand,
     fp8_descale,

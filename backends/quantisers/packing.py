@@ -14,7 +14,7 @@ from torch import Tensor
 from ablate.backends.availability import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
-from ablate.numerics.quantize import quantize, round_operand
+from ablate.numerics.quantiser import quantize, round_operand
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:

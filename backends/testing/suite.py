@@ -20,7 +20,7 @@ from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.testing.probe import accumulator_bits, exact_product
 from ablate.numerics.philox import Key
-from ablate.numerics.quantize import check_operand, round_operand
+from ablate.numerics.quantiser import check_operand, round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ablate.backends.quantisers.packed import BLOCK, Packed
 from ablate.backends.triton import quantise
 from ablate.backends.triton.policies import BITS, CODES, VALUES, constants, tile
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, SCALE_ADD
-from ablate.numerics.quantize import check_operand, signs_of
+from ablate.numerics.quantiser import check_operand, signs_of
 from ablate.numerics.scales import fp32
 
 if TYPE_CHECKING:

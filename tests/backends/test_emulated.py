@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ablate.backends.gemms import emulated
-from ablate.numerics.quantize import Quantized
+from ablate.numerics.quantiser import Quantized
 
 
 def operand(values, descale=1.0):

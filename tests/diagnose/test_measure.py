@@ -15,7 +15,7 @@ from ablate.diagnose.operand import operand_figures, shape_of
 from ablate.diagnose.product import product_figures, sketch_of
 from ablate.diagnose.sketch import sketch_cosine
 from ablate.numerics import Key, OperandPolicy, round_operand
-from ablate.numerics.quantize import on_grid
+from ablate.numerics.quantiser import on_grid
 
 KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
 
@@ -215,7 +215,7 @@ POLICIES = {
 def test_on_the_grid_every_format_rounds_to_what_it_becomes(name, axis):
     """Scales times the rounded scaled values are the dequantised operand."""
     from ablate.numerics.formats import round_nearest
-    from ablate.numerics.quantize import from_blocks, to_blocks
+    from ablate.numerics.quantiser import from_blocks, to_blocks
 
     policy = POLICIES[name]
     x = normal(64, 128).to(torch.bfloat16)

@@ -67,7 +67,7 @@ def assert_same(a, b):
 
 
 def test_the_examples_of_the_docstrings():
-    for name in ("ablate.layers.apply", "ablate.numerics.quantize"):
+    for name in ("ablate.layers.apply", "ablate.numerics.quantiser"):
         result = doctest.testmod(importlib.import_module(name))
         assert result.attempted
         assert result.failed == 0
