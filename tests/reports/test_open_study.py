@@ -83,7 +83,7 @@ def test_what_is_not_there_or_damaged_is_one_line(store, make_study, tmp_path):
     with pytest.raises(UserError, match=r"no study 'amd' in .* \(studies here: amd-ladder; start it with: "):
         ablate.open_study("amd", storage=store.path.parent)
     with pytest.raises(UserError, match="no study has run there yet"):
-        ablate.open_study(tmp_path / "nothing")
+        ablate.open_study(tmp_path / "nothing", storage=tmp_path / "empty")
     damaged = make_study({"a": [[(100, 2.0)]]})
     damaged.plan_path.write_text("{")
     with pytest.raises(UserError, match=r"plan\.lock\.json: not a plan"):
