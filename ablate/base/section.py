@@ -7,8 +7,23 @@ Its fields may be lists and mappings, which Python does not hash. Contents are c
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, field
 from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+
+def key(default: Any, description: str, **rules: Any) -> Any:
+    """Describe a key of a study file, for the checks and for the schema; ``rules`` are those of ``Field``.
+
+    Without a default (``...``) the key is required; ``list`` or ``dict`` makes a new one for each object.
+    """
+    if isinstance(default, type):
+        return Field(default_factory=default, description=description, **rules)
+    return field(
+        default=MISSING if default is ... else default, metadata={"description": description, **rules}
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.section import Section
+from ablate.base.section import Section, key
 from ablate.recipes.build import (
     GemmFormat,
     SenselessRecipe,
@@ -122,34 +122,24 @@ GemmEntry = Annotated[
 class LayerRecipeSpec:
     """Which GEMMs run in FP4, how they are stabilised, and what the rest runs in."""
 
-    preset: Annotated[
-        PresetName | None, Field(description="start from this recipe (`ablate recipes` lists them)")
-    ] = None
+    preset: PresetName | None = key(None, "start from this recipe (`ablate recipes` lists them)")
     gemms: Annotated[list[Gemm], Field(description="GEMMs whose two operands are in FP4")] = Field(
         default_factory=list
     )
-    format: Annotated[GemmFormat, Field(description="the format of these GEMMs")] = "mxfp4"
-    rest: Annotated[GemmFormat, Field(description="format of the other GEMMs")] = "bf16"
-    stabiliser: Annotated[
-        Stabiliser,
-        Field(
-            description="of the FP4 GEMMs: sr = stochastic rounding (both operands, 3/4 prescale where the "
-            "scale rule clips); rht = random Hadamard; dht = deterministic Hadamard; sr+rht, sr+dht = both"
-        ),
-    ] = "none"
-    hadamard_size: Annotated[HadamardSize, Field(description="group of the Hadamard rotation")] = 16
-    scale: Annotated[
-        Scale | None, Field(description="scale rule of the FP4 GEMMs; default: the format's")
-    ] = None
-    signs: Annotated[Signs | None, Field(description="how often rht draws its signs; default: each step")] = (
-        None
+    format: GemmFormat = key("mxfp4", "the format of these GEMMs")
+    rest: GemmFormat = key("bf16", "format of the other GEMMs")
+    stabiliser: Stabiliser = key(
+        "none",
+        "of the FP4 GEMMs: sr = stochastic rounding (both operands, 3/4 prescale where the "
+        "scale rule clips); rht = random Hadamard; dht = deterministic Hadamard; sr+rht, sr+dht = both",
     )
-    prescale: Annotated[
-        float | None, Field(gt=0, le=1, strict=True, description="of sr; default: 3/4 where values can clip")
-    ] = None
-    weight_block: Annotated[
-        Block | None, Field(description="what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad")
-    ] = None
+    hadamard_size: HadamardSize = key(16, "group of the Hadamard rotation")
+    scale: Scale | None = key(None, "scale rule of the FP4 GEMMs; default: the format's")
+    signs: Signs | None = key(None, "how often rht draws its signs; default: each step")
+    prescale: float | None = key(None, "of sr; default: 3/4 where values can clip", gt=0, le=1, strict=True)
+    weight_block: Block | None = key(
+        None, "what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad"
+    )
     fprop: GemmEntry | None = None
     dgrad: GemmEntry | None = None
     wgrad: GemmEntry | None = None
@@ -164,12 +154,10 @@ LayerRecipeEntry = Annotated[
 class LayerSpec:
     """Layers that follow a recipe of their own; the first entry that names a layer decides."""
 
-    match: Annotated[
-        str | None, Field(description="shell pattern on the layer's name, e.g. '*.ffn.down'")
-    ] = None
-    first: Annotated[int, Field(ge=0, strict=True, description="the first n blocks")] = 0
-    last: Annotated[int, Field(ge=0, strict=True, description="the last n blocks")] = 0
-    head: Annotated[bool, Field(strict=True, description="the output head")] = False
+    match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
+    first: int = key(0, "the first n blocks", ge=0, strict=True)
+    last: int = key(0, "the last n blocks", ge=0, strict=True)
+    head: StrictBool = key(False, "the output head")
     recipe: LayerRecipeEntry
 
 
@@ -177,10 +165,8 @@ class LayerSpec:
 class PhaseSpec:
     """What the layers without a rule follow from a point of the run on; give one of the two starts."""
 
-    from_tokens: Annotated[int | None, Field(gt=0, strict=True, description="training tokens seen")] = None
-    from_fraction: Annotated[
-        float | None, Field(gt=0, lt=1, strict=True, description="share of the token budget")
-    ] = None
+    from_tokens: int | None = key(None, "training tokens seen", gt=0, strict=True)
+    from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
     recipe: LayerRecipeEntry
 
 
@@ -188,12 +174,8 @@ class PhaseSpec:
 class RecipeSpec(Section, LayerRecipeSpec):
     """A whole recipe: the GEMMs of every linear layer, the layers that differ, and the phases of the run."""
 
-    layers: Annotated[
-        list[LayerSpec] | None, Field(description="layers that differ; default: the preset's, else none")
-    ] = None
-    phases: Annotated[
-        list[PhaseSpec] | None, Field(description="later parts of the run; default: the preset's, else none")
-    ] = None
+    layers: list[LayerSpec] | None = key(None, "layers that differ; default: the preset's, else none")
+    phases: list[PhaseSpec] | None = key(None, "later parts of the run; default: the preset's, else none")
 
 
 def resolve(spec: RecipeSpec) -> Recipe:

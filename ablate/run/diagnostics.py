@@ -8,10 +8,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from ablate.base.section import key
 from ablate.run.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
@@ -44,20 +45,15 @@ Layers = Annotated[
 class Diagnostics:
     """How often, where and how thoroughly the error of quantised GEMMs is measured along a run."""
 
-    every_tokens: Annotated[
-        PositiveInt | None,
-        Field(description=f"training tokens between two diagnoses; default: {DEFAULT_STEPS} optimizer steps"),
-    ] = None
-    layers: Annotated[
-        Layers,
-        Field(description="patterns of layer names, or: the first, middle and last quantised block"),
-    ] = "ends and middle"
-    draws: Annotated[
-        int,
-        Field(
-            ge=2, le=64, strict=True, description="draws of a recipe's randomness, to tell bias from variance"
-        ),
-    ] = 4
+    every_tokens: PositiveInt | None = key(
+        None, f"training tokens between two diagnoses; default: {DEFAULT_STEPS} optimizer steps"
+    )
+    layers: Layers = key(
+        "ends and middle", "patterns of layer names, or: the first, middle and last quantised block"
+    )
+    draws: int = key(
+        4, "draws of a recipe's randomness, to tell bias from variance", ge=2, le=64, strict=True
+    )
 
     def interval(self, tokens_per_step: int) -> int:
         """Return the number of training tokens between two diagnoses."""

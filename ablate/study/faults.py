@@ -12,6 +12,8 @@ from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pydantic import Field
+
 from ablate.base.errors import Problem
 from ablate.run.backends import backend_names
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
@@ -230,7 +232,13 @@ def children(section: Any) -> dict[str, Any]:
 @cache
 def _children(section: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(section, include_extras=True)
-    return {field.name.rstrip("_"): hints[field.name] for field in fields(section)}
+    said = {name: info.description for name, info in section.__pydantic_fields__.items()}
+    return {
+        one.name.rstrip("_"): Annotated[
+            hints[one.name], Field(**{**one.metadata, "description": said[one.name]})
+        ]
+        for one in fields(section)
+    }
 
 
 def bare(annotation: Any) -> Any:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from ablate.base.section import key
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import RecipeSpec, RecipeWord, expand_word
 from ablate.run.config import (
@@ -60,9 +61,7 @@ Crossing = Literal["confirmed", "first_eval"]
 class ModelSection(ModelConfig):
     """A model: a published one by name, or field by field; fields beside a preset change it."""
 
-    preset: Annotated[Preset | None, Field(description="a published model; fields beside it change it")] = (
-        None
-    )
+    preset: Preset | None = key(None, "a published model; fields beside it change it")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -74,10 +73,9 @@ class BaseSection:
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     recipe: RecipeEntry = Field(default_factory=RecipeSpec)
     backend: Backend = "auto"
-    trainer: Annotated[
-        str | None,
-        Field(description="your own training function instead: package.module:function or file.py:function"),
-    ] = None
+    trainer: str | None = key(
+        None, "your own training function instead: package.module:function or file.py:function"
+    )
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
 
 
@@ -88,9 +86,7 @@ SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resour
 class ArmSection(BaseSection):
     """One arm: whatever it names is laid over what it inherits."""
 
-    from_: Annotated[
-        str | None, Field(alias="from", description="the arm to inherit from; default: the base")
-    ] = None
+    from_: str | None = key(None, "the arm to inherit from; default: the base", alias="from")
     description: Description | None = None
 
 
@@ -98,40 +94,32 @@ class ArmSection(BaseSection):
 class TargetSection:
     """The validation loss at which arms are compared; exactly one of the two units."""
 
-    val_loss: Annotated[
-        PositiveFloat | None, Field(description="validation loss in nats per token, e.g. 3.3")
-    ] = None
-    perplexity: Annotated[PositiveFloat | None, Field(description="exp(val_loss), e.g. 27.1")] = None
-    crossing: Annotated[
-        Crossing,
-        Field(
-            description="confirmed: the first crossing that the next evaluation confirms, interpolated; "
-            "first_eval: the first evaluation at or under the target, as MLPerf scores"
-        ),
-    ] = "confirmed"
+    val_loss: PositiveFloat | None = key(None, "validation loss in nats per token, e.g. 3.3")
+    perplexity: PositiveFloat | None = key(None, "exp(val_loss), e.g. 27.1")
+    crossing: Crossing = key(
+        "confirmed",
+        "confirmed: the first crossing that the next evaluation confirms, interpolated; "
+        "first_eval: the first evaluation at or under the target, as MLPerf scores",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class GridSection:
     """Arms as the product of factors."""
 
-    factors: Annotated[
-        dict[str, Any],
-        Field(description="path of a field → its values, as a list or as {label: value}", min_length=1),
-    ]
-    from_: Annotated[
-        str | None, Field(alias="from", description="the named arm that every cell inherits from")
-    ] = None
+    factors: dict[str, Any] = key(
+        ..., "path of a field → its values, as a list or as {label: value}", min_length=1
+    )
+    from_: str | None = key(None, "the named arm that every cell inherits from", alias="from")
     zip: Annotated[
         list[list[str]], Field(description="groups of factors that step together, not crossed")
     ] = Field(default_factory=list)
     exclude: Annotated[
         list[dict[str, Any]], Field(description="cells to leave out: those that match every pair of a rule")
     ] = Field(default_factory=list)
-    senseless: Annotated[
-        Literal["error", "drop"],
-        Field(description="a cell whose recipe contradicts itself: an error, or dropped and listed"),
-    ] = "error"
+    senseless: Literal["error", "drop"] = key(
+        "error", "a cell whose recipe contradicts itself: an error, or dropped and listed"
+    )
 
 
 TUNABLE = (
@@ -145,72 +133,54 @@ TUNABLE = (
 class RangeSection:
     """A range of numbers to tune a field over."""
 
-    low: Annotated[NonNegativeFloat, Field(description="the lowest value tried")]
-    high: Annotated[NonNegativeFloat, Field(description="the highest value tried")]
-    log: Annotated[bool, Field(strict=True, description="even on a logarithmic scale")] = False
+    low: NonNegativeFloat = key(..., "the lowest value tried")
+    high: NonNegativeFloat = key(..., "the highest value tried")
+    log: StrictBool = key(False, "even on a logarithmic scale")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class TuneSection:
     """A search over fields of training, of each arm or group of arms, before the seeds run."""
 
-    fields: Annotated[
-        dict[str, Any],
-        Field(description="field of training → {low, high, log} or a list of values", min_length=1),
-    ]
-    tokens: Annotated[PositiveInt, Field(description="token budget of a trial's run")]
-    sampler: Annotated[
-        Literal["tpe", "grid"], Field(description="tpe: Optuna's; grid: every combination of the lists")
-    ] = "tpe"
-    trials: Annotated[
-        PositiveInt | None, Field(description="trials of each group; a grid has one for each combination")
-    ] = None
-    at_once: Annotated[
-        PositiveInt, Field(description="trials of a group that are asked before any is told")
-    ] = 2
-    prune: Annotated[
-        bool, Field(strict=True, description="end a trial that is worse than the median of earlier ones")
-    ] = True
-    seeds: Annotated[
-        PositiveInt, Field(le=100, description="runs of each arm in a trial, at seeds of their own")
-    ] = 1
-    groups: Annotated[
-        dict[str, Annotated[list[str], Field(min_length=1)]],
-        Field(description="name → arms that share one search; default: each arm has its own"),
-    ] = Field(default_factory=dict)
+    fields: dict[str, Any] = key(
+        ..., "field of training → {low, high, log} or a list of values", min_length=1
+    )
+    tokens: PositiveInt = key(..., "token budget of a trial's run")
+    sampler: Literal["tpe", "grid"] = key("tpe", "tpe: Optuna's; grid: every combination of the lists")
+    trials: PositiveInt | None = key(None, "trials of each group; a grid has one for each combination")
+    at_once: PositiveInt = key(2, "trials of a group that are asked before any is told")
+    prune: StrictBool = key(True, "end a trial that is worse than the median of earlier ones")
+    seeds: Annotated[PositiveInt, Field(le=100)] = key(
+        1, "runs of each arm in a trial, at seeds of their own"
+    )
+    groups: dict[str, Annotated[list[str], Field(min_length=1)]] = key(
+        dict, "name → arms that share one search; default: each arm has its own"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class HopelessSection:
     """Stop an arm that is shown to cost too much, by a group-sequential rule over seeds."""
 
-    cost_above: Annotated[
-        NonNegativeFloat,
-        Field(description="an arm is stopped when its token cost is shown to be above this (0.1 is 10 %)"),
-    ]
-    spending: Annotated[
-        Literal["obrien-fleming", "pocock"],
-        Field(
-            description="how the 5 % are spent over the looks (Lan and DeMets): obrien-fleming: nearly all "
-            "of it at the last; pocock: evenly"
-        ),
-    ] = "obrien-fleming"
-    looks: Annotated[
-        list[PositiveInt] | None,
-        Field(description="after how many seeds; default: after each from the second", min_length=1),
-    ] = None
+    cost_above: NonNegativeFloat = key(
+        ..., "an arm is stopped when its token cost is shown to be above this (0.1 is 10 %)"
+    )
+    spending: Literal["obrien-fleming", "pocock"] = key(
+        "obrien-fleming",
+        "how the 5 % are spent over the looks (Lan and DeMets): obrien-fleming: nearly all "
+        "of it at the last; pocock: evenly",
+    )
+    looks: list[PositiveInt] | None = key(
+        None, "after how many seeds; default: after each from the second", min_length=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StopSection:
     """When the other runs of an arm are not needed any more."""
 
-    diverged: Annotated[
-        PositiveInt | None, Field(description="after so many of the arm's runs have diverged")
-    ] = None
-    hopeless: Annotated[
-        HopelessSection | None, Field(description="when its token cost is shown to be too high")
-    ] = None
+    diverged: PositiveInt | None = key(None, "after so many of the arm's runs have diverged")
+    hopeless: HopelessSection | None = key(None, "when its token cost is shown to be too high")
 
 
 if TYPE_CHECKING:
@@ -223,44 +193,29 @@ else:  # from the list itself, so that the schema and the hints cannot part from
 class SearchSection:
     """A search over the recipes of the grid and the arms, which `ablate search` runs."""
 
-    hardware: Annotated[Hardware, Field(description="whose modelled step time is the second objective")]
-    budgets: Annotated[
-        list[PositiveInt],
-        Field(
-            description="tokens of a run, rising; the better recipes of one go on to the next", min_length=1
-        ),
-    ]
-    trials: Annotated[
-        PositiveInt, Field(description="recipes tried at the first budget, baseline and arms among them")
-    ]
-    objective: Annotated[
-        Literal["loss", "token_cost"],
-        Field(description="loss: validation loss at the end of the budget; token_cost: against the baseline"),
-    ] = "loss"
-    shapes: Annotated[
-        Literal["study", "llama-8b"],
-        Field(description="the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B"),
-    ] = "study"
-    keep: Annotated[
-        float,
-        Field(gt=0, le=1, strict=True, description="share of the recipes that goes on to the next budget"),
-    ] = 0.33
-    at_once: Annotated[PositiveInt, Field(description="recipes that are picked and run together")] = 4
-    sampler: Annotated[
-        Literal["tpe", "random"],
-        Field(description="tpe: Optuna's, learns from the results; random: does not"),
-    ] = "tpe"
-    seed: Annotated[
-        NonNegativeInt, Field(description="seed of all runs; the study that confirms has others")
-    ] = 1000
+    hardware: Hardware = key(..., "whose modelled step time is the second objective")
+    budgets: list[PositiveInt] = key(
+        ..., "tokens of a run, rising; the better recipes of one go on to the next", min_length=1
+    )
+    trials: PositiveInt = key(..., "recipes tried at the first budget, baseline and arms among them")
+    objective: Literal["loss", "token_cost"] = key(
+        "loss", "loss: validation loss at the end of the budget; token_cost: against the baseline"
+    )
+    shapes: Literal["study", "llama-8b"] = key(
+        "study", "the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B"
+    )
+    keep: float = key(0.33, "share of the recipes that goes on to the next budget", gt=0, le=1, strict=True)
+    at_once: PositiveInt = key(4, "recipes that are picked and run together")
+    sampler: Literal["tpe", "random"] = key("tpe", "tpe: Optuna's, learns from the results; random: does not")
+    seed: NonNegativeInt = key(1000, "seed of all runs; the study that confirms has others")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StudyFile:
     """A study: arms to compare, each run with every seed."""
 
-    name: Annotated[str, Field(description="names the study's folder in the storage")]
-    baseline: Annotated[str, Field(description="the arm against which costs are stated")]
+    name: str = key(..., "names the study's folder in the storage")
+    baseline: str = key(..., "the arm against which costs are stated")
     target: TargetSection
     description: Description | None = None
     seeds: Annotated[
@@ -268,37 +223,23 @@ class StudyFile:
         BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
         Field(description="how many seeds (0, 1, …), or a list of them"),
     ] = Field(default_factory=lambda: [0, 1])
-    paired_seeds: Annotated[
-        bool, Field(strict=True, description="compare arms seed by seed (paired differences)")
-    ] = False
-    baseline_again: Annotated[
-        bool,
-        Field(
-            strict=True,
-            description="run the baseline once more with as many other seeds, as an arm of its own in which "
-            "nothing should be found (A/A)",
-        ),
-    ] = False
+    paired_seeds: StrictBool = key(False, "compare arms seed by seed (paired differences)")
+    baseline_again: StrictBool = key(
+        False,
+        "run the baseline once more with as many other seeds, as an arm of its own in which "
+        "nothing should be found (A/A)",
+    )
     waive: Annotated[
-        list[Setting],
-        Field(description="compare runs although they differ in this; the report says so"),
+        list[Setting], Field(description="compare runs although they differ in this; the report says so")
     ] = Field(default_factory=list)
-    tune: Annotated[
-        TuneSection | None, Field(description="search each arm's own learning rate or the like, first")
-    ] = None
-    stop: Annotated[
-        StopSection | None, Field(description="end runs that cannot matter any more; intervals stay right")
-    ] = None
-    diagnostics: Annotated[
-        Diagnostics | None,
-        Field(description="measure along each run how far its quantised GEMMs are from exact; default: not"),
-    ] = None
+    tune: TuneSection | None = key(None, "search each arm's own learning rate or the like, first")
+    stop: StopSection | None = key(None, "end runs that cannot matter any more; intervals stay right")
+    diagnostics: Diagnostics | None = key(
+        None, "measure along each run how far its quantised GEMMs are from exact; default: not"
+    )
     base: BaseSection = Field(default_factory=BaseSection)
     arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
         default_factory=dict
     )
     grid: GridSection | None = None
-    search: Annotated[
-        SearchSection | None,
-        Field(description="search these recipes (`ablate search`) instead of running all"),
-    ] = None
+    search: SearchSection | None = key(None, "search these recipes (`ablate search`) instead of running all")
