@@ -5,61 +5,53 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.recipes import sources
 from ablate.recipes.build import gemm_policy
 from ablate.recipes.policy import GemmPolicy, OperandPolicy, Recipe
-from ablate.recipes.presets.preset import Preset, both
+from ablate.recipes.presets.preset import Preset, arxiv, both
 
 if TYPE_CHECKING:
     from ablate.recipes.policy import Signs
 
 
 def tseng() -> list[Preset]:
-    """Return the recipes of the paper (2502.20586, algorithm 2) and of its code."""
-    fields: dict[str, Any] = {
-        "format": "mxfp4",
-        "rounding": "stochastic",
-        "prescale": 0.75,
-        "hadamard": 64,
-        "signs": "call",
-        "rotated_bf16": True,
-    }
-    backward = both(**fields)
-    nearest = both(**{**fields, "rounding": "nearest", "prescale": 1.0})
-    code = both(**{**fields, "undo": "operand"})
+    """Return the recipes of the paper (algorithm 2) and of its code."""
+    source = arxiv("2502.20586", "Tseng, Yu, Park", "Training LLMs with MXFP4")
+    fields: dict[str, Any] = {"format": "mxfp4", "hadamard": 64, "signs": "call", "rotated_bf16": True}
+    stochastic = {**fields, "rounding": "stochastic", "prescale": 0.75}
+    nearest, backward, code = both(**fields), both(**stochastic), both(**stochastic, undo="operand")
     said = (
         "Dgrad and Wgrad in MXFP4 (floor), stochastic rounding; 3/4 prescale after the block's exponent",
         "random Hadamard of 64 with new signs each call, in bf16; the product times 16/9",
     )
     return [
         Preset(
-            name="tseng",
-            summary="MXFP4 backward with RHT 64 and SR, forward in BF16",
-            source=sources.TSENG,
-            recipe=Recipe(dgrad=backward, wgrad=backward),
+            "tseng",
+            "MXFP4 backward with RHT 64 and SR, forward in BF16",
+            source,
+            Recipe(dgrad=backward, wgrad=backward),
             published=said,
         ),
         Preset(
-            name="tseng-fp8",
-            summary="as tseng, forward in FP8",
-            source=sources.TSENG,
-            recipe=Recipe(fprop=gemm_policy("fprop", "fp8"), dgrad=backward, wgrad=backward),
+            "tseng-fp8",
+            "as tseng, forward in FP8",
+            source,
+            Recipe(fprop=gemm_policy("fprop", "fp8"), dgrad=backward, wgrad=backward),
             published=said,
             assumed=("the forward's FP8 is E4M3 with one scale a tensor",),
         ),
         Preset(
-            name="tseng-rht",
-            summary="as tseng, nearest rounding instead of SR",
-            source=sources.TSENG,
-            recipe=Recipe(dgrad=nearest, wgrad=nearest),
+            "tseng-rht",
+            "as tseng, nearest rounding instead of SR",
+            source,
+            Recipe(dgrad=nearest, wgrad=nearest),
             published=("the ablation with the random Hadamard alone",),
             assumed=("no prescale with nearest rounding",),
         ),
         Preset(
-            name="tseng-code",
-            summary="as tseng's published code: 4/3 on each operand, in bf16",
-            source=sources.TSENG,
-            recipe=Recipe(dgrad=code, wgrad=code),
+            "tseng-code",
+            "as tseng's published code: 4/3 on each operand, in bf16",
+            source,
+            Recipe(dgrad=code, wgrad=code),
             published=(
                 "the code multiplies 4/3 back on each operand in its dtype, which leaves the MXFP4 grid",
             ),
@@ -68,10 +60,9 @@ def tseng() -> list[Preset]:
 
 
 def quartet() -> list[Preset]:
-    """Return the recipes of the paper (2505.14669) and of its code."""
-    forward = both(format="mxfp4", scale="quest", hadamard=32, mask=True)
-    fields: dict[str, Any] = {"format": "mxfp4", "rounding": "stochastic", "prescale": 0.75}
-    fields |= {"hadamard": 32}
+    """Return the recipes of the paper and of its code."""
+    title = "Quartet: Native FP4 Training Can Be Optimal for Large Language Models"
+    source = arxiv("2505.14669", "Castro et al.", title)
     said = (
         "forward: Hadamard of 32, QuEST's scale from the standard deviation, nearest rounding",
         "the gradient is masked where values clip",
@@ -80,17 +71,19 @@ def quartet() -> list[Preset]:
     )
 
     def recipe(signs: Signs) -> Recipe:
-        gradient = OperandPolicy(**fields, signs=signs)
-        doubly = replace(gradient, source="forward")
-        backward = GemmPolicy(left=gradient, right=doubly)
+        gradient = OperandPolicy(
+            format="mxfp4", rounding="stochastic", prescale=0.75, hadamard=32, signs=signs
+        )
+        backward = GemmPolicy(left=gradient, right=replace(gradient, source="forward"))
+        forward = both(format="mxfp4", scale="quest", hadamard=32, mask=True)
         return Recipe(fprop=forward, dgrad=backward, wgrad=backward)
 
     return [
         Preset(
-            name="quartet",
-            summary="MXFP4: QuEST forward, SR + RHT 32 backward, masked gradient",
-            source=sources.QUARTET,
-            recipe=recipe("call"),
+            "quartet",
+            "MXFP4: QuEST forward, SR + RHT 32 backward, masked gradient",
+            source,
+            recipe("call"),
             published=(*said, "the backward Hadamard is randomised"),
             assumed=(
                 "signs before the Hadamard, new each call",
@@ -98,10 +91,10 @@ def quartet() -> list[Preset]:
             ),
         ),
         Preset(
-            name="quartet-code",
-            summary="as quartet's published code, whose signs change nothing: no signs",
-            source=sources.QUARTET,
-            recipe=recipe("none"),
+            "quartet-code",
+            "as quartet's published code, whose signs change nothing: no signs",
+            source,
+            recipe("none"),
             published=(*said, "the code multiplies the signs after the Hadamard"),
             assumed=("no signs: after the Hadamard they change no rounding and cancel in the product",),
         ),
@@ -109,15 +102,16 @@ def quartet() -> list[Preset]:
 
 
 def tetrajet() -> Preset:
-    """Return TetraJet's recipe (2502.20853)."""
+    """Return TetraJet's recipe."""
+    title = "Oscillation-Reduced MXFP4 Training for Vision Transformers (TetraJet)"
     nearest = OperandPolicy(format="mxfp4", scale="rceil")
     sr = replace(nearest, rounding="stochastic")
     backward = GemmPolicy(left=sr, right=replace(sr, source="forward"))
     return Preset(
-        name="tetrajet",
-        summary="MXFP4 (rceil): nearest forward, SR backward, double quantisation",
-        source=sources.TETRAJET,
-        recipe=Recipe(fprop=GemmPolicy(left=nearest, right=nearest), dgrad=backward, wgrad=backward),
+        "tetrajet",
+        "MXFP4 (rceil): nearest forward, SR backward, double quantisation",
+        arxiv("2502.20853", "Chen et al.", title),
+        Recipe(fprop=GemmPolicy(left=nearest, right=nearest), dgrad=backward, wgrad=backward),
         published=(
             "truncation-free scale (rounded up), nearest forward, SR backward without a prescale",
             "weights and activations of the backward pass are quantised from the quantised forward",

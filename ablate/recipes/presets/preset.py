@@ -1,4 +1,4 @@
-"""The preset class, and a helper for several families of presets."""
+"""The preset class, its source, and a helper for several families of presets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ from ablate.recipes.policy import GemmPolicy, OperandPolicy
 
 if TYPE_CHECKING:
     from ablate.recipes.policy import Recipe
-    from ablate.recipes.sources import Source
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Source:
+    """One publication."""
+
+    authors: str
+    title: str
+    url: str
+    year: int
+
+
+def arxiv(number: str, authors: str, title: str) -> Source:
+    """Build the source of a paper on arXiv, whose number begins with the year."""
+    return Source(authors, title, f"https://arxiv.org/abs/{number}", 2000 + int(number[:2]))
+
+
+def github(repository: str, authors: str, title: str, year: int = 2026) -> Source:
+    """Build the source of published code."""
+    return Source(authors, title, f"https://github.com/{repository}", year)
+
+
+@dataclass(frozen=True)
 class Preset:
     """A named recipe. ``published`` is stated by the source; ``assumed`` is our choice."""
 
