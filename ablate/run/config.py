@@ -181,7 +181,7 @@ class ResourcesConfig(Section):
 def _known_backend(name: str) -> str:
     # Looking up entry points reads the disk; built-in names do not need it.
     if name not in ("auto", *BUILT_IN) and name not in backend_names():
-        raise PydanticCustomError("backend", "no such back end")
+        raise PydanticCustomError("literal_error", "no such back end", {"words": list(backend_names())})
     return name
 
 

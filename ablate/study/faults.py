@@ -7,15 +7,15 @@ likely word. The look-ups run only for files with faults.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields, is_dataclass
+import re
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import Field
 
 from ablate.base.errors import Problem
-from ablate.run.backends import backend_names
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, find, show_path
 
@@ -44,19 +44,6 @@ _EXPECTED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Fault:
-    node: Node
-    what: str
-    hint: str | None
-    arms: dict[str | None, None]
-
-    def problem(self, file: str) -> Problem:
-        text = f"{show_path(self.node.path)}: {self.what}" if self.node.path else self.what
-        hint = _with_arms(self.hint, self.arms)
-        return Problem(file=file, line=self.node.line, column=self.node.column, what=text, hint=hint)
-
-
 class Faults:
     """Collects the problems of one file.
 
@@ -65,7 +52,7 @@ class Faults:
 
     def __init__(self, file: str, known: Iterable[Problem] = ()) -> None:
         self._file = file
-        self._found: dict[tuple[int, int, str], _Fault] = {}
+        self._found: dict[tuple[int, int, str], tuple[Node, str | None, dict[str | None, None]]] = {}
         self._known = list(known)
         self._taken = {(problem.line, problem.column) for problem in self._known}
         self._parts: set[str | int] = set()
@@ -82,12 +69,21 @@ class Faults:
         self._parts.update(node.path[:1])
         if (node.line, node.column) in self._taken:
             return  # this place already has a syntax error
-        fault = _Fault(node=node, what=what, hint=hint, arms={})
-        self._found.setdefault((node.line, node.column, what), fault).arms[arm] = None
+        _, _, arms = self._found.setdefault((node.line, node.column, what), (node, hint, {}))
+        arms[arm] = None
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        found = [fault.problem(self._file) for fault in self._found.values()]
+        found = [
+            Problem(
+                file=self._file,
+                line=line,
+                column=column,
+                what=f"{show_path(node.path)}: {what}" if node.path else what,
+                hint=_with_arms(hint, arms),
+            )
+            for (line, column, what), (node, hint, arms) in self._found.items()
+        ]
         return sorted(self._known + found, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, root: Node, *, skip: int = 0, section: Any) -> None:
@@ -113,27 +109,20 @@ class Faults:
             hint = f"write {{val_loss: {got}}} for nats per token, or {{perplexity: {got}}}"
             self.add(node, "a target needs its unit", hint)
         elif kind == "literal_error":
-            words = literal_words(type_at(section, full))
+            words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
+            what, hint = f"expected {one_of(words)}, got {got_text(node)}", likely(node, words)
             if full[-1] in ("recipe", "preset"):  # too many words to list
                 mapping = "; or a mapping" if full[-1] == "recipe" else ""
-                hint = likely(node, words) or f"`ablate recipes` lists them{mapping}"
-                self.add(node, f"unknown {full[-1]} {got_text(node)}", hint)
-                return
-            self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
-        elif kind == "backend":
-            words = list(backend_names())
-            self.add(node, f"expected {one_of(words)}, got {got_text(node)}", likely(node, words))
+                what = f"unknown {full[-1]} {got_text(node)}"
+                hint = hint or f"`ablate recipes` lists them{mapping}"
+            self.add(node, what, hint)
         else:
-            expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(
-                {
-                    key: f"{value:.15g}" if isinstance(value, float) else value
-                    for key, value in context.items()
-                }
-            )
+            limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
+            what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}"
             if kind == "too_short":
-                self.add(node, f"expected {expected}")
-                return
-            self.add(node, f"expected {expected}, got {got_text(node)}", _mend(kind, node))
+                self.add(node, what)
+            else:
+                self.add(node, f"{what}, got {got_text(node)}", _mend(kind, node))
 
 
 _MISSING = {
@@ -180,9 +169,8 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
 
 def likely(node: Node, words: Iterable[str]) -> str | None:
     """Return a hint with the word that the node's text probably means."""
-    return (
-        did_you_mean(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else None
-    )
+    value = node.value if isinstance(node, Scalar) else None
+    return did_you_mean(value, words) if isinstance(value, str) else None
 
 
 def _mend(kind: str, node: Node) -> str | None:
@@ -210,14 +198,12 @@ def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
     here = children(kind)
     if kind is LayerRecipeSpec and key in children(RecipeSpec):
         return "it belongs to the whole recipe"
-    close = did_you_mean(key, here)
-    if close is None:
-        homes = [name for name in SECTIONS if key in children(type_at(BaseSection, (name,)))]
-        if homes:
-            return f"it belongs in '{homes[0]}'"
-    if close is None and here:
-        return f"expected {one_of(list(here))}" if len(here) <= 10 else None
-    return close
+    if close := did_you_mean(key, here):
+        return close
+    for name in SECTIONS:
+        if key in children(type_at(BaseSection, (name,))):
+            return f"it belongs in '{name}'"
+    return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
 
 
 # ---- the types behind the paths -----------------------------------------------------------------------
@@ -264,14 +250,3 @@ def type_at(section: Any, path: Path) -> Any:
         else:
             section = children(section).get(str(part))
     return section
-
-
-def literal_words(annotation: Any) -> list[str]:
-    """Return the words of a choice; for a recipe, the words that name one."""
-    from ablate.recipes import SHORT_RECIPES, LayerRecipeSpec, RecipeSpec
-
-    annotation = bare(annotation)
-    if annotation in (RecipeSpec, LayerRecipeSpec):
-        return list(SHORT_RECIPES)
-    assert get_origin(annotation) is Literal
-    return [str(word) for word in get_args(annotation)]
