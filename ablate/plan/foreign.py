@@ -17,7 +17,7 @@ from ablate.recipes import block_shape, group_size
 from ablate.recipes.place import stages
 from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import layer_places
-from ablate.study.stages import rule_faults
+from ablate.study.fit import rule_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Foreigners:
         return found
 
     def _problems(self, arm: ResolvedArm, layers: tuple[LinearLayer, ...]) -> Iterator[Problem]:
-        for fault in rule_faults(layer_places(layers), arm.recipe):
+        for fault in rule_misfits(layer_places(layers), arm.recipe):
             yield self._at(arm, "recipe", Problem(what=f"{fault.what}; arm '{arm.name}'", hint=fault.hint))
         if (what := _misfit(layers, arm)) is not None:
             hint = "give the layer a rule of its own: recipe.layers: [{match: …, recipe: bf16}]"

@@ -31,6 +31,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping",
     "dataclass_type": "a mapping",
     "finite_number": "a finite number",
@@ -150,9 +151,9 @@ def got_text(node: Node) -> str:
     assert isinstance(node, Scalar)
     if node.value is None:
         return "nothing"
-    if isinstance(node.value, str):
-        return repr(node.value if len(node.value) <= 40 else node.value[:39] + "…")
-    return node.text if len(node.text) <= 40 else node.text[:39] + "…"
+    text = node.value if isinstance(node.value, str) else node.text
+    text = text if len(text) <= 40 else text[:39] + "…"
+    return repr(text) if isinstance(node.value, str) else text
 
 
 def one_of(words: list[str]) -> str:
@@ -180,12 +181,11 @@ def _mend(kind: str, node: Node) -> str | None:
     if kind == "int_type" and isinstance(node.value, float) and node.value.is_integer() and node.value < 1e15:
         return f"write {int(node.value)}"
     if kind in ("int_type", "float_type") and isinstance(node.value, str):
-        number = node.value.replace("_", "").replace(",", "")
-        return "leave out the quotes" if number.isdecimal() and number == node.value else None
+        return "leave out the quotes" if node.value.isdecimal() else None
     if kind == "bool_type" and isinstance(node.value, str):
         word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(node.value.lower())
         return f"write {word}" if word else None
-    if kind == "list_type":
+    if kind in ("list_type", "tuple_type"):
         return f"write [{node.text}]" if node.text and len(node.text) <= 40 else "write […]"
     return None
 

@@ -16,9 +16,9 @@ from ablate.recipes.place import Stage, stages
 from ablate.run.architecture import model_places
 from ablate.store.lock import DroppedCell
 from ablate.study.checks import ArmChecks
+from ablate.study.fit import Fit
 from ablate.study.merge import SectionBuilder
 from ablate.study.sections import SECTIONS
-from ablate.study.shapes import Shapes
 from ablate.study.study import FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ArmCollector:
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
         self._effects: dict[tuple[ModelConfig, Recipe], str] = {}
-        self._shapes = Shapes()
+        self._fit = Fit()
 
     def add_named(self, draft: Draft) -> None:
         """Add a named arm; an arm equal to another is a fault."""
@@ -93,7 +93,7 @@ class ArmCollector:
         """Build and check one arm; None if it is dropped or cannot be built."""
         built = {section: self.builder.build(section, draft.sections.get(section)) for section in SECTIONS}
         model, data, training, spec = (built[s] for s in ("model", "data", "training", "recipe"))
-        checks = ArmChecks(draft, self._faults, self._shapes)
+        checks = ArmChecks(draft, self._faults, self._fit)
         recipe: Recipe | None = None
         if spec is not None:
             resolved = self.builder.recipe(spec)

@@ -42,9 +42,10 @@ class Draft:
     sections: AbstractMapping[str, Node]
     factors: AbstractMapping[str, Any]
 
-    def blame(self, *paths: tuple[str | int, ...]) -> Node:
-        """Return the node to report for a fault of these paths: the arm's own value before inherited ones."""
-        nodes = [node for section, *rest in paths if (node := get(self.sections.get(str(section)), *rest))]
+    def blame(self, *paths: str) -> Node:
+        """Return the node to report for a fault of dotted paths: the arm's own before an inherited one."""
+        split = ([int(part) if part.isdecimal() else part for part in path.split(".")] for path in paths)
+        nodes = [node for section, *rest in split if (node := get(self.sections.get(str(section)), *rest))]
         return min(nodes, key=self._distance, default=self.node)
 
     def owns(self, node: Node) -> bool:

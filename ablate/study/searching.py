@@ -7,10 +7,11 @@ budgets replace ``training.tokens``; the arms are checked at the first budget, w
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from ablate.study.sections import SECTIONS
+from pydantic.dataclasses import dataclass
+
+from ablate.study.sections import SECTIONS, SearchSection
 from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, merge, nest
 
 if TYPE_CHECKING:
@@ -33,22 +34,13 @@ class SearchCell:
     arm: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Search:
-    """A search and its settings. ``budgets``: in tokens, rising; ``named``: the arms outside the grid.
+@dataclass(frozen=True, kw_only=True)
+class Search(SearchSection):
+    """A search with its recipes: the factors' labels, the grid's cells, and ``named``, the arms outside it.
 
     ``lines``: (line, column) of the whole section and of keys, for faults that only planning can find.
     """
 
-    hardware: str
-    shapes: Literal["study", "llama-8b"]
-    objective: Literal["loss", "token_cost"]
-    trials: int
-    budgets: tuple[int, ...]
-    keep: float
-    at_once: int
-    sampler: Literal["tpe", "random"]
-    seed: int
     factors: dict[str, tuple[str, ...]]
     cells: tuple[SearchCell, ...]
     named: tuple[str, ...]
@@ -90,15 +82,13 @@ def check_search(
             assert isinstance(factors, Mapping)
             faults.add(factors.keys[factor], f"a search compares recipes: '{factor}' is no part of one")
     budgets = get(node, "budgets")
-    amounts = (
-        [item for item in budgets.items if isinstance(item, Scalar)] if isinstance(budgets, Sequence) else []
-    )
+    items = budgets.items if isinstance(budgets, Sequence) else ()
+    amounts = [item for item in items if isinstance(item, Scalar)]
     for before, after in itertools.pairwise(amounts):
         if isinstance(before.value, int) and isinstance(after.value, int) and before.value >= after.value:
             faults.add(after, f"a budget of {after.text} after one of {before.text}", "budgets rise")
     if file is None or file.search is None:
         return None
-    said = file.search
     labels: dict[str, dict[str, None]] = {}
     kept = []
     for cell, arm_name in cells:
@@ -108,15 +98,7 @@ def check_search(
         if arm_name is not None:
             kept.append(SearchCell(levels=levels, arm=arm_name))
     return Search(
-        hardware=said.hardware,
-        shapes=said.shapes,
-        objective=said.objective,
-        trials=said.trials,
-        budgets=tuple(said.budgets),
-        keep=said.keep,
-        at_once=said.at_once,
-        sampler=said.sampler,
-        seed=said.seed,
+        **vars(file.search),
         factors={factor: tuple(found) for factor, found in labels.items()},
         cells=tuple(kept),
         named=tuple(entries(get(root, "arms"))),

@@ -194,7 +194,7 @@ class SearchSection:
     """A search over the recipes of the grid and the arms, which `ablate search` runs."""
 
     hardware: Hardware = key(..., "whose modelled step time is the second objective")
-    budgets: list[PositiveInt] = key(
+    budgets: tuple[PositiveInt, ...] = key(
         ..., "tokens of a run, rising; the better recipes of one go on to the next", min_length=1
     )
     trials: PositiveInt = key(..., "recipes tried at the first budget, baseline and arms among them")

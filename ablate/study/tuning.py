@@ -19,9 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from ablate.run.config import TrainingConfig
 from ablate.study.checks import ArmChecks
 from ablate.study.faults import did_you_mean, got_text
+from ablate.study.fit import Fit
 from ablate.study.grid import check_value
 from ablate.study.sections import TUNABLE, RangeSection, TuneSection
-from ablate.study.shapes import Shapes
 from ablate.study.space import Choices, Range, Tune, TuneGroup, combinations, tuned_name
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain
 
@@ -57,12 +57,13 @@ def check_tune(
         section: TuneSection = TypeAdapter(TuneSection).validate_python(plain(node))
     except ValidationError:
         return None  # reported when the file's shape was checked
-    fields = _fields(node.entries["fields"], faults)
+    written = node.entries["fields"]
+    assert isinstance(written, Mapping)
+    fields = _fields(written, faults)
     trials = _trials(node, section, fields, faults)
     groups = _groups(node, collector, faults)
     if faults.any_within("tune") or not fields:
         return None
-    _check_names(node, collector, faults)
     _check_values(node, fields, groups, collector, faults)
     _check_budget(node, section, fields, collector, list(drafts), faults)
     free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used_seeds)
@@ -81,27 +82,27 @@ def check_tune(
     )
 
 
-def _fields(node: Node, faults: Faults) -> Space:
+def _fields(node: Mapping, faults: Faults) -> Space:
     found: Space = {}
-    for name, values in entries(node).items():
-        if name not in TUNABLE:
-            key = node.keys[name] if isinstance(node, Mapping) else node
-            if name in TrainingConfig.__dataclass_fields__:
-                hint = f"what the optimizer and its schedule use: {', '.join(TUNABLE)}"
-                faults.add(key, "cannot be tuned", hint)
-            else:
-                close = did_you_mean(name.removeprefix("training."), TUNABLE)
-                faults.add(key, "no field of training", close or f"one of {', '.join(TUNABLE)}")
-        elif isinstance(values, Sequence):
-            _list(name, values, found, faults)
-        elif isinstance(values, Mapping):
-            _range(name, values, found, faults)
+    for name, values in node.entries.items():
+        if name in TUNABLE:
+            if (field := _values(name, values, faults)) is not None and not faults.any_within("tune"):
+                found[name] = field
+        elif name in TrainingConfig.__dataclass_fields__:
+            hint = f"what the optimizer and its schedule use: {', '.join(TUNABLE)}"
+            faults.add(node.keys[name], "cannot be tuned", hint)
         else:
-            faults.add(values, f"expected a list of values, or {{low: …, high: …}}, got {got_text(values)}")
+            close = did_you_mean(name.removeprefix("training."), TUNABLE)
+            faults.add(node.keys[name], "no field of training", close or f"one of {', '.join(TUNABLE)}")
     return found
 
 
-def _list(name: str, node: Sequence, found: Space, faults: Faults) -> None:
+def _values(name: str, node: Node, faults: Faults) -> Range | Choices | None:
+    if isinstance(node, Mapping):
+        return _range(name, node, faults)
+    if not isinstance(node, Sequence):
+        faults.add(node, f"expected a list of values, or {{low: …, high: …}}, got {got_text(node)}")
+        return None
     seen: list[Any] = []
     for item in node.items:
         check_value(("training", name), item, faults)
@@ -111,25 +112,23 @@ def _list(name: str, node: Sequence, found: Space, faults: Faults) -> None:
         seen.append(value)
     if len(seen) < 2:
         faults.add(node, "expected at least two values", "one value belongs in base.training")
-    elif not faults.any_within("tune"):
-        found[name] = Choices(values=tuple(seen))
+    return Choices(values=tuple(seen))
 
 
-def _range(name: str, node: Mapping, found: Space, faults: Faults) -> None:
+def _range(name: str, node: Mapping, faults: Faults) -> Range | None:
     try:
         section: RangeSection = TypeAdapter(RangeSection).validate_python(plain(node))
     except ValidationError as error:
         faults.add_validation(error, node, section=RangeSection)
-        return
+        return None
     for end in ("low", "high"):
         check_value(("training", name), node.entries[end], faults)
     if section.low >= section.high:
         faults.add(node.entries["low"], f"low {section.low:g} is not below high {section.high:g}")
     if section.log and section.low <= 0:
         faults.add(node.entries["low"], f"a logarithmic range begins above 0, got {section.low:g}")
-    if not faults.any_within("tune"):
-        whole = name in ("warmup_tokens", "decay_tokens")
-        found[name] = Range(low=section.low, high=section.high, log=section.log, whole=whole)
+    whole = name in ("warmup_tokens", "decay_tokens")
+    return Range(low=section.low, high=section.high, log=section.log, whole=whole)
 
 
 def _trials(node: Mapping, section: TuneSection, fields: Space, faults: Faults) -> int:
@@ -175,22 +174,14 @@ def _groups(node: Mapping, collector: ArmCollector, faults: Faults) -> dict[str,
                 faults.add(item, f"arm '{arm}' is in a group already", f"'{group_of[arm]}'")
             else:
                 group_of[arm] = name
-    for name in entries(written):
+    for name, key in (written.keys if isinstance(written, Mapping) else {}).items():
         if name in collector.arms and group_of.get(name) != name:
-            assert isinstance(written, Mapping)
-            faults.add(written.keys[name], f"an arm that is not in it is called '{name}', too")
+            faults.add(key, f"an arm that is not in it is called '{name}', too")
     groups: dict[str, tuple[str, ...]] = {}
     for arm in collector.arms:
         name = group_of.get(arm, arm)
         groups[name] = (*groups.get(name, ()), arm)
     return groups
-
-
-def _check_names(node: Mapping, collector: ArmCollector, faults: Faults) -> None:
-    for arm in collector.arms:
-        if tuned_name(arm) in collector.arms:
-            what = f"an arm of the name '{tuned_name(arm)}' is there already"
-            faults.add(node, what, f"'{arm}' at the values found for it takes that name")
 
 
 def _own_values(fields: Space, arm: ResolvedArm) -> dict[str, Any]:
@@ -204,7 +195,12 @@ def _check_values(
     collector: ArmCollector,
     faults: Faults,
 ) -> None:
-    """Check that the search may try the study's own values, and that arms differ in more than those."""
+    """Check the tuned arms' names, that their own values may be tried, and that they differ in more."""
+    for arm in collector.arms:
+        if tuned_name(arm) in collector.arms:
+            what = f"an arm of the name '{tuned_name(arm)}' is there already"
+            faults.add(node, what, f"'{arm}' at the values found for it takes that name")
+    values = entries(get(node, "fields"))
     for name, field in fields.items():
         for arm in collector.arms.values():
             own = getattr(arm.training, name)
@@ -214,8 +210,8 @@ def _check_values(
                 inside = own is not None and field.low <= own <= field.high
             if not inside:
                 what = f"the study's own {name}, {_text(own)}, is not among the values"
-                faults.add(node_of(node, name), what, "it is always tried, so that tuning can only gain",
-                           arm=arm.name)  # fmt: skip
+                hint = "it is always tried, so that tuning can only gain"
+                faults.add(values[name], what, hint, arm=arm.name)
     for group, arms in groups.items():
         shared = _own_values(fields, collector.arms[arms[0]])
         for other in arms[1:]:
@@ -231,13 +227,6 @@ def _check_values(
         if same != arm.name:
             what = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
             faults.add(node.keys["fields"], what, "tuned, they would be one arm")
-
-
-def node_of(node: Mapping, field: str) -> Node:
-    """Return the place of a field's values in the tune section."""
-    found = get(node, "fields", field)
-    assert found is not None
-    return found
 
 
 def _text(value: Any) -> str:
@@ -259,34 +248,30 @@ def _check_budget(
             what = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
             faults.add(tokens, what, "trials are shorter than runs", arm=arm.name)
             return
-    shapes = Shapes()
+    fit = Fit()
+    values = entries(get(node, "fields"))
     for draft in drafts:
         if draft.name not in collector.arms:
             continue
         for pick in (min, max):
-            ends = {name: pick(_ends(node_of(node, name)), key=_size) for name in fields}
-            override = Mapping(
-                path=node.path, line=node.line, column=node.column, entries={"tokens": tokens, **ends},
-                keys=dict.fromkeys(["tokens", *ends], node),
-            )  # fmt: skip
-            inherited = draft.sections.get("training")
+            ends = {name: pick(_ends(values[name]), key=_size) for name in fields}
+            override = replace(node, entries={"tokens": tokens, **ends})
+            training_node = merge(draft.sections.get("training"), override)
             trial = replace(
                 draft,
                 lineage=(("tune",), *draft.lineage),
-                sections={**draft.sections, "training": merge(inherited, override)},
+                sections={**draft.sections, "training": training_node},
             )
-            training = collector.builder.build("training", trial.sections["training"])
+            training = collector.builder.build("training", training_node)
             assert training is not None  # each value was checked at its own place
-            checks = ArmChecks(trial, faults, shapes)
+            checks = ArmChecks(trial, faults, fit)
             checks.training(training)
             checks.phases(training, collector.arms[draft.name].recipe)
 
 
 def _ends(node: Node) -> list[Node]:
     """Return the values of a list, or both ends of a range."""
-    if isinstance(node, Sequence):
-        return list(node.items)
-    return [node.entries["low"], node.entries["high"]] if isinstance(node, Mapping) else []
+    return list(node.items) if isinstance(node, Sequence) else [entries(node)[end] for end in ("low", "high")]
 
 
 def _size(node: Node) -> float:

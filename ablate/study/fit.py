@@ -1,25 +1,27 @@
-"""The numbers that must divide the dimensions of the built-in model, layer by layer, under a recipe's rules.
+"""Whether a recipe fits its model and its budget: dimensions, rules by layer, and phases.
 
 A policy's block and Hadamard group lie along the contraction dimension of its GEMM. The rows of a square tile
-lie along the operand's other dimension, over which another GEMM contracts.
+lie along the operand's other dimension, over which another GEMM contracts. A rule must match a layer, and a
+phase must begin within the budget: otherwise an arm would run under a name that is wrong.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
-from ablate.recipes.place import stages
+from ablate.recipes.place import names_layer, stages
 from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import HEAD, block_layers, model_places, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Mapping as AbstractMapping
 
+    from ablate.recipes.place import LayerPlace
     from ablate.run.config import ModelConfig, TrainingConfig
-
-FieldPath = tuple[str, ...]
 
 _SUMS_OVER: dict[str, Gemm] = {dimension: gemm for gemm, dimension in CONTRACTED.items()}
 _WORDS = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up")}
@@ -51,20 +53,25 @@ _Needs = dict[tuple[str, Gemm], Need]
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A dimension that does not fit, in words, and the fields that set it."""
+    """What does not fit, in words, and the fields that set it, as dotted paths."""
 
     what: str
     hint: str
-    paths: tuple[FieldPath, ...]
+    paths: tuple[str, ...]
 
 
-class Shapes:
-    """Finds misfits; a recipe's needs in a model are computed once for all arms that share both."""
+class Fit:
+    """Finds misfits; what a recipe asks of a built-in model is computed once for all arms that share both."""
 
     def __init__(self) -> None:
-        self._needs: dict[tuple[ModelConfig, Recipe], _Needs] = {}
+        self._needs = cache(_needs)
+        self._rules = cache(_rules)
 
-    def misfits(
+    def rules(self, model: ModelConfig, recipe: Recipe) -> list[Misfit]:
+        """Return the rules that decide nothing in a built-in model."""
+        return self._rules(model, recipe)
+
+    def shapes(
         self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe, devices: int = 1
     ) -> Iterator[Misfit]:
         """Yield every dimension that a block, a tile or a Hadamard group does not divide.
@@ -72,9 +79,7 @@ class Shapes:
         Without a usable training section the token dimension is skipped. The vocabulary, over which a head's
         Dgrad contracts, is not known here.
         """
-        if (model, recipe) not in self._needs:
-            self._needs[model, recipe] = _needs(recipe, model)
-        needs = self._needs[model, recipe]
+        needs = self._needs(model, recipe)
         if not needs:
             return
         for shown, size, gemm, parts, paths in _dimensions(model, training, devices):
@@ -92,7 +97,7 @@ class Shapes:
             )
 
 
-def _needs(recipe: Recipe, model: ModelConfig) -> _Needs:
+def _needs(model: ModelConfig, recipe: Recipe) -> _Needs:
     needs: _Needs = {}
     for place in model_places(model).values():
         part = part_of(place.name)
@@ -114,25 +119,23 @@ def _listed(parts: dict[str, Need], *, kv: bool) -> str:
 
 def _dimensions(
     model: ModelConfig, training: TrainingConfig | None, devices: int
-) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[FieldPath, ...]]]:
+) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[str, ...]]]:
     """Yield (dimension in words, size, GEMM that contracts over it, layers, fields)."""
     width, ffn = model.width, model.ffn
     kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
     kv_width = kv_heads * head_dim
-    of_width: tuple[FieldPath, ...] = (("model", "width"),)
-    of_ffn: tuple[FieldPath, ...] = (("model", "ffn"),)
     parts = [layer.name for layer in block_layers(model)]
     down = tuple(part for part in parts if part.endswith(".down"))
     inner = tuple(part for part in parts if part.startswith("ffn.") and part not in down)
     attention = ("attention.qkv", "attention.out")
-    yield f"width {width}", width, "fprop", (*attention, *inner, HEAD), of_width
-    yield f"ffn {ffn}", ffn, "fprop", down, of_ffn
-    yield f"width {width}", width, "dgrad", (*attention, *down), of_width
+    yield f"width {width}", width, "fprop", (*attention, *inner, HEAD), ("model.width",)
+    yield f"ffn {ffn}", ffn, "fprop", down, ("model.ffn",)
+    yield f"width {width}", width, "dgrad", (*attention, *down), ("model.width",)
     if kv_width != width:
         shown = f"kv_heads {kv_heads} × head dimension {head_dim} = {kv_width}"
-        kv_paths: tuple[FieldPath, ...] = (("model", "kv_heads"), ("model", "heads"), ("model", "width"))
-        yield shown, kv_width, "dgrad", ("attention.qkv",), kv_paths
-    yield f"ffn {ffn}", ffn, "dgrad", inner, of_ffn
+        fields = ("model.kv_heads", "model.heads", "model.width")
+        yield shown, kv_width, "dgrad", ("attention.qkv",), fields
+    yield f"ffn {ffn}", ffn, "dgrad", inner, ("model.ffn",)
     if training is None:
         return
     micro = training.micro_batch_size or training.batch_size // devices
@@ -140,11 +143,63 @@ def _dimensions(
     if devices > 1 and not training.micro_batch_size:
         micro_name = f"batch_size {training.batch_size} / devices_per_run {devices} ="
     tokens = micro * training.seq_len
-    # The tokens of an expert are padded to whole blocks.
+    shown = f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens"
+    dense = (*(part for part in parts if ".experts." not in part), HEAD)  # an expert's tokens are padded
     yield (
-        f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens",
+        shown,
         tokens,
         "wgrad",
-        (*(part for part in parts if ".experts." not in part), HEAD),
-        (("training", "seq_len"), ("training", "micro_batch_size"), ("training", "batch_size")),
+        dense,
+        ("training.seq_len", "training.micro_batch_size", "training.batch_size"),
     )
+
+
+def _rules(model: ModelConfig, recipe: Recipe) -> list[Misfit]:
+    return rule_misfits(model_places(model), recipe) if recipe.rules else []
+
+
+def rule_misfits(where: AbstractMapping[str, LayerPlace], recipe: Recipe) -> list[Misfit]:
+    """Return the rules that decide nothing in a model, and rules that leave the recipe itself no layer."""
+    if not recipe.rules:
+        return []
+    naming = {
+        name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
+        for name, place in where.items()
+    }
+    names = list(where)
+    found = []
+    for index, rule in enumerate(recipe.rules):
+        if not any(index in rules for rules in naming.values()):
+            hint = f"its layers are {names[0]} … {names[-2]} and {names[-1]}"
+            found.append(_stage(f"no layer of this model is called '{rule.match}'", hint, "layers", index))
+        elif not any(rules[:1] == [index] for rules in naming.values()):
+            what = "an entry that decides nothing: an earlier one names every layer that it names"
+            found.append(_stage(what, "put it first", "layers", index))
+    no_layer_left = all(naming[name] for name, place in where.items() if not place.is_head)
+    if no_layer_left and not recipe.is_high_precision:
+        blocks = next(iter(where.values())).num_blocks
+        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
+        hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
+        found.append(_stage(what, hint, "layers"))
+    return found
+
+
+def phase_misfits(recipe: Recipe, tokens: int) -> list[Misfit]:
+    """Return the phases that begin after a budget of ``tokens``, or not after the phase before."""
+    found = []
+    before = 0
+    for index, phase in enumerate(recipe.phases):
+        start = phase.from_tokens or round((phase.from_fraction or 0) * tokens)
+        if start >= tokens:
+            what = f"a phase from token {start} on, but the budget is {tokens} tokens"
+            found.append(_stage(what, "it would never begin", "phases", index))
+        elif start <= before:
+            what = f"a phase from token {start} on, not after the one before it ({before})"
+            found.append(_stage(what, "phases stand in the order of their starts", "phases", index))
+        before = max(before, start)
+    return found
+
+
+def _stage(what: str, hint: str, key: str, index: int | None = None) -> Misfit:
+    entry = f"recipe.{key}" if index is None else f"recipe.{key}.{index}"
+    return Misfit(what=what, hint=hint, paths=(entry, "recipe.preset", "recipe"))
