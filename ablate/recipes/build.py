@@ -95,28 +95,23 @@ def gemm_policy(
         "hadamard": hadamard_size if rotated else 0,
         "signs": signs if "rht" in parts else "none",
     }
-    left, right = OPERANDS[gemm]
-    operands = {
-        name: build(gemm, OperandPolicy, **fields, block=weight_block if name == "w" else "none")
-        for name in (left, right)
-    }
-    policy: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])
+    left, right = (
+        build(gemm, OperandPolicy, **fields, block=weight_block if name == "w" else "none")
+        for name in OPERANDS[gemm]
+    )
+    policy: GemmPolicy = build(gemm, GemmPolicy, left=left, right=right)
     return policy
 
 
 def _fp8(gemm: Gemm, fmt: str) -> GemmPolicy:
-    left, right = OPERANDS[gemm]
-    policies = {}
-    for name in (left, right):
+    def operand(name: str) -> OperandPolicy:
         if fmt == "fp8-blockwise":
-            policies[name] = OperandPolicy(format="fp8_e4m3", scale="128x128" if name == "w" else "1x128")
-        elif fmt == "fp8-rowwise":
-            policies[name] = OperandPolicy(format="fp8_e4m3", scale="row")
-        else:
-            policies[name] = OperandPolicy(
-                format="fp8_e5m2" if name == "dy" else "fp8_e4m3", scale=_FP8_SCALES[fmt]
-            )
-    return GemmPolicy(left=policies[left], right=policies[right])
+            return OperandPolicy(format="fp8_e4m3", scale="128x128" if name == "w" else "1x128")
+        is_wide = name == "dy" and fmt != "fp8-rowwise"
+        return OperandPolicy(format="fp8_e5m2" if is_wide else "fp8_e4m3", scale=_FP8_SCALES[fmt])
+
+    left, right = OPERANDS[gemm]
+    return GemmPolicy(left=operand(left), right=operand(right))
 
 
 def layer_recipe(gemms: dict[Gemm, GemmPolicy]) -> LayerRecipe:

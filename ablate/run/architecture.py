@@ -5,7 +5,7 @@ Planning, the speed model and the models themselves use these functions, so that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.recipes.place import LayerPlace, places
@@ -58,16 +58,7 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
     """Return all linear layers of a built-in model that can follow a recipe, in order, the head last."""
     block = block_layers(model)
     return (
-        *(
-            LinearLayer(
-                name=f"blocks.{i}.{one.name}",
-                inputs=one.inputs,
-                outputs=one.outputs,
-                token_share=one.token_share,
-            )
-            for i in range(model.layers)
-            for one in block
-        ),
+        *(replace(one, name=f"blocks.{i}.{one.name}") for i in range(model.layers) for one in block),
         LinearLayer(name=HEAD, inputs=model.width, outputs=vocab_size, is_head=True),
     )
 

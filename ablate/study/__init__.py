@@ -5,8 +5,7 @@
 'bf16'
 """
 
-from ablate.study.files import shipped_studies
-from ablate.study.load import load_study
+from ablate.study.load import load_study, shipped_studies
 from ablate.study.study import FoldedCell, ResolvedArm, Study
 
 __all__ = [

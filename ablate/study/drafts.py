@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ablate.study.faults import Faults, got_text, likely
-from ablate.study.grid import Cell, cell_override, expand
+from ablate.study.grid import Cell, expand
 from ablate.study.merge import Draft, lay_over
 from ablate.study.sections import SECTIONS
 from ablate.study.tree import Mapping, Node, Scalar, entries, get, nest, plain, plain_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping as AbstractMapping
+    from collections.abc import Iterable
 
 
 class Drafts:
@@ -26,26 +26,29 @@ class Drafts:
         self._faults = faults
         self._merged: dict[tuple[Node | None, Node], Node] = {}
         base = entries(root.entries.get("base"))
-        self._base = {s: lay_over(s, None, base[s]) for s in SECTIONS if s in base}
+        sections = {s: lay_over(s, None, base[s]) for s in SECTIONS if s in base}
+        self.base = Draft(
+            name="base", description=None, node=root, lineage=(("base",),), sections=sections, factors={}
+        )
         self._arms = get(root, "arms")
         self._drafts: dict[str, Draft] = {}
-
-    @property
-    def base(self) -> AbstractMapping[str, Node]:
-        """The sections that every arm inherits."""
-        return self._base
 
     def named(self) -> dict[str, Draft]:
         """Return the named arms whose inheritance is sound."""
         written = entries(self._arms)
         for name, node in written.items():
             self._draft(name, ())
-            source = get(node, "from")
-            if isinstance(source, Scalar) and isinstance(source.value, str) and source.value not in written:
-                self._faults.add(
-                    source, f"no arm {got_text(source)} to inherit from", likely(source, written)
-                )
+            self._parent_name(node, written)
         return {name: self._drafts[name] for name in written if name in self._drafts}
+
+    def _parent_name(self, node: Node, likely_arms: Iterable[str]) -> str | None:
+        source = get(node, "from")
+        if not (isinstance(source, Scalar) and isinstance(source.value, str)):
+            return None
+        if source.value not in entries(self._arms):
+            hint = likely(source, likely_arms)
+            self._faults.add(source, f"no arm {got_text(source)} to inherit from", hint)
+        return source.value
 
     def _draft(self, name: str, trail: tuple[str, ...]) -> Draft | None:
         """Resolve one arm's inheritance; None if the chain is broken."""
@@ -57,14 +60,11 @@ class Drafts:
         if name in trail:
             self._report_circle(trail[trail.index(name) :])
             return None
-        parent: Draft | None = None
         source = plain_at(node, "from")
-        if isinstance(source, str):
-            parent = self._draft(source, (*trail, name))
-            if parent is None:
-                return None
-        sections = dict(parent.sections if parent else self._base)
-        factors = dict(parent.factors) if parent else {}
+        parent = self._draft(source, (*trail, name)) if isinstance(source, str) else self.base
+        if parent is None:
+            return None
+        sections, factors = dict(parent.sections), dict(parent.factors)
         for section, override in entries(node).items():
             if section in SECTIONS:
                 sections[section] = self._lay_over(section, sections.get(section), override)
@@ -75,7 +75,7 @@ class Drafts:
             name=name,
             description=description if isinstance(description, str) else None,
             node=self._arms.keys[name],
-            lineage=(("arms", name), *(parent.lineage if parent else (("base",),))),
+            lineage=(("arms", name), *parent.lineage),
             sections=sections,
             factors=factors,
         )
@@ -95,30 +95,25 @@ class Drafts:
         if not isinstance(grid, Mapping):
             return []
         cells = expand(grid, self._faults)
-        parent: Draft | None = None
-        source = get(grid, "from")
-        if isinstance(source, Scalar) and isinstance(source.value, str):
-            if source.value not in entries(self._arms):
-                self._faults.add(source, f"no arm {got_text(source)} to inherit from", likely(source, named))
-            parent = named.get(source.value)
-            if parent is None:
-                return []
+        source = self._parent_name(grid, named)
+        parent = self.base if source is None else named.get(source)
+        if parent is None:
+            return []
         return [(cell, self._cell(cell, grid.keys["factors"], parent)) for cell in cells]
 
-    def _cell(self, cell: Cell, node: Node, parent: Draft | None) -> Draft:
-        sections = dict(parent.sections if parent else self._base)
-        factors = dict(parent.factors) if parent else {}
-        for section in dict.fromkeys(level.path[0] for level in cell.levels):
-            for path, value in cell_override(cell.levels, section):
-                sections[section] = self._lay_over(section, sections.get(section), value, path)
+    def _cell(self, cell: Cell, node: Node, parent: Draft) -> Draft:
+        sections, factors = dict(parent.sections), dict(parent.factors)
+        for level in sorted(cell.levels, key=lambda level: len(level.path)):  # inner fields after outer ones
+            section, *path = level.path
+            sections[section] = self._lay_over(section, sections.get(section), level.node, path)
         for level in cell.levels:
             _set_factors(factors, level.path, level.node)
-        lineage = (("grid",), *(parent.lineage if parent else (("base",),)))
+        lineage = (("grid",), *parent.lineage)
         return Draft(
             name=cell.name, description=None, node=node, lineage=lineage, sections=sections, factors=factors
         )
 
-    def _lay_over(self, section: str, under: Node | None, over: Node, path: tuple[str, ...] = ()) -> Node:
+    def _lay_over(self, section: str, under: Node | None, over: Node, path: Iterable[str] = ()) -> Node:
         """Merge two nodes, once for each pair: cells of a grid share most pairs."""
         if (under, over) not in self._merged:
             self._merged[under, over] = lay_over(section, under, nest(path, over))

@@ -8,6 +8,7 @@ and phases without effect do not make a new arm.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.base.section import Section
@@ -46,11 +47,11 @@ class ArmCollector:
         self.arms: dict[str, ResolvedArm] = {}
         self.folded: list[FoldedCell] = []
         self.dropped: list[DroppedCell] = []
-        self.builder = SectionBuilder(folder=folder)
+        self.builder = SectionBuilder(folder)
         self._faults = faults
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
-        self._effects: dict[tuple[ModelConfig, Recipe], str] = {}
+        self._effect = cache(_effect)
         self._fit = Fit()
 
     def add_named(self, draft: Draft) -> None:
@@ -140,9 +141,7 @@ class ArmCollector:
     def _recipe_text(self, model: ModelConfig, recipe: Recipe) -> str:
         if not (model.is_built_in and (recipe.rules or recipe.phases)):
             return recipe.text
-        if (model, recipe) not in self._effects:
-            self._effects[model, recipe] = _effect(model, recipe).text
-        return self._effects[model, recipe]
+        return self._effect(model, recipe).text
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from ablate.study.sections import SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, nest, plain, show_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
 MAX_CELLS = 100_000
 
@@ -58,7 +58,11 @@ def expand(grid: Mapping, faults: Faults) -> list[Cell]:
     if faults.any_within("grid") or not factors:
         return []
     naming = {name for name, levels in factors.items() if len(levels) > 1} or set(factors)
-    cells = [_cell(levels, rules, naming) for levels in _product(axes, factors)]
+    order = {name: i for i, name in enumerate(factors)}
+    cells = [
+        _cell(sorted(itertools.chain(*levels), key=lambda level: order[level.factor]), rules, naming)
+        for levels in itertools.product(*axes)
+    ]
     for rule in rules:
         if not any(rule.matches(cell.levels) for cell in cells):
             faults.add(rule.node, "the rule matches no cell")
@@ -87,12 +91,9 @@ def _factors(grid: Mapping, faults: Faults) -> dict[str, list[Level]]:
 
 
 def _levels(factor: str, values: Node) -> list[Level]:
-    if isinstance(values, Mapping):
-        labelled = list(values.entries.items())
-    elif isinstance(values, Sequence):
+    labelled = list(entries(values).items())
+    if isinstance(values, Sequence):
         labelled = [(_label(factor, node), node) for node in values.items]
-    else:
-        return []
     path = tuple(factor.split("."))
     return [
         Level(factor=factor, path=path, label=label, node=node, content=_content(node))
@@ -141,9 +142,8 @@ def _axes(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> lis
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
     zipped = grid.entries.get("zip")
     for group in zipped.items if isinstance(zipped, Sequence) else ():
-        named = (
-            [item for item in group.items if isinstance(item, Scalar)] if isinstance(group, Sequence) else []
-        )
+        items = group.items if isinstance(group, Sequence) else ()
+        named = [item for item in items if isinstance(item, Scalar)]
         paths = tuple(str(item.value) for item in named)
         if len(set(paths)) < 2:
             faults.add(group, "a group to zip needs at least two factors")
@@ -168,14 +168,6 @@ def _axes(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> lis
     ]
 
 
-def _product(
-    axes: list[list[tuple[Level, ...]]], factors: dict[str, list[Level]]
-) -> Iterator[tuple[Level, ...]]:
-    order = {name: i for i, name in enumerate(factors)}
-    for combination in itertools.product(*axes):
-        yield tuple(sorted(itertools.chain(*combination), key=lambda level: order[level.factor]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
     """Matches the cells in which each named factor has one of these levels (more than one only if equal)."""
@@ -183,7 +175,7 @@ class _Rule:
     node: Node
     levels: dict[str, frozenset[Level]]
 
-    def matches(self, levels: tuple[Level, ...]) -> bool:
+    def matches(self, levels: Iterable[Level]) -> bool:
         wanted = self.levels
         return all(level in wanted[level.factor] for level in levels if level.factor in wanted)
 
@@ -201,9 +193,8 @@ def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> li
         for path, value in node.entries.items():
             if path not in factors:
                 if path not in entries(grid.entries.get("factors")):
-                    faults.add(
-                        node.keys[path], f"'{path}' is no factor of this grid", did_you_mean(path, factors)
-                    )
+                    hint = did_you_mean(path, factors)
+                    faults.add(node.keys[path], f"'{path}' is no factor of this grid", hint)
                 continue
             wanted[path] = _matching(factors[path], value)
             if not wanted[path]:
@@ -222,13 +213,9 @@ def _matching(levels: list[Level], value: Node) -> frozenset[Level]:
     )
 
 
-def _cell(levels: tuple[Level, ...], rules: list[_Rule], naming: set[str]) -> Cell:
+def _cell(levels: list[Level], rules: list[_Rule], naming: set[str]) -> Cell:
     name = " ".join(level.label for level in levels if level.factor in naming)
     by = next((rule for rule in rules if rule.matches(levels)), None)
-    return Cell(name=name, levels=levels, excluded=f"excluded by {show_path(by.node.path)}" if by else None)
-
-
-def cell_override(levels: tuple[Level, ...], section: str) -> list[tuple[tuple[str, ...], Node]]:
-    """Return a cell's settings in a section, outer fields before their inner fields."""
-    own = [(level.path[1:], level.node) for level in levels if level.path[0] == section]
-    return sorted(own, key=lambda pair: len(pair[0]))
+    return Cell(
+        name=name, levels=tuple(levels), excluded=f"excluded by {show_path(by.node.path)}" if by else None
+    )

@@ -7,17 +7,18 @@ that one reading of the file shows them all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import UserError
+from ablate.base.errors import Problem, UserError
 from ablate.run.config import TrainingConfig
 from ablate.store.lock import Target
 from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
-from ablate.study.files import find_file
-from ablate.study.fold import MAX_NAME, ArmCollector
+from ablate.study.fold import ArmCollector, name_rule
 from ablate.study.parse import read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
@@ -26,11 +27,36 @@ from ablate.study.study import Study, again_name
 from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
 from ablate.study.tuning import check_tune
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MAX_RUNS = 1_000_000
 _RESERVED = ("tokens", "mlartifacts", "mlflow.db")  # other names in the storage folder
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Return the studies shipped with the package, by name: starters first, then findings."""
+    folder = Path(str(files("ablate.studies")))
+    paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("findings/*.yaml"))]
+    return {path.stem: path for path in paths}
+
+
+def find_file(path_or_name: str | Path) -> Path:
+    """Return a study's file. Raises ``UserError`` with the likely name if there is no such file."""
+    path = Path(path_or_name)
+    is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
+    try:
+        if path.is_file() or path.is_fifo():
+            return path
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
+        raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
+    shipped = shipped_studies()
+    if is_name and path.name in shipped:
+        return shipped[path.name]
+    if is_folder:
+        raise UserError(Problem(file=str(path), what="a folder, not a study file"))
+    starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
+    close = did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
+    what = "no such file, and no shipped study of that name" if is_name else "no such file"
+    raise UserError(Problem(file=str(path), what=what, hint=close))
 
 
 def load_study(path_or_name: str | Path) -> Study:
@@ -72,7 +98,7 @@ def load_study(path_or_name: str | Path) -> Study:
         raise UserError(*faults.problems())
 
     assert file is not None
-    training = collector.builder.build("training", drafts.base.get("training"))
+    training = collector.builder.build("training", drafts.base.sections.get("training"))
     assert isinstance(training, TrainingConfig)
     return Study(
         name=file.name,
@@ -118,11 +144,9 @@ def _check_name(root: Mapping, faults: Faults) -> None:
     if not (isinstance(node, Scalar) and isinstance(node.value, str)):
         return
     name = node.value
-    rule = None
-    if not name or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME:
-        rule = f"1 to {MAX_NAME} printable characters, no space around"
-    elif set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
-        rule = "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
+    rule = name_rule(name)
+    if set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
+        rule = rule or "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
     elif name.lower() in _RESERVED:
         rule = "the storage uses this name itself"
     if rule:
@@ -154,16 +178,13 @@ def _check_target(root: Mapping, faults: Faults) -> None:
 
 
 def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
-    diagnostics = get(root, "diagnostics")
-    layers = get(diagnostics, "layers") if isinstance(diagnostics, Mapping) else None
+    layers = get(root, "diagnostics", "layers")
     return tuple((item.line, item.column) for item in layers.items) if isinstance(layers, Sequence) else ()
 
 
 def _target(section: TargetSection) -> Target:
-    if section.val_loss is not None:
-        return Target(kind="val_loss", value=section.val_loss, crossing=section.crossing)
-    assert section.perplexity is not None
-    return Target(kind="perplexity", value=section.perplexity, crossing=section.crossing)
+    kind: Literal["val_loss", "perplexity"] = "perplexity" if section.val_loss is None else "val_loss"
+    return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing)
 
 
 def _check_has_arms(root: Mapping, faults: Faults) -> None:

@@ -7,7 +7,8 @@ whole study.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def _expand_recipe(node: Node) -> Node:
         else value
         for key, value in node.entries.items()
     }
-    return Mapping(path=node.path, line=node.line, column=node.column, entries=expanded, keys=node.keys)
+    return replace(node, entries=expanded)
 
 
 def _at(node: Node, value: Any) -> Node:
@@ -104,20 +105,29 @@ def _at(node: Node, value: Any) -> Node:
     return Scalar(**place, value=value, text=str(value))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@cache
+def _adapter(section: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_TYPES[section])
+
+
+def _resolved(spec: RecipeSpec) -> Recipe | SenselessRecipe:
+    try:
+        return resolve(spec)
+    except SenselessRecipe as error:
+        return error
+
+
 class SectionBuilder:
-    """Builds configuration objects from merged nodes. ``folder``: the folder of the study's file."""
+    """Builds configuration objects from merged nodes. ``folder``: the folder of the study's file.
 
-    folder: FilePath
-    _built: dict[tuple[str, Node | None], Any] = field(default_factory=dict)
-    _recipes: dict[RecipeSpec, Recipe | SenselessRecipe] = field(default_factory=dict)
-    _adapters: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
+    ``build(section, node)`` returns the section's object, None if a part of it has a fault (reported
+    elsewhere). ``recipe(spec)`` returns the operand policies, or why the recipe contradicts itself.
+    """
 
-    def build(self, section: str, node: Node | None) -> Any:
-        """Return the section's object, None if a part of it has a fault (reported elsewhere)."""
-        if (section, node) not in self._built:
-            self._built[section, node] = self._build(section, node)
-        return self._built[section, node]
+    def __init__(self, folder: FilePath) -> None:
+        self._folder = folder
+        self.build = cache(self._build)
+        self.recipe = cache(_resolved)
 
     def _build(self, section: str, node: Node | None) -> Any:
         if section == "backend":
@@ -125,10 +135,8 @@ class SectionBuilder:
         if section == "trainer":
             trainer = None if node is None else plain(node)
             return self._join_code(trainer) if isinstance(trainer, str) else None
-        if section not in self._adapters:
-            self._adapters[section] = TypeAdapter(_TYPES[section])
         try:
-            built = self._adapters[section].validate_python({} if node is None else plain(node))
+            built = _adapter(section).validate_python({} if node is None else plain(node))
         except ValidationError:
             return None
         if isinstance(built, ModelConfig) and not built.is_built_in:
@@ -144,21 +152,11 @@ class SectionBuilder:
         place, colon, name = reference.partition(":")
         return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
 
-    def recipe(self, spec: RecipeSpec) -> Recipe | SenselessRecipe:
-        """Return the six operand policies, or why the recipe contradicts itself."""
-        if spec not in self._recipes:
-            try:
-                self._recipes[spec] = resolve(spec)
-            except SenselessRecipe as error:
-                self._recipes[spec] = error
-        return self._recipes[spec]
-
     def _absolute(self, data: DataConfig) -> DataConfig:
         """Resolve paths against the study's folder; names on the hub are kept."""
         if data.source == "hub":  # [data set, configuration]
-            data = replace(
-                data, paths=[self._join_existing(path) for path in data.paths[:1]] + data.paths[1:]
-            )
+            paths = [self._join_existing(path) for path in data.paths[:1]] + data.paths[1:]
+            data = replace(data, paths=paths)
         else:
             data = replace(
                 data,
@@ -179,4 +177,4 @@ class SectionBuilder:
         given = FilePath(path)
         with contextlib.suppress(RuntimeError):  # no such user (~nobody): keep the path as it is
             given = given.expanduser()
-        return str(self.folder / given)
+        return str(self._folder / given)

@@ -15,6 +15,7 @@ from ablate.study.grid import factor_paths
 from ablate.study.sections import TUNABLE, BaseSection, RangeSection, StudyFile
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = "#/$defs/{model}"
 
 
 def json_schema() -> dict[str, Any]:
@@ -40,47 +41,36 @@ def _factors(definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the factors' schema: every path that can be a factor, with the type of its values."""
     properties: dict[str, Any] = {}
     for path in factor_paths():
-        value = TypeAdapter(type_at(BaseSection, tuple(path.split(".")))).json_schema(
-            ref_template="#/$defs/{model}"
-        )
-        for name, definition in value.pop("$defs", {}).items():
-            definitions.setdefault(name, definition)
-        description = value.pop("description", None)
-        value.pop("default", None)
+        value, description = _field(path, definitions)
         listed = {"type": "array", "items": value, "minItems": 1}
         labelled = {"type": "object", "additionalProperties": value, "minProperties": 1}
-        properties[path] = {"anyOf": [listed, labelled]}
-        if description:
-            properties[path]["description"] = description
-    return {
-        "type": "object",
-        "description": "path of a field: its values, as a list or as {label: value}",
-        "properties": properties,
-        "additionalProperties": False,
-        "minProperties": 1,
-    }
+        properties[path] = {"anyOf": [listed, labelled], **description}
+    return _mapping("path of a field: its values, as a list or as {label: value}", properties)
 
 
 def _tuned_fields(definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of tuned fields: each as a range or a list of its values."""
-    definitions.setdefault(
-        "RangeSection", TypeAdapter(RangeSection).json_schema(ref_template="#/$defs/{model}")
-    )
+    definitions.setdefault("RangeSection", TypeAdapter(RangeSection).json_schema(ref_template=_REFERENCE))
     properties: dict[str, Any] = {}
     for name in TUNABLE:
-        value = TypeAdapter(type_at(BaseSection, ("training", name))).json_schema()
-        description = value.pop("description", None)
+        value, description = _field(f"training.{name}", definitions)
         listed = {"type": "array", "items": value, "minItems": 2}
-        properties[name] = {"anyOf": [{"$ref": "#/$defs/RangeSection"}, listed]}
-        if description:
-            properties[name]["description"] = description
-    return {
-        "type": "object",
-        "description": "field of training: {low, high, log} or a list of values",
-        "properties": properties,
-        "additionalProperties": False,
-        "minProperties": 1,
-    }
+        properties[name] = {"anyOf": [{"$ref": "#/$defs/RangeSection"}, listed], **description}
+    return _mapping("field of training: {low, high, log} or a list of values", properties)
+
+
+def _field(path: str, definitions: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the schema of a field's values, and its description if it has one; add what it refers to."""
+    value = TypeAdapter(type_at(BaseSection, tuple(path.split(".")))).json_schema(ref_template=_REFERENCE)
+    for name, definition in value.pop("$defs", {}).items():
+        definitions.setdefault(name, definition)
+    value.pop("default", None)
+    return value, {"description": value.pop("description")} if "description" in value else {}
+
+
+def _mapping(description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    shape = {"properties": properties, "additionalProperties": False, "minProperties": 1}
+    return {"type": "object", "description": description, **shape}
 
 
 def _drop_titles(schema: Any) -> None:
