@@ -17,7 +17,7 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -168,26 +168,22 @@ class OperandPolicy:
         if not 0 < self.prescale <= 1:
             return f"prescale {self.prescale} (above 0, at most 1)"
         if self.prescale != 1.0 and self.rounding == "nearest":
-            return (
-                f"prescale {self.prescale} with nearest rounding (it keeps stochastic rounding from clipping)"
-            )
+            what = "with nearest rounding (it keeps stochastic rounding from clipping)"
+            return f"prescale {self.prescale} {what}"
         if self.undo == "operand" and self.prescale == 1.0:
             return "undo 'operand' without a prescale to undo"
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
             return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
-        if self.scale == "ms_eden" and (
-            self.rounding != "nearest" or not self.hadamard or self.block != "1x16"
-        ):
+        plain = self.rounding == "nearest" and self.block == "1x16"
+        if self.scale == "ms_eden" and not (plain and self.hadamard):
             needs = "a Hadamard, nearest elements (its scales are stochastic) and block 1x16"
             return f"scale 'ms_eden' needs {needs}"
         if self.scale == "delayed" and self.hadamard:
             return "scale 'delayed' under a Hadamard (its history is of values that are not rotated)"
         if self.scale == "quest" and self.block == "32x32":
             return "scale 'quest' on block 32x32 (it is of one row)"
-        if not self.hadamard:
-            parts = {"signs": self.signs != "none", "permute": self.permute}
-            parts["rotated_bf16"] = self.rotated_bf16
-            for name in (name for name, given in parts.items() if given):
+        for name, without in (("signs", "none"), ("permute", False), ("rotated_bf16", False)):
+            if not self.hadamard and getattr(self, name) != without:
                 return f"{name} without a Hadamard"
         if self.permute and self.signs == "none":
             return "permute without signs (a permutation is drawn with them)"
@@ -217,17 +213,11 @@ class GemmPolicy:
     right: OperandPolicy = HIGH_PRECISION
 
     def __post_init__(self) -> None:
-        if fault := self._fault():
-            raise ValueError(fault)
-
-    def _fault(self) -> str | None:
-        """Return the contradiction between the two operands, or None."""
-        left, right = self.left, self.right
         for name in ("hadamard", "signs", "permute"):
-            a, b = getattr(left, name), getattr(right, name)
+            a, b = getattr(self.left, name), getattr(self.right, name)
             if a != b:
-                return f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
-        return None
+                what = f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
+                raise ValueError(what)
 
     @property
     def is_untouched(self) -> bool:
@@ -290,9 +280,8 @@ class LayerRecipe:
     def operands(self) -> Iterator[tuple[Gemm, str, OperandPolicy]]:
         """Yield (GEMM, operand name, policy) for all six operands."""
         for gemm, (left, right) in OPERANDS.items():
-            policy = self.gemm(gemm)
-            yield gemm, left, policy.left
-            yield gemm, right, policy.right
+            yield gemm, left, self.gemm(gemm).left
+            yield gemm, right, self.gemm(gemm).right
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -330,8 +319,8 @@ class Recipe(Section, LayerRecipe):
     Phases are in order of their starts.
     """
 
-    rules: tuple[LayerRule, ...] = field(default=())
-    phases: tuple[Phase, ...] = field(default=())
+    rules: tuple[LayerRule, ...] = ()
+    phases: tuple[Phase, ...] = ()
 
     @cached_property
     def text(self) -> str:

@@ -10,7 +10,7 @@ without an FP4 GEMM) raises ``SenselessRecipe``; otherwise an arm would run as a
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
@@ -39,7 +39,6 @@ from ablate.recipes.policy import (
     HadamardSize,
     LayerRecipe,
     LayerRule,
-    OperandPolicy,
     Phase,
     Recipe,
     Rounding,
@@ -191,7 +190,7 @@ def resolve(spec: RecipeSpec) -> Recipe:
         rules = tuple(_rule(index, entry) for index, entry in enumerate(spec.layers))
     if spec.phases is not None:
         phases = tuple(_phase(index, entry) for index, entry in enumerate(spec.phases))
-    return Recipe(fprop=layer.fprop, dgrad=layer.dgrad, wgrad=layer.wgrad, rules=rules, phases=phases)
+    return Recipe(**vars(layer), rules=rules, phases=phases)
 
 
 def _nested(spec: LayerRecipeSpec, *place: str | int) -> LayerRecipe:
@@ -205,15 +204,13 @@ def _rule(index: int, entry: LayerSpec) -> LayerRule:
     if not (entry.match or entry.first or entry.last or entry.head):
         what = "an entry of layers names none: give match, first, last or head"
         raise SenselessRecipe("match", what, inside=("layers", index))
-    recipe = _nested(entry.recipe, "layers", index)
-    return LayerRule(match=entry.match, first=entry.first, last=entry.last, head=entry.head, recipe=recipe)
+    return LayerRule(**{**vars(entry), "recipe": _nested(entry.recipe, "layers", index)})
 
 
 def _phase(index: int, entry: PhaseSpec) -> Phase:
     recipe = _nested(entry.recipe, "phases", index)
-    fields = {"from_tokens": entry.from_tokens, "from_fraction": entry.from_fraction, "recipe": recipe}
     try:
-        phase: Phase = build("from_tokens", Phase, **fields)
+        phase: Phase = build("from_tokens", Phase, **{**vars(entry), "recipe": recipe})
     except SenselessRecipe as fault:
         raise fault.within("phases", index) from None
     return phase
@@ -263,10 +260,8 @@ def _format(spec: LayerRecipeSpec, gemm: Gemm) -> GemmFormat:
 
 
 def _refuse_on_high_precision(gemm: Gemm, own: GemmSpec) -> None:
-    if own.stabiliser not in (None, "none"):
-        raise SenselessRecipe(gemm, f"stabiliser '{own.stabiliser}' on {gemm}, which is not in FP4")
-    for name in ("scale", "signs", "prescale"):
-        if (value := getattr(own, name)) is not None:
+    for name in ("stabiliser", "scale", "signs", "prescale"):
+        if (value := getattr(own, name)) is not None and (name, value) != ("stabiliser", "none"):
             raise SenselessRecipe(gemm, f"{name} '{value}' on {gemm}, which is not in FP4")
 
 
@@ -286,9 +281,8 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
     if spec.signs is not None and not any("rht" in word for word in stabilisers):
         raise SenselessRecipe("signs", f"signs '{spec.signs}' without a random Hadamard (stabiliser rht)")
     if spec.prescale is not None and not any("sr" in word for word in stabilisers):
-        raise SenselessRecipe(
-            "prescale", f"prescale {spec.prescale} without stochastic rounding (stabiliser sr)"
-        )
+        what = f"prescale {spec.prescale} without stochastic rounding (stabiliser sr)"
+        raise SenselessRecipe("prescale", what)
 
 
 def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
@@ -300,19 +294,20 @@ def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
     for gemm in GEMMS:
         own: GemmSpec = getattr(spec, gemm) or GemmSpec()
         policy = start.gemm(gemm)
-        anew = {f.name: value for f in fields(own) if (value := getattr(own, f.name)) is not None}
-        anew = {key: value for key, value in anew.items() if key not in STORED}
+        anew = {key: value for key, value in _given(own).items() if key not in STORED}
         if anew:
             if "format" not in anew:
-                given = ", ".join(anew)
-                raise SenselessRecipe(
-                    gemm, f"{given} on {gemm} of preset '{name}' without its format: say it too"
-                )
+                what = f"{', '.join(anew)} on {gemm} of preset '{name}' without its format: say it too"
+                raise SenselessRecipe(gemm, what)
             if not is_low_precision(anew["format"]):
                 _refuse_on_high_precision(gemm, own)
             policy = gemm_policy(gemm, anew.pop("format"), **anew)
         resolved[gemm] = _with_operands(gemm, policy, own)
     return layer_recipe(resolved)
+
+
+def _given(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
+    return {field.name: value for field in fields(spec) if (value := getattr(spec, field.name)) is not None}
 
 
 def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
@@ -323,14 +318,12 @@ def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
         if override is None:
             continue
         if name not in operands:
-            raise SenselessRecipe(
-                gemm, f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
-            )
-        given = {f.name: value for f in fields(override) if (value := getattr(override, f.name)) is not None}
-        before: OperandPolicy = operands[name]
+            has = " and ".join(OPERANDS[gemm])
+            raise SenselessRecipe(gemm, f"{gemm} has no operand {name} (it has {has})")
+        given, before = _given(override), operands[name]
         if given.get("format", before.format) != before.format:
             given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
-        operands[name] = build(gemm, lambda before=before, **kw: replace(before, **kw), **given)
+        operands[name] = build(gemm, partial(replace, before), **given)
     left, right = OPERANDS[gemm]
     done: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])
     return done

@@ -100,19 +100,23 @@ def _place(text: str, position: int) -> tuple[int, int]:
     return text.count("\n", 0, position) + 1, position - (text.rfind("\n", 0, position) + 1) + 1
 
 
+_HINTS = {
+    "mapping values are not allowed here": "a ': ' inside a text needs quotes; or check the indentation",
+    "found character": "quote the text",
+    "found undefined alias": "a text that starts with '*' needs quotes",
+}
+"""What to do, by the start of ruamel's message."""
+
+
 def _wording(error: MarkedYAMLError) -> tuple[str, str | None]:
     problem = str(error.problem or error.context or "cannot be parsed").strip()
     if "'\\t'" in problem:
         return "not valid YAML: a tab where only spaces may indent", "indent with spaces"
     if problem == "but found another document":
         return "a second YAML document", "a study file holds one"
-    if problem == "mapping values are not allowed here":
-        return f"not valid YAML: {problem}", "a ': ' inside a text needs quotes; or check the indentation"
-    if problem.startswith("found character"):
-        return f"not valid YAML: {problem}", "quote the text"
-    if problem.startswith("found undefined alias"):
-        return f"not valid YAML: {problem}", "a text that starts with '*' needs quotes"
-    return f"not valid YAML: {problem}", str(error.context) if error.context else None
+    context = str(error.context) if error.context else None
+    hint = next((hint for start, hint in _HINTS.items() if problem.startswith(start)), context)
+    return f"not valid YAML: {problem}", hint
 
 
 def _is_unicode(text: str) -> bool:
@@ -133,11 +137,8 @@ class _Builder:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise UserError(self._problem(node, f"more than {MAX_NODES} values; are there nested aliases?"))
-        place: dict[str, Any] = {
-            "path": path,
-            "line": node.start_mark.line + 1,
-            "column": node.start_mark.column + 1,
-        }
+        mark = node.start_mark
+        place: dict[str, Any] = {"path": path, "line": mark.line + 1, "column": mark.column + 1}
         if len(self._open) > MAX_DEPTH:
             raise UserError(self._problem(node, f"nested more than {MAX_DEPTH} deep"))
         if id(node) in self._open:
@@ -177,10 +178,8 @@ class _Builder:
                 continue
             mark = key_node.start_mark
             keys[key] = Node(path=key_path, line=mark.line + 1, column=mark.column + 1)
-            if (
-                isinstance(value_node, ScalarNode)
-                and value_node.start_mark.index == value_node.end_mark.index
-            ):
+            start, end = value_node.start_mark, value_node.end_mark
+            if isinstance(value_node, ScalarNode) and start.index == end.index:
                 value_node.start_mark = mark  # an empty value has the place of its key, not of the next line
             entries[key] = self.build(value_node, key_path)
         for source in merged:  # the mapping's own keys win, then the source named first
@@ -189,9 +188,8 @@ class _Builder:
         return Mapping(**place, entries=entries, keys=keys)
 
     def _merge_sources(self, node: Any, path: Path) -> list[Mapping]:
-        nodes = node.value if isinstance(node, SequenceNode) else [node]
         sources = []
-        for source in nodes:
+        for source in node.value if isinstance(node, SequenceNode) else [node]:
             if isinstance(source, MappingNode):
                 built = self.build(source, path)
                 assert isinstance(built, Mapping)

@@ -64,16 +64,10 @@ def stop_rule(file: StudyFile) -> StopRule | None:
     """Return the rule with every look, None if the study has no rule."""
     if file.stop is None:
         return None
-    hopeless = file.stop.hopeless
-    seeds = len(file.seeds)
-    looks = range(2, seeds + 1) if hopeless is None or hopeless.looks is None else hopeless.looks
-    return StopRule(
-        diverged=file.stop.diverged,
-        hopeless=None
-        if hopeless is None
-        else Hopeless(
-            cost_above=hopeless.cost_above,
-            spending=hopeless.spending,
-            looks=tuple(sorted({*looks, seeds})),  # the last look is always at all seeds
-        ),
-    )
+    hopeless = None
+    if (said := file.stop.hopeless) is not None:
+        seeds = len(file.seeds)
+        looks = range(2, seeds + 1) if said.looks is None else said.looks
+        every = tuple(sorted({*looks, seeds}))  # the last look is always at all seeds
+        hopeless = Hopeless(cost_above=said.cost_above, spending=said.spending, looks=every)
+    return StopRule(diverged=file.stop.diverged, hopeless=hopeless)
