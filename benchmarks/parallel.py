@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from ablate.base.cache import cache_folder
+from ablate.base.files import cache_folder
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
 from ablate.execute.request import RunRequest

@@ -1,16 +1,15 @@
-"""File writes that survive a crash: a reader sees the old content or the new content, never a mixture."""
+"""Files: writes that survive a crash, JSON from any source, the cache folder, and who may write.
+
+A reader of a file that is written here sees the old content or the new content, never a mixture.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
-
-from ablate.base.json_text import parse_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
@@ -35,8 +34,16 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raises ``FileNotFoundError`` or ``json.JSONDecodeError``."""
+    """Read a JSON file; raises ``FileNotFoundError`` or ``ValueError``."""
     return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text; raises ``ValueError`` if it is invalid or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -44,3 +51,17 @@ def append_line(path: Path, value: Any) -> None:
     line = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of data that can be recomputed: $ABLATE_CACHE, or ablate in the user's cache."""
+    own = os.environ.get("ABLATE_CACHE")
+    if own:
+        return Path(own) / kind
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(shared).expanduser() / "ablate" / kind
+
+
+def keep_others_out() -> None:
+    """Stop this process and its children from creating files that others, not owner or group, can write."""
+    os.umask(os.umask(0o077) | 0o002)

@@ -12,7 +12,7 @@ import click
 
 from ablate._version import __version__
 from ablate.base.errors import UserError, safe_text
-from ablate.base.permissions import keep_others_out
+from ablate.base.files import keep_others_out
 
 # verb -> (group in --help, one line of help, module that defines ``command``)
 VERBS: dict[str, tuple[str, str, str]] = {

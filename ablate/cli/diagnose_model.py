@@ -223,7 +223,7 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
 
 def _positions(model: ModelConfig) -> int:
     """Return how many positions a Hugging Face model says that it has."""
-    from ablate.base.json_text import parse_json
+    from ablate.base.files import parse_json
     from ablate.models.hf_files import config_folder
 
     if model.hf is None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from ablate.base.errors import Problem, UserError
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.data.sources import unreadable
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A cached hash is valid while a file's size, modification time and change time stay the same. The hash of a
 file modified within the last two seconds is not cached, because a second change within the clock's resolution
 would be invisible (git calls such entries racy). There is one cache file per corpus, in the user's
-cache (``ablate.base.cache``).
+cache (``ablate.base.files``).
 
 How it fails: a damaged or unwritable cache is ignored and only costs time.
 """
@@ -15,9 +15,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from ablate.base.cache import cache_folder
-from ablate.base.files import write_bytes_atomic
-from ablate.base.json_text import parse_json
+from ablate.base.files import cache_folder, parse_json, write_bytes_atomic
 from ablate.data.sources import unreadable
 
 if TYPE_CHECKING:

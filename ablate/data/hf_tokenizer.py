@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate.base.errors import Problem, UserError
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.data.sources import unreadable
 
 _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")

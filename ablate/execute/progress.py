@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

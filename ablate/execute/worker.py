@@ -21,8 +21,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.files import write_json_atomic
-from ablate.base.permissions import keep_others_out
+from ablate.base.files import keep_others_out, write_json_atomic
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases

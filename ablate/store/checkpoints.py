@@ -25,8 +25,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import write_json_atomic
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json, write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

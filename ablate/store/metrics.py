@@ -15,7 +15,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line, read_json, write_bytes_atomic, write_json_atomic
-from ablate.base.json_text import parse_json
+from ablate.base.files import append_line, parse_json, read_json, write_bytes_atomic, write_json_atomic
 from ablate.store.checkpoints import hash_of_prefix
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.recipes import GEMMS
 
 if TYPE_CHECKING:

@@ -321,7 +321,7 @@ def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.O
 
 
 def _prepared_tokens(config: RunConfig) -> TokenArrays:
-    from ablate.base.cache import cache_folder
+    from ablate.base.files import cache_folder
     from ablate.data import open_tokens, prepare
 
     return open_tokens(prepare(config.data, cache_folder("tokens")))

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.base.cache import cache_folder
+from ablate.base.files import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.diagnose.sketch import sketch_cosine
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.reports.statistics.intervals import Interval, mean_interval

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.store import DAMAGED, StudyStore
 from ablate.store.leases import Leases
 from ablate.store.records import config_from_json, environment_from_json, speed_from_json

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.reports.read.imported import ImportedRun
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.json_text import parse_json
+from ablate.base.files import parse_json
 from ablate.reports.read.imported import ImportedRun
 
 if TYPE_CHECKING:

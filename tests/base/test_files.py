@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from ablate.base.cache import cache_folder
+from ablate.base.files import cache_folder
 
 
 def test_the_place_of_the_cache(monkeypatch):
