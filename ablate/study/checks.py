@@ -6,7 +6,7 @@ Single values are checked earlier, where they stand; the rules here rely on ever
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.study.fit import phase_misfits
 from ablate.study.tree import entries
@@ -49,6 +49,23 @@ class ArmChecks:
         }
         nodes = {name: self._draft.blame(*places) for name, places in paths.items()}
         return {name: (node.line, node.column) for name, node in nodes.items()}
+
+    def arm(self, built: dict[str, Any], recipe: Recipe | None) -> None:
+        """Check the sections that could be built, and the recipe, against each other."""
+        model, data, training, resources = (built[s] for s in ("model", "data", "training", "resources"))
+        has_shapes = model is not None and self.model(model)
+        if training is not None:
+            self.training(training)
+            if resources is not None:
+                self.devices(training, resources)
+        if data is not None:
+            self.data(data)
+        if has_shapes and recipe is not None:
+            devices = 1 if resources is None else resources.devices_per_run
+            self._report(self._fit.shapes(model, training, recipe, devices))
+            self._report(self._fit.rules(model, recipe))
+        if training is not None and recipe is not None:
+            self.phases(training, recipe)
 
     def senseless(self, error: SenselessRecipe) -> None:
         """Report a recipe that contradicts itself."""
@@ -172,21 +189,6 @@ class ArmChecks:
         elif data.token_dtype == "uint16" and data.vocab_size > 2**16:  # noqa: S105
             what = f"vocab_size {data.vocab_size} does not fit uint16"
             add(what, "vocab_size", "token_dtype", hint="token_dtype: uint32?")
-
-    def shapes(
-        self,
-        model: ModelConfig,
-        training: TrainingConfig | None,
-        recipe: Recipe,
-        resources: ResourcesConfig | None,
-    ) -> None:
-        """Check that blocks, tiles and Hadamard groups divide the dimensions that they lie along."""
-        devices = 1 if resources is None else resources.devices_per_run
-        self._report(self._fit.shapes(model, training, recipe, devices))
-
-    def rules(self, model: ModelConfig, recipe: Recipe) -> None:
-        """Check that every rule applies to some layer."""
-        self._report(self._fit.rules(model, recipe))
 
     def phases(self, training: TrainingConfig, recipe: Recipe) -> None:
         """Check that every phase begins within the budget."""

@@ -93,7 +93,7 @@ class ArmCollector:
     def _build(self, draft: Draft, *, is_cell: bool) -> ResolvedArm | None:
         """Build and check one arm; None if it is dropped or cannot be built."""
         built = {section: self.builder.build(section, draft.sections.get(section)) for section in SECTIONS}
-        model, data, training, spec = (built[s] for s in ("model", "data", "training", "recipe"))
+        spec = built.pop("recipe")
         checks = ArmChecks(draft, self._faults, self._fit)
         recipe: Recipe | None = None
         if spec is not None:
@@ -105,43 +105,25 @@ class ArmCollector:
                 return None
             else:
                 checks.senseless(resolved)
-        has_heads = model is not None and checks.model(model)
-        if training is not None:
-            checks.training(training)
-        if training is not None and built["resources"] is not None:
-            checks.devices(training, built["resources"])
-        if data is not None:
-            checks.data(data)
-        if has_heads and recipe is not None:
-            checks.shapes(model, training, recipe, built["resources"])
-            checks.rules(model, recipe)
-        if training is not None and recipe is not None:
-            checks.phases(training, recipe)
+        checks.arm(built, recipe)
         if recipe is None or any(value is None for name, value in built.items() if name != "trainer"):
             return None
         return ResolvedArm(
             name=draft.name,
             description=draft.description,
             factors=dict(draft.factors),
-            model=model,
-            data=data,
-            training=training,
             recipe=recipe,
             recipe_spec=spec,
-            backend=built["backend"],
-            trainer=built["trainer"],
             lines=checks.lines(),
-            resources=built["resources"],
+            **built,
         )
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
-        recipe = self._recipe_text(arm.model, arm.recipe)
-        return (arm.backend, arm.trainer or "", recipe, arm.model.text, arm.data.text, arm.training.text)
-
-    def _recipe_text(self, model: ModelConfig, recipe: Recipe) -> str:
-        if not (model.is_built_in and (recipe.rules or recipe.phases)):
-            return recipe.text
-        return self._effect(model, recipe).text
+        recipe: Section = arm.recipe
+        if arm.model.is_built_in and (arm.recipe.rules or arm.recipe.phases):
+            recipe = self._effect(arm.model, arm.recipe)
+        parts = (recipe, arm.model, arm.data, arm.training)
+        return (arm.backend, arm.trainer or "", *(part.text for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
