@@ -74,10 +74,11 @@ def lay_over(section: str, under: Node | None, over: Node) -> Node:
 
 def _expand_preset(node: Node) -> Node:
     preset = get(node, "preset")
-    if not (isinstance(node, Mapping) and isinstance(preset, Scalar) and preset.value in PRESETS):
+    fields = PRESETS.get(str(preset.value)) if isinstance(preset, Scalar) else None
+    if fields is None or preset is None or not isinstance(node, Mapping):
         return node
     own = {key: value for key, value in node.entries.items() if key != "preset"}
-    return merge(_at(preset, PRESETS[preset.value]), replace(node, entries=own))
+    return merge(_at(preset, fields), replace(node, entries=own))
 
 
 def _expand_recipe(node: Node) -> Node:
