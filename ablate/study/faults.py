@@ -111,12 +111,12 @@ class Faults:
             self.add(node, "a target needs its unit", hint)
         elif kind == "literal_error":
             words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
-            what, hint = f"expected {one_of(words)}, got {got_text(node)}", likely(node, words)
+            what, close = f"expected {one_of(words)}, got {got_text(node)}", likely(node, words)
             if full[-1] in ("recipe", "preset"):  # too many words to list
                 mapping = "; or a mapping" if full[-1] == "recipe" else ""
                 what = f"unknown {full[-1]} {got_text(node)}"
-                hint = hint or f"`ablate recipes` lists them{mapping}"
-            self.add(node, what, hint)
+                close = close or f"`ablate recipes` lists them{mapping}"
+            self.add(node, what, close)
         else:
             limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
             what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}"

@@ -196,10 +196,10 @@ def _check_values(
     faults: Faults,
 ) -> None:
     """Check the tuned arms' names, that their own values may be tried, and that they differ in more."""
-    for arm in collector.arms:
-        if tuned_name(arm) in collector.arms:
-            what = f"an arm of the name '{tuned_name(arm)}' is there already"
-            faults.add(node, what, f"'{arm}' at the values found for it takes that name")
+    for name in collector.arms:
+        if tuned_name(name) in collector.arms:
+            what = f"an arm of the name '{tuned_name(name)}' is there already"
+            faults.add(node, what, f"'{name}' at the values found for it takes that name")
     values = entries(get(node, "fields"))
     for name, field in fields.items():
         for arm in collector.arms.values():
