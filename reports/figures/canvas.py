@@ -21,7 +21,7 @@ import numpy as np
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -85,10 +85,17 @@ class Look:
     marker: str
     width: float
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """The settings of a line, with its markers."""
+        return {
+            "color": self.color, "linewidth": self.width, "linestyle": self.dash, "marker": self.marker,
+        }  # fmt: skip
+
 
 @contextmanager
 def drawing_style(name: str) -> Iterator[None]:
-    """Apply the style for the duration of one figure; nothing global is left changed."""
+    """Apply the style while one figure is made, also as a decorator; nothing global is left changed."""
     with mpl.rc_context(_RC | {"svg.hashsalt": name}):
         yield
 
@@ -107,15 +114,18 @@ def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
     return result
 
 
-def panels(count: int) -> tuple[Any, list[Any], int]:
-    """Return a figure of small panels with shared scales, its axes row by row, and the number of columns."""
+def panels(count: int, label: str) -> tuple[Any, list[Any], list[Any]]:
+    """Return a figure of small panels with shared scales, its axes row by row, and those at the bottom.
+
+    ``label``: of the y axis.
+    """
     from matplotlib.figure import Figure
 
     columns = min(count, 3 if count <= 6 else 4)
     rows = -(-count // columns)
     height = 0.75 + 2.05 * rows
     figure = Figure(figsize=(11 if columns > 1 else 6, height))
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     figure.subplots_adjust(
         left=0.085 if columns > 1 else 0.15,
         right=0.985,
@@ -124,15 +134,45 @@ def panels(count: int) -> tuple[Any, list[Any], int]:
         wspace=0.1,
         hspace=0.32,
     )
-    return figure, list(axes.flat), columns
+    figure.supylabel(label, fontsize=9, x=0.004 if columns > 1 else 0.01)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    lowest = axes[max(0, count - columns) : count]
+    for axis in lowest:
+        axis.tick_params(labelbottom=True)
+    return figure, axes[:count], lowest
 
 
-def to_bytes(figure: Any) -> tuple[bytes, bytes]:
+def finish(figure: Any, *, name: str, title: str, caption: str, alt: str) -> Drawing:
     """Return a figure as SVG and PNG; both are free of dates."""
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return svg.getvalue(), png.getvalue()
+    return Drawing(name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png.getvalue())
+
+
+def note(axis: Any, text: str, x: float, y: float, **more: Any) -> None:
+    """Write small and faint into a panel; ``x`` and ``y`` as shares of it."""
+    axis.annotate(text, (x, y), xycoords="axes fraction", va="top", fontsize=8, color=FAINT, **more)
+
+
+def percent_ticks(axis: Any) -> None:
+    """Label an axis of fractions in percent."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: words.percent(value).replace(".0", "")))
+
+
+def limits(points: Iterable[float], edges: Iterable[float], most: float, least: float) -> tuple[float, float]:
+    """Return the ends of a scale that holds all points, and of edges of intervals those that are near.
+
+    Near: no further out than ``most`` times the range of the points, which counts as ``least`` at least.
+    """
+    known = list(points)
+    low, high = min(known), max(known)
+    extent = most * max(high - low, least)
+    far = [low, high, *edges]
+    return max(min(far), low - extent), min(max(far), high + extent)
 
 
 def short(name: str, length: int = 26) -> str:

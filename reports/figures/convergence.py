@@ -7,6 +7,7 @@ edge with its value instead of stretching the scale until nothing else can be to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from ablate.reports.figures.canvas import (
     Look,
     decay_caption,
     drawing_style,
+    finish,
     looks,
     shade_decay,
     short,
     spread,
-    to_bytes,
     token_axis,
 )
 from ablate.reports.statistics.losses import Curve, Grid, common_grid
@@ -45,35 +46,31 @@ class _Window:
     high: float
 
 
+@drawing_style("convergence")
 def draw_convergence(analysis: Analysis) -> Drawing | None:
     """Draw validation loss over tokens; None where no run has an evaluation."""
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
     if not curves:
         return None
-    with drawing_style("convergence"):
-        svg, png = _draw(analysis, curves)
     results = sum(curve.end != "missing" for curve in curves)
-    diverged = any(curve.end == "diverged" for curve in curves)
     caption = (
         f"Validation loss (nats/token) over training tokens, {words.plural(results, 'result')} of "
         f"{words.plural(len(analysis.arms), 'arm')}. Thin: each seed. Thick: the mean over seeds, drawn "
         "as far as all runs of the arm go. Dashed across: the target. Right: the late part, enlarged."
     )
     caption += decay_caption(analysis.decay_begins)
-    if diverged:
+    if any(curve.end == "diverged" for curve in curves):
         caption += " × marks where a run diverged."
     if any(curve.end == "missing" for curve in curves):
         caption += " Dotted: runs that are no results (yet)."
-    lasts = ", ".join(
-        f"{arm.name} {words.loss(arm.final_loss.estimate)}"
-        for arm in analysis.arms
-        if arm.final_loss.estimate is not None
-    )
+    losses = ((arm.name, arm.final_loss.estimate) for arm in analysis.arms)
+    lasts = ", ".join(f"{name} {words.loss(loss)}" for name, loss in losses if loss is not None)
     alt = f"Line chart of validation loss over training tokens. Mean final losses: {lasts or 'none yet'}."
-    return Drawing(name="convergence", title="Convergence", caption=caption, alt=alt, svg=svg, png=png)
+    figure = _draw(analysis, curves)
+    return finish(figure, name="convergence", title="Convergence", caption=caption, alt=alt)
 
 
-def _draw(analysis: Analysis, curves: list[Curve]) -> tuple[bytes, bytes]:
+def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     from matplotlib.figure import Figure
 
     names = [arm.name for arm in analysis.arms]
@@ -106,21 +103,16 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> tuple[bytes, bytes]:
         _crosses(axis, curves, style)
         _name_target(axis, analysis.target.val_loss)
     _label_ends(zoom, curves, grids, style, window)
-    return to_bytes(figure)
+    return figure
 
 
 def _thin(axis: Any, curve: Curve, look: Look) -> None:
-    missing = curve.end == "missing"
+    dotted = curve.end == "missing"
     axis.plot(
-        curve.tokens,
-        curve.loss,
-        color=look.color,
-        linewidth=0.8,
-        alpha=0.45,
-        linestyle=(0, (1, 1.5)) if missing else "-",
+        curve.tokens, curve.loss, color=look.color, linewidth=0.8, alpha=0.45, zorder=2,
+        linestyle=(0, (1, 1.5)) if dotted else "-",
         marker="." if len(curve.tokens) == 1 else "",  # a single point has no line
-        zorder=2,
-    )
+    )  # fmt: skip
 
 
 def _crosses(axis: Any, curves: list[Curve], style: dict[str, Look]) -> None:
@@ -130,16 +122,9 @@ def _crosses(axis: Any, curves: list[Curve], style: dict[str, Look]) -> None:
     for curve in curves:
         if curve.end == "diverged" and start <= curve.tokens[-1] <= end:
             axis.plot(
-                curve.tokens[-1:],
-                [min(float(curve.loss[-1]), top)],
-                color=style[curve.arm].color,
-                marker="x",
-                markersize=6.5,
-                markeredgewidth=1.8,
-                linestyle="",
-                clip_on=False,
-                zorder=4,
-            )
+                curve.tokens[-1:], [min(float(curve.loss[-1]), top)], color=style[curve.arm].color,
+                marker="x", markersize=6.5, markeredgewidth=1.8, linestyle="", clip_on=False, zorder=4,
+            )  # fmt: skip
 
 
 def _thick(axis: Any, grid: Grid, look: Look, window: _Window | None) -> None:
@@ -147,18 +132,8 @@ def _thick(axis: Any, grid: Grid, look: Look, window: _Window | None) -> None:
     if not len(grid.tokens):
         return
     late = int(np.count_nonzero(grid.tokens >= window.start)) if window else 0
-    single = len(grid.tokens) == 1
-    axis.plot(
-        grid.tokens,
-        grid.mean,
-        color=look.color,
-        linewidth=look.width,
-        linestyle=look.dash,
-        marker=look.marker if window or single else "",
-        markersize=4.2,
-        markevery=max(1, late // 6),
-        zorder=3,
-    )
+    line = look.line if window or len(grid.tokens) == 1 else look.line | {"marker": ""}
+    axis.plot(grid.tokens, grid.mean, **line, markersize=4.2, markevery=max(1, late // 6), zorder=3)
 
 
 def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, Grid]) -> _Window:
@@ -199,18 +174,10 @@ def _name_target(axis: Any, loss: float) -> None:
     if low < loss < high:
         axis.annotate(
             # Curves fall from the upper left: under the line at the left is free.
-            f"target {loss:.4g}",
-            (0.01, loss),
-            xycoords=axis.get_yaxis_transform(),
-            xytext=(0, -3),
-            textcoords="offset points",
-            ha="left",
-            va="top",
-            fontsize=8,
-            color=INK,
+            f"target {loss:.4g}", (0.01, loss), xycoords=axis.get_yaxis_transform(), xytext=(0, -3),
+            textcoords="offset points", ha="left", va="top", fontsize=8, color=INK, zorder=5,
             bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
-            zorder=5,
-        )
+        )  # fmt: skip
 
 
 def _label_ends(
@@ -235,48 +202,17 @@ def _label_ends(
     for name, place in zip(names, places, strict=True):
         tokens, loss = ends[name]
         look = style[name]
-        text = short(name)
+        text, near = short(name), 1.0
         if tokens < window.start:
             text += f"  (ends at {loss:.2f})"
-        elif loss > window.high:
-            text += f"  ↑ {loss:.2f}"
-        near = min((tokens - window.start) / (window.end - window.start), 1.0)
-        if near < 0:
-            near = 1.0
-        axis.plot(
-            [near, 1.025, 1.045],
-            [share(loss), place, place],
-            transform=axis.transAxes,
-            color=look.color,
-            linewidth=0.8,
-            clip_on=False,
-            zorder=1,
-        )
-        axis.plot(
-            [1.045, 1.115],
-            [place, place],
-            transform=axis.transAxes,
-            color=look.color,
-            linewidth=look.width,
-            linestyle=look.dash,
-            clip_on=False,
-        )
-        axis.plot(
-            [1.08],
-            [place],
-            transform=axis.transAxes,
-            color=look.color,
-            marker=look.marker,
-            markersize=4.2,
-            clip_on=False,
-        )
+        else:
+            near = min((tokens - window.start) / (window.end - window.start), 1.0)
+            text += f"  ↑ {loss:.2f}" if loss > window.high else ""
+        draw = partial(axis.plot, transform=axis.transAxes, color=look.color, clip_on=False)
+        draw([near, 1.025, 1.045], [share(loss), place, place], linewidth=0.8, zorder=1)
+        draw([1.045, 1.115], [place, place], linewidth=look.width, linestyle=look.dash)
+        draw([1.08], [place], marker=look.marker, markersize=4.2)
         axis.annotate(
-            text,
-            (1.125, place),
-            xycoords="axes fraction",
-            va="center",
-            ha="left",
-            fontsize=8.5,
-            color=INK if window.start <= tokens and loss <= window.high else FAINT,
-            annotation_clip=False,
-        )
+            text, (1.125, place), xycoords="axes fraction", va="center", ha="left", fontsize=8.5,
+            color=INK if window.start <= tokens and loss <= window.high else FAINT, annotation_clip=False,
+        )  # fmt: skip

@@ -12,7 +12,9 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.figures.canvas import Drawing, drawing_style, short, to_bytes, token_axis
+import numpy as np
+
+from ablate.reports.figures.canvas import Drawing, drawing_style, finish, short, token_axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,15 +39,8 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[Drawing, ...]:
 def _limits(figure: str, arms: Sequence[ArmDiagnosis]) -> tuple[float, float]:
     if figure == "bias_share":
         return 0.0, 1.0
-    known = [
-        v
-        for arm in arms
-        for m in arm.maps
-        if m.figure == figure
-        for row in m.values
-        for v in row
-        if v is not None
-    ]
+    maps = [one for arm in arms for one in arm.maps if one.figure == figure]
+    known = [value for one in maps for row in one.values for value in row if value is not None]
     if not known:
         return 0.0, 1.0
     low, high = (0.0 if figure == "relative_error" else min(known)), max(known)
@@ -56,11 +51,8 @@ def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float
     name = f"diagnostics-{index}"
     rows, columns = _chosen(arm)
     all_rows = len(arm.maps[0].rows)
-    with drawing_style(name):
-        svg, png = _draw(arm, rows, columns, limits)
-    shown = (
-        f" Shown are the {len(rows)} of {all_rows} with the largest error." if len(rows) < all_rows else ""
-    )
+    few = f" Shown are the {len(rows)} of {all_rows} with the largest error."
+    shown = few if len(rows) < all_rows else ""
     n = "1 run" if arm.runs == 1 else f"means over {arm.runs} runs"
     caption = (
         f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; {n}. "
@@ -69,7 +61,9 @@ def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float
         f"slope of the output on the exact one; below 1 it shrinks.{shown}"
     )
     alt = f"Heat maps of relative error, bias share and gain by layer and GEMM over tokens, of arm {arm.arm}."
-    return Drawing(name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt, svg=svg, png=png)
+    with drawing_style(name):
+        figure = _draw(arm, rows, columns, limits)
+        return finish(figure, name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt)
 
 
 def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:
@@ -87,7 +81,7 @@ def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:
 
 def _draw(
     arm: ArmDiagnosis, rows: list[int], columns: list[int], limits: dict[str, tuple[float, float]]
-) -> tuple[bytes, bytes]:
+) -> Any:
     from matplotlib.figure import Figure
 
     height = 1.35 + 0.17 * len(rows)
@@ -96,26 +90,19 @@ def _draw(
     figure.subplots_adjust(left=0.25, right=0.985, top=1 - 0.15 / height, bottom=1.2 / height, wspace=0.06)
     for axis, one in zip(axes, arm.maps, strict=True):
         _panel(figure, axis, one, rows, columns, limits[one.figure])
-    labels = [
-        f"{short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in (arm.maps[0].rows[row] for row in rows)
-    ]
+    names = (arm.maps[0].rows[row] for row in rows)
+    labels = [f"{short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in names]
     axes[0].set_yticks([i + 0.5 for i in range(len(rows))], labels, fontsize=7)
     axes[0].invert_yaxis()
-    return to_bytes(figure)
+    return figure
 
 
 def _panel(
     figure: Any, axis: Any, one: Map, rows: list[int], columns: list[int], limits: tuple[float, float]
 ) -> None:
-    import numpy as np
-
     label, factor = _PANELS[one.figure]
-    values = np.array(
-        [
-            [math.nan if (v := one.values[row][column]) is None else v * factor for column in columns]
-            for row in rows
-        ]
-    )
+    # None becomes NaN.
+    values = np.array(one.values, dtype=float)[np.ix_(rows, columns)] * factor
     tokens = [one.tokens[column] for column in columns]
     steps = [b - a for a, b in itertools.pairwise(tokens)]
     edges = [*tokens, tokens[-1] + (steps[-1] if steps else 1)]

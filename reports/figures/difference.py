@@ -14,17 +14,17 @@ import numpy as np
 
 from ablate.reports.figures.canvas import (
     CONTEXT,
-    FAINT,
     INK,
     Drawing,
     Look,
     decay_caption,
     drawing_style,
+    finish,
     looks,
+    note,
     panels,
     shade_decay,
     short,
-    to_bytes,
     token_axis,
 )
 from ablate.reports.statistics.losses import Band, difference_band
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _EARLY = 0.25
 
 
+@drawing_style("difference")
 def draw_difference(analysis: Analysis) -> Drawing | None:
     """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
     by_arm = {
@@ -54,8 +55,6 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
     bands = {name: band for name, band in bands.items() if len(band.tokens)}
     if not bands:
         return None
-    with drawing_style("difference"):
-        svg, png = _draw(analysis, bands)
     without = [arm.name for arm in analysis.others if arm.name not in bands]
     way = "differences of seeds in common" if analysis.paired else "Welch"
     caption = (
@@ -69,39 +68,36 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
         caption += f" No evaluation in common: {', '.join(without)}."
     last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
     alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
-    return Drawing(
-        name="difference", title="Difference to the baseline", caption=caption, alt=alt, svg=svg, png=png
+    return finish(
+        _draw(analysis, bands),
+        name="difference",
+        title="Difference to the baseline",
+        caption=caption,
+        alt=alt,
     )
 
 
-def _draw(analysis: Analysis, bands: dict[str, Band]) -> tuple[bytes, bytes]:
+def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, columns = panels(len(bands))
-    diverged = {arm.name: arm.diverged for arm in analysis.others}
+    figure, axes, lowest = panels(len(bands), "loss difference (nats/token)")
     low, high = _limits(bands)
     largest = max(float(band.tokens[-1]) for band in bands.values())
-    for axis, (name, band) in zip(axes, bands.items(), strict=False):
+    diverged = {arm.name: arm.diverged for arm in analysis.others}
+    for axis, (name, band) in zip(axes, bands.items(), strict=True):
         for other, context in bands.items():
             if other != name:
                 axis.plot(context.tokens, context.difference, color=CONTEXT, linewidth=0.7, zorder=1)
-        _panel(axis, name, band, style[name], diverged=diverged[name], limits=(low, high))
+        axis.set_title(short(name, 30))
+        _panel(axis, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)
         shade_decay(axis, analysis.decay_begins)
-    for i, axis in enumerate(axes):
-        if i >= len(bands):
-            axis.set_axis_off()
-            continue
-        if i + columns >= len(bands):
-            token_axis(axis, largest, nbins=4)
-            axis.tick_params(labelbottom=True)
-    figure.supylabel("loss difference (nats/token)", fontsize=9, x=0.004 if columns > 1 else 0.01)
-    return to_bytes(figure)
+    for axis in lowest:
+        token_axis(axis, largest, nbins=4)
+    return figure
 
 
-def _panel(
-    axis: Any, name: str, band: Band, look: Look, *, diverged: int, limits: tuple[float, float]
-) -> None:
+def _panel(axis: Any, band: Band, look: Look, *, diverged: int, limits: tuple[float, float]) -> None:
     axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
     # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
     has_band = bool(np.isfinite(band.low).any()) and not diverged
@@ -109,27 +105,17 @@ def _panel(
         axis.fill_between(
             band.tokens, band.low, band.high, color=look.color, alpha=0.22, linewidth=0, zorder=2
         )
-    axis.plot(
-        band.tokens,
-        band.difference,
-        color=look.color,
-        linewidth=look.width,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.8,
-        markevery=max(1, len(band.tokens) // 6),
-        zorder=3,
-    )
-    axis.set_title(short(name, 30))
-    n = f"n = {band.n}" if band.n == band.n_baseline else f"n = {band.n} against {band.n_baseline}"
+    every = max(1, len(band.tokens) // 6)
+    axis.plot(band.tokens, band.difference, **look.line, markersize=3.8, markevery=every, zorder=3)
+    text = words.results(band).replace(words.NBSP, " ")
     if diverged:
-        n += f", {diverged} diverged"
+        text += f", {diverged} diverged"
     if not has_band:
-        n += "\nno band"
-    late = band.difference[-1]
+        text += "\nno band"
+    late = float(band.difference[-1])
     if not limits[0] <= late <= limits[1]:
-        n += f"\nleaves the scale: {words.signed(float(late), 2)}"
-    axis.annotate(n, (0.985, 0.965), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=FAINT)
+        text += f"\nleaves the scale: {words.signed(late, 2)}"
+    note(axis, text, 0.985, 0.965, ha="right")
 
 
 def _limits(bands: dict[str, Band]) -> tuple[float, float]:

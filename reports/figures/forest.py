@@ -1,4 +1,4 @@
-"""Forest plot: the token cost of each arm with its interval, on one scale, with n and how its runs ended.
+"""Forest plots: token costs with their intervals on one scale, of the arms of one study or of two.
 
 How it fails: an interval that runs out of the scale ends in an arrow; an arm without an estimate has its
 bound as an open triangle, or a word where there is none.
@@ -10,28 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.reports.figures.canvas import (
     FAINT,
+    HUES,
     INK,
     SHADE,
     Drawing,
     Look,
     drawing_style,
+    finish,
+    limits,
     looks,
+    percent_ticks,
     short,
-    to_bytes,
 )
 from ablate.reports.findings.ends import target_text
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.findings.compare import ComparedArm, Comparison
     from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.reports.statistics.cost import Cost
 
 
+@drawing_style("forest")
 def draw_forest(analysis: Analysis) -> Drawing | None:
     """Draw the token costs; None where no arm has an estimate or a bound."""
     if all(arm.token_cost.kind == "none" for arm in analysis.others):
         return None
-    with drawing_style("forest"):
-        svg, png = _draw(analysis)
     caption = (
         f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.target)} over the "
         f"baseline's, minus one. Points: estimates; bars: {words.coverage(analysis.rule)} intervals; "
@@ -45,52 +51,67 @@ def draw_forest(analysis: Analysis) -> Drawing | None:
         )
     rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
     alt = f"Forest plot of token costs with {words.coverage(analysis.rule)} intervals. {rows}."
-    return Drawing(name="token-cost", title="Token cost", caption=caption, alt=alt, svg=svg, png=png)
+    return finish(_draw(analysis), name="token-cost", title="Token cost", caption=caption, alt=alt)
 
 
-def _draw(analysis: Analysis) -> tuple[bytes, bytes]:
+def _rows(count: int, *, height: float, above: float, right: float) -> tuple[Any, Any]:
+    """Return a figure with so many rows, and its axis; ``height``, and room ``above`` the rows, in inches."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
-    arms = analysis.others
-    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    height = 1.15 + 0.36 * len(arms)
     figure = Figure(figsize=(11, height))
     axis = figure.subplots()
-    figure.subplots_adjust(left=0.215, right=0.655, top=1 - 0.42 / height, bottom=0.58 / height)
-    low, high = _limits(arms)
-    axis.set_xlim(low, high)
-    axis.set_ylim(len(arms) - 0.4, -0.6)
-    share = analysis.resolution.share
-    if share is not None:
-        axis.axvspan(max(-share, low), min(share, high), color=SHADE, zorder=0, linewidth=0)
+    figure.subplots_adjust(left=0.215, right=right, top=1 - above / height, bottom=0.58 / height)
+    axis.set_ylim(count - 0.4, -0.6)
     axis.axvline(0, color=INK, linewidth=1, zorder=1)
-    for row, arm in enumerate(arms):
-        _row(axis, row, arm, style[arm.name], (low, high))
     axis.set_yticks([])
     axis.grid(visible=False, axis="y")
     axis.spines["left"].set_visible(False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.percent(value).replace(".0", "")))
-    axis.set_xlabel(f"token cost against {short(analysis.baseline)}")
-    for x, text in ((1.03, "token cost [95\u00a0%]"), (1.47, "n"), (1.56, "hit / cens. / div.")):
+    percent_ticks(axis.xaxis)
+    return figure, axis
+
+
+def _heads(axis: Any, heads: dict[float, str]) -> None:
+    for x, text in heads.items():
         axis.annotate(
-            text,
-            (x, 1),
-            xycoords="axes fraction",
-            xytext=(0, 6),
-            textcoords="offset points",
-            va="bottom",
-            fontsize=8.5,
-            color=FAINT,
-            annotation_clip=False,
+            text, (x, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", va="bottom",
+            fontsize=8.5, color=FAINT, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _write(axis: Any, row: float, x: float, text: str, color: str = INK) -> None:
+    """Write beside a row: on the left, where ``x`` is below zero, up to there."""
+    axis.annotate(
+        text, (x, row), xycoords=axis.get_yaxis_transform(), ha="right" if x < 0 else "left", va="center",
+        fontsize=8.8, color=color, annotation_clip=False,
+    )  # fmt: skip
+
+
+def _draw(analysis: Analysis) -> Any:
+    arms = analysis.others
+    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
+    figure, axis = _rows(len(arms), height=1.15 + 0.36 * len(arms), above=0.42, right=0.655)
+    low, high = _limits(arms)
+    axis.set_xlim(low, high)
+    share = analysis.resolution.share
+    if share is not None:
+        axis.axvspan(max(-share, low), min(share, high), color=SHADE, zorder=0, linewidth=0)
+    for row, arm in enumerate(arms):
+        _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
+        _write(axis, row, -0.02, short(arm.name))
+        _write(
+            axis, row, 1.03, words.cost(arm.token_cost) if arm.token_cost.kind != "none" else "no estimate"
         )
-    return to_bytes(figure)
+        _write(axis, row, 1.47, str(arm.n))
+        _write(axis, row, 1.56, words.ends(arm))
+    _heads(axis, {1.03: "token cost [95\u00a0%]", 1.47: "n", 1.56: "hit / cens. / div."})
+    axis.set_xlabel(f"token cost against {short(analysis.baseline)}")
+    return figure
 
 
-def _row(axis: Any, row: int, arm: ArmResult, look: Look, limits: tuple[float, float]) -> None:
-    cost = arm.token_cost
-    low, high = limits
+def _mark(axis: Any, row: int, cost: Cost, look: Look, ends: tuple[float, float]) -> None:
+    low, high = ends
     if cost.estimate is not None:
         if cost.low is not None and cost.high is not None:
             axis.plot([max(cost.low, low), min(cost.high, high)], [row, row], color=look.color, linewidth=2.2)
@@ -98,51 +119,73 @@ def _row(axis: Any, row: int, arm: ArmResult, look: Look, limits: tuple[float, f
                 if beyond:
                     axis.plot([edge], [row], color=look.color, marker=marker, markersize=6, clip_on=False)
         axis.plot([cost.estimate], [row], color=look.color, marker=look.marker, markersize=7)
-    else:
-        for bound, marker in ((cost.low, ">"), (cost.high, "<")):
-            if bound is not None:
-                axis.plot(
-                    [min(max(bound, low), high)],
-                    [row],
-                    color=look.color,
-                    marker=marker,
-                    markersize=8,
-                    markerfacecolor="none",
-                    markeredgewidth=1.6,
-                    clip_on=False,
-                )
-    text = words.cost(cost) if cost.kind != "none" else "no estimate"
-    for x, align, words_, color in (
-        (-0.02, "right", short(arm.name), INK),
-        (1.03, "left", text, INK),
-        (1.47, "left", str(arm.n), INK),
-        (1.56, "left", words.ends(arm), INK),
-    ):
-        axis.annotate(
-            words_,
-            (x, row),
-            xycoords=axis.get_yaxis_transform(),
-            ha=align,
-            va="center",
-            fontsize=8.8,
-            color=color,
-            annotation_clip=False,
-        )
+        return
+    for bound, marker in ((cost.low, ">"), (cost.high, "<")):
+        if bound is not None:
+            axis.plot(
+                [min(max(bound, low), high)], [row], color=look.color, marker=marker, markersize=8,
+                markerfacecolor="none", markeredgewidth=1.6, clip_on=False,
+            )  # fmt: skip
 
 
-def _limits(arms: tuple[ArmResult, ...]) -> tuple[float, float]:
+def _limits(arms: Sequence[ArmResult]) -> tuple[float, float]:
     """Hold every estimate and bound; of the intervals no more than a few times their range."""
-    points = [0.0]
-    edges = [0.0]
-    for arm in arms:
-        cost = arm.token_cost
-        if cost.estimate is not None:
-            points.append(cost.estimate)
-            edges.extend(value for value in (cost.low, cost.high) if value is not None)
-        else:
-            points.extend(value for value in (cost.low, cost.high) if value is not None)
-    extent = max(max(points) - min(points), 0.05)
-    low = max(min(*points, *edges), min(points) - 1.2 * extent)
-    high = min(max(*points, *edges), max(points) + 1.2 * extent)
+    points, edges = [0.0], []
+    for cost in (arm.token_cost for arm in arms):
+        ends = [value for value in (cost.low, cost.high) if value is not None]
+        points += ends if cost.estimate is None else [cost.estimate]
+        edges += ends
+    low, high = limits(points, edges, most=1.2, least=0.05)
     room = 0.06 * (high - low) or 0.05
     return low - room, high + room
+
+
+@drawing_style("compare")
+def draw_comparison(comparison: Comparison) -> Drawing | None:
+    """Draw the costs that have an estimate in either study, one under the other; None where none has."""
+    arms = [
+        arm
+        for arm in comparison.arms
+        if any(cost is not None and cost.estimate is not None for cost in (arm.left, arm.right))
+    ]
+    if not arms:
+        return None
+    caption = (
+        f"Token cost of each arm, in {comparison.left} (circles) and {comparison.right} (squares), each "
+        f"against its own study's baseline; bars: {words.coverage(*comparison.rules)} intervals."
+    )
+    rows = "; ".join(f"{arm.name} {words.cost(arm.left)} and {words.cost(arm.right)}" for arm in arms)
+    return finish(
+        _draw_both(comparison, arms),
+        name="compare",
+        title="Token cost in both studies",
+        caption=caption,
+        alt=f"Forest plot of token costs in two studies. {rows}.",
+    )
+
+
+def _draw_both(comparison: Comparison, arms: Sequence[ComparedArm]) -> Any:
+    figure, axis = _rows(len(arms), height=1.25 + 0.5 * len(arms), above=0.5, right=0.7)
+    sides = {"left": (-0.16, HUES[0], "o"), "right": (0.16, HUES[1], "s")}
+    for row, arm in enumerate(arms):
+        for side, (offset, color, marker) in sides.items():
+            _mark_one(axis, row + offset, getattr(arm, side), color, marker)
+        _write(axis, row, -0.02, short(arm.name))
+    _heads(axis, {1.03: f"token cost [{words.coverage(*comparison.rules)}]"})
+    handles = [
+        axis.plot([], [], color=color, marker=marker, label=short(getattr(comparison, side), 40))[0]
+        for side, (_, color, marker) in sides.items()
+    ]
+    axis.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5
+    )
+    axis.set_xlabel("token cost against the study's own baseline")
+    return figure
+
+
+def _mark_one(axis: Any, row: float, cost: Cost | None, color: str, marker: str) -> None:
+    if cost is not None and cost.estimate is not None:
+        if cost.low is not None and cost.high is not None:
+            axis.plot([cost.low, cost.high], [row, row], color=color, linewidth=2.2)
+        axis.plot([cost.estimate], [row], color=color, marker=marker, markersize=6.5)
+    _write(axis, row, 1.03, words.cost(cost), color)

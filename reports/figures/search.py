@@ -11,9 +11,10 @@ from ablate.reports.figures.canvas import (
     INK,
     Drawing,
     drawing_style,
+    finish,
+    percent_ticks,
     short,
     spread,
-    to_bytes,
 )
 from ablate.reports.words import words
 from ablate.reports.words.search import time_text, value_text
@@ -26,13 +27,12 @@ _LABEL_GAP = 0.052
 """Between two labels, of the height of the axes."""
 
 
+@drawing_style("front")
 def draw_front(found: Found) -> Drawing | None:
     """Draw the results of each budget and their front; None before there is any."""
     rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
     if not rungs:
         return None
-    with drawing_style("front"):
-        svg, png = _draw_front(found, rungs)
     last = rungs[-1]
     hidden = sum(one.end not in ("ok", "open") for rung in rungs for one in rung.points)
     caption = (
@@ -43,19 +43,18 @@ def draw_front(found: Found) -> Drawing | None:
         + (f" {words.plural(hidden, 'run')} without a result not shown." if hidden else "")
     )
     listed = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in last.front)
-    return Drawing(
+    return finish(
+        _draw_front(found, rungs),
         name="front",
         title="The front",
         caption=caption,
         alt=f"{found.value_words}, modelled step time; {short_tokens(last.tokens)} tokens. Front: {listed}.",
-        svg=svg,
-        png=png,
     )
 
 
-def _draw_front(found: Found, rungs: list[Rung]) -> tuple[bytes, bytes]:
+def _draw_front(found: Found, rungs: list[Rung]) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(11, 4.6))
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
@@ -68,12 +67,10 @@ def _draw_front(found: Found, rungs: list[Rung]) -> tuple[bytes, bytes]:
         axis.margins(x=0.09, y=0.09)
         axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         if found.objective == "token_cost":
-            axis.yaxis.set_major_formatter(
-                FuncFormatter(lambda value, _: words.percent(value).replace(".0", ""))
-            )
+            percent_ticks(axis.yaxis)
     axes[0].set_ylabel(found.value_words)
     _label(axes[-1], rungs[-1])
-    return to_bytes(figure)
+    return figure
 
 
 def _scatter(axis: Any, points: list[Point]) -> None:
@@ -106,6 +103,7 @@ def _label(axis: Any, rung: Rung) -> None:
         )  # fmt: skip
 
 
+@drawing_style("importances")
 def draw_importances(found: Found) -> Drawing | None:
     """Draw the share of each objective's variance by factor; None with too few trials."""
     value, time = found.importances
@@ -116,13 +114,12 @@ def draw_importances(found: Found) -> Drawing | None:
         for i, (name, shares) in enumerate(((found.value_words, value), ("modelled step time", time)))
         if shares is not None
     ]
-    with drawing_style("importances"):
-        svg, png = _draw_importances(found, shown)
     listed = "; ".join(
         f"{name}: " + ", ".join(f"{factor} {words.share(share)}" for factor, share in shares.items())
         for name, shares, _ in shown
     )
-    return Drawing(
+    return finish(
+        _draw_importances(found, shown),
         name="importances",
         title="Which factors mattered",
         caption=(
@@ -130,12 +127,10 @@ def draw_importances(found: Found) -> Drawing | None:
             "trials of the first budget with a level and a result. Few trials make the shares rough."
         ),
         alt=f"Bars of importances. {listed}.",
-        svg=svg,
-        png=png,
     )
 
 
-def _draw_importances(found: Found, shown: list[tuple[str, Any, str]]) -> tuple[bytes, bytes]:
+def _draw_importances(found: Found, shown: list[tuple[str, Any, str]]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -160,4 +155,4 @@ def _draw_importances(found: Found, shown: list[tuple[str, Any, str]]) -> tuple[
     axis.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f}{words.NBSP}%"))
     axis.set_xlabel("share of the variance explained")
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5)
-    return to_bytes(figure)
+    return figure

@@ -7,17 +7,9 @@ has a cross at the top in place of a mean, one whose trial was ended early a tri
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ablate.reports.figures.canvas import (
-    FAINT,
-    Drawing,
-    drawing_style,
-    looks,
-    short,
-    spread,
-    to_bytes,
-)  # fmt: skip
+from ablate.reports.figures.canvas import FAINT, Drawing, drawing_style, finish, looks, short, spread
 from ablate.reports.findings.tuning import RATE
 from ablate.reports.words import words
 
@@ -27,13 +19,12 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, RateCurve
 
 
+@drawing_style("learning-rate")
 def draw_sensitivity(analysis: Analysis) -> Drawing | None:
     """Draw the curves; None where no arm was run at two rates."""
     curves = [curve for curve in analysis.rate_curves if curve.best is not None]
     if not curves:
         return None
-    with drawing_style("learning-rate"):
-        svg, png = _draw(curves, analysis.baseline)
     numbers = sorted({rate.n for curve in curves for rate in curve.rates})
     n = f"n = {numbers[0]}" if len(numbers) == 1 else f"n = {numbers[0]} to {numbers[-1]}"
     best = "; ".join(_best_text(curve) for curve in curves)
@@ -44,10 +35,11 @@ def draw_sensitivity(analysis: Analysis) -> Drawing | None:
         "rate."
     )
     alt = f"Line chart of the final loss over the learning rate. Lowest: {best}."
-    title = "Learning rate"
-    return Drawing(name="learning-rate", title=title, caption=caption, alt=alt, svg=svg, png=png)
+    figure = _draw(curves, analysis.baseline)
+    return finish(figure, name="learning-rate", title="Learning rate", caption=caption, alt=alt)
 
 
+@drawing_style("trials")
 def draw_trials(analysis: Analysis) -> Drawing | None:
     """Draw the trials of a tuned study; None where no learning rate was tuned."""
     tuning = analysis.tuning
@@ -58,10 +50,6 @@ def draw_trials(analysis: Analysis) -> Drawing | None:
     chosen = {arm.group: float(arm.chosen[RATE]) for arm in tuning.arms}
     shared = {float(arm.shared[RATE]) for arm in tuning.arms}
     alone = len(tuning.fields) == 1
-    with drawing_style("trials"):
-        svg, png = _draw(
-            curves, group_of[analysis.baseline], shared=sorted(shared), chosen=chosen, joined=alone
-        )
     found = "; ".join(f"{group} at {rate:g}" for group, rate in chosen.items())
     runs = max(rate.n for curve in curves for rate in curve.rates)
     caption = (
@@ -71,7 +59,9 @@ def draw_trials(analysis: Analysis) -> Drawing | None:
         f"Rings: the rates found: {found}."
     )
     alt = f"Chart of the trials' final loss over the learning rate. Found: {found}."
-    return Drawing(name="trials", title="Trials", caption=caption, alt=alt, svg=svg, png=png)
+    base = group_of[analysis.baseline]
+    figure = _draw(curves, base, shared=sorted(shared), chosen=chosen, joined=alone)
+    return finish(figure, name="trials", title="Trials", caption=caption, alt=alt)
 
 
 def _best_text(curve: RateCurve) -> str:
@@ -88,7 +78,7 @@ def _draw(
     shared: Sequence[float] = (),
     chosen: Mapping[str, float] | None = None,
     joined: bool = True,
-) -> tuple[bytes, bytes]:
+) -> Any:
     """Draw the curves, as lines if ``joined``; ``shared``, and ``chosen`` of each curve: rates to mark."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -147,7 +137,7 @@ def _draw(
             1.04, place, short(name), color=style[name].color, fontsize=8.5, va="center",
             transform=axis.transAxes,
         )  # fmt: skip
-    return to_bytes(figure)
+    return figure
 
 
 def _few(rates: Sequence[float]) -> list[float]:

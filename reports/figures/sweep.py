@@ -5,7 +5,7 @@ How it fails: an arm without a range in common with the baseline is left out, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,12 @@ from ablate.reports.figures.canvas import (
     SHADE,
     Drawing,
     drawing_style,
+    finish,
+    limits,
     looks,
+    note,
     panels,
     short,
-    to_bytes,
 )
 from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import words
@@ -30,14 +32,13 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.sweep import Sweep
 
 
+@drawing_style("sweep")
 def draw_sweep(analysis: Analysis) -> Drawing | None:
     """Draw the target sweeps; None where no arm has one."""
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps:
         return None
     falls = _falling(analysis, sweeps)
-    with drawing_style("sweep"):
-        svg, png = _draw(analysis, sweeps, falls)
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
         f"its pointwise {words.coverage(analysis.rule)} band, over the losses that every run of both passes; "
@@ -58,7 +59,8 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
         for name, sweep in sweeps.items()
     )
     alt = f"Small line charts of token cost over the target loss. From the first to the last target: {ends}."
-    return Drawing(name="sweep", title="Other targets", caption=caption, alt=alt, svg=svg, png=png)
+    figure = _draw(analysis, sweeps, falls)
+    return finish(figure, name="sweep", title="Other targets", caption=caption, alt=alt)
 
 
 def _falling(analysis: Analysis, sweeps: dict[str, Sweep]) -> dict[str, float]:
@@ -90,59 +92,42 @@ def _first(values: Sequence[float | None]) -> float:
     return next(value for value in values if value is not None)
 
 
-def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> tuple[bytes, bytes]:
+def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> Any:
     style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, columns = panels(len(sweeps))
-    low, high = _limits(sweeps)
-    for i, axis in enumerate(axes):
-        if i >= len(sweeps):
-            axis.set_axis_off()
-            continue
-        name, sweep = list(sweeps.items())[i]
-        targets, cost, below, above = (
-            100 * _numbers(column) if column is not sweep.targets else _numbers(column)
-            for column in (sweep.targets, sweep.cost, sweep.low, sweep.high)
-        )
+    figure, axes, lowest = panels(len(sweeps), "token cost (%)")
+    for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
+        cost, below, above = (100 * _numbers(column) for column in (sweep.cost, sweep.low, sweep.high))
         look = style[name]
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
         axis.axvline(analysis.target.val_loss, color=FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
         if np.isfinite(below).any():
-            axis.fill_between(targets, below, above, color=look.color, alpha=0.22, linewidth=0)
-        axis.plot(
-            targets, cost, color=look.color, linewidth=look.width, linestyle=look.dash,
-            marker=look.marker, markersize=3.8, markevery=max(1, len(targets) // 6), zorder=3,
-        )  # fmt: skip
+            axis.fill_between(sweep.targets, below, above, color=look.color, alpha=0.22, linewidth=0)
+        every = max(1, len(sweep.targets) // 6)
+        axis.plot(sweep.targets, cost, **look.line, markersize=3.8, markevery=every, zorder=3)
         axis.set_title(short(name, 30))
-        n = f"n = {sweep.n}" if sweep.n == sweep.n_baseline else f"n = {sweep.n} against {sweep.n_baseline}"
-        axis.annotate(
-            n, (0.015, 0.965), xycoords="axes fraction", ha="left", va="top", fontsize=8, color=FAINT
-        )
-        if i + columns >= len(sweeps):
-            axis.set_xlabel("target (nats/token)")
-            axis.tick_params(labelbottom=True)
-    axes[0].set_ylim(low, high)
-    lowest, highest = axes[0].get_xlim()
-    for name, axis in zip(sweeps, axes, strict=False):
+        note(axis, words.results(sweep).replace(words.NBSP, " "), 0.015, 0.965, ha="left")
+    for axis in lowest:
+        axis.set_xlabel("target (nats/token)")
+    axes[0].set_ylim(*_limits(sweeps))
+    lowest_target, highest = axes[0].get_xlim()
+    for name, axis in zip(sweeps, axes, strict=True):
         if name in falls:
-            axis.axvspan(lowest, falls[name], color=SHADE, linewidth=0, zorder=0)
-    axes[0].set_xlim(lowest, highest)
+            axis.axvspan(lowest_target, falls[name], color=SHADE, linewidth=0, zorder=0)
+    axes[0].set_xlim(lowest_target, highest)
     axes[0].invert_xaxis()
-    figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
-    return to_bytes(figure)
+    return figure
 
 
 def _limits(sweeps: dict[str, Sweep]) -> tuple[float, float]:
     """Follow the later half of the lines, and of the bands what is no wider than a few times that."""
-    lines, edges = np.zeros(1), np.empty(0)
-    for sweep in sweeps.values():
-        half = slice(len(sweep.targets) // 2, None)
-        lines = np.concatenate([lines, _numbers(sweep.cost[half])])
-        edges = np.concatenate([edges, _numbers(sweep.low[half]), _numbers(sweep.high[half])])
-    lines, edges = lines[np.isfinite(lines)], edges[np.isfinite(edges)]
-    low, high = float(lines.min()), float(lines.max())
-    extent = max(high - low, 0.01)
-    if len(edges):
-        low = max(min(low, float(edges.min())), low - extent)
-        high = min(max(high, float(edges.max())), high + extent)
+    halves = [(sweep, slice(len(sweep.targets) // 2, None)) for sweep in sweeps.values()]
+    lines = [value for sweep, half in halves for value in sweep.cost[half] if value is not None]
+    edges = [
+        value
+        for sweep, half in halves
+        for value in (*sweep.low[half], *sweep.high[half])
+        if value is not None
+    ]
+    low, high = limits([0.0, *lines], edges, most=1.0, least=0.01)
     room = 0.1 * max(high - low, 0.01)
     return 100 * (low - room), 100 * (high + 2 * room)

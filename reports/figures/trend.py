@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures.canvas import (
-    FAINT,
     INK,
     Drawing,
     drawing_style,
+    finish,
+    limits,
     looks,
+    note,
     panels,
     short,
     spread,
-    to_bytes,
 )
 from ablate.reports.words import words
 
@@ -33,11 +34,10 @@ _GAP = 0.035
 """Of the width of a panel, between the error bars of studies of nearly one size."""
 
 
+@drawing_style("trend")
 def draw_trend(found: Trend) -> Drawing:
     """Draw every arm that has a trend."""
     low, high, cut = _limits(found)
-    with drawing_style("trend"):
-        svg, png = _draw(found, low, high)
     counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
     caption = (
         f"Token cost over {found.against} against the number of parameters, each point a study; bars: "
@@ -48,13 +48,12 @@ def draw_trend(found: Trend) -> Drawing:
     if cut:
         caption += " The scale follows the points: longer bars are cut."
     rows = "; ".join(_text(found, arm) for arm in found.arms)
-    return Drawing(
+    return finish(
+        _draw(found, low, high),
         name="trend",
         title="Token cost over parameters",
         caption=caption,
         alt=f"Small charts of token cost over the number of parameters, one an arm. {rows}.",
-        svg=svg,
-        png=png,
     )
 
 
@@ -70,7 +69,7 @@ def _text(found: Trend, arm: ArmTrend) -> str:
     return f"{arm.name}: {points}; change per tenfold {words.percent_interval(arm.per_tenfold)}"
 
 
-def _draw(found: Trend, low: float, high: float) -> tuple[bytes, bytes]:
+def _draw(found: Trend, low: float, high: float) -> Any:
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     style = looks(["", *(arm.name for arm in found.arms)], "")
@@ -79,12 +78,8 @@ def _draw(found: Trend, low: float, high: float) -> tuple[bytes, bytes]:
     extent = places[-1] - places[0]
     left, right = places[0] - _ROOM * extent, places[-1] + _ROOM * extent
     moved = spread(places.tolist(), _GAP * (right - left), left, right)
-    figure, axes, columns = panels(len(found.arms))
-    for i, axis in enumerate(axes):
-        if i >= len(found.arms):
-            axis.set_axis_off()
-            continue
-        arm = found.arms[i]
+    figure, axes, lowest = panels(len(found.arms), "token cost (%)")
+    for axis, arm in zip(axes, found.arms, strict=True):
         look = style[arm.name]
         known = _known(arm)
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
@@ -96,20 +91,15 @@ def _draw(found: Trend, low: float, high: float) -> tuple[bytes, bytes]:
                 axis.plot([moved[at]] * 2, [100 * cost.low, 100 * cost.high], color=look.color, linewidth=1.8)
             axis.plot([moved[at]], [100 * cost.estimate], color=look.color, marker=look.marker, markersize=5)
         axis.set_title(short(arm.name, 30))
-        axis.annotate(
-            f"{words.percent_interval(arm.per_tenfold)} per tenfold", (0.02, 0.975), xycoords="axes fraction",
-            ha="left", va="top", fontsize=8, color=FAINT,
-        )  # fmt: skip
-        if i + columns >= len(found.arms):
-            axis.set_xlabel("parameters")
-            axis.tick_params(labelbottom=True)
+        note(axis, f"{words.percent_interval(arm.per_tenfold)} per tenfold", 0.02, 0.975, ha="left")
+    for axis in lowest:
+        axis.set_xlabel("parameters")
     axes[0].set_xlim(left, right)
     axes[0].set_ylim(low, high)
     axes[0].xaxis.set_major_locator(FixedLocator(_ticks(places.tolist(), right - left)))
     axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.parameters(round(10**x))))
     axes[0].yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    figure.supylabel("token cost (%)", fontsize=9, x=0.004 if columns > 1 else 0.01)
-    return to_bytes(figure)
+    return figure
 
 
 def _ticks(places: Sequence[float], width: float) -> list[float]:
@@ -130,12 +120,9 @@ def _limits(found: Trend) -> tuple[float, float, bool]:
         for i, _ in _known(arm)
     ]
     points = [0.0, *ends, *(cost.estimate for cost in costs)]
-    low, high = min(points), max(points)
-    most = 1.5 * max(high - low, 0.01)
     edges = [edge for cost in costs for edge in (cost.low, cost.high) if edge is not None]
-    lowest, highest = min([low, *edges]), max([high, *edges])
-    cut = lowest < low - most or highest > high + most
-    low, high = max(lowest, low - most), min(highest, high + most)
+    low, high = limits(points, edges, most=1.5, least=0.01)
+    cut = any(not low <= edge <= high for edge in edges)
     room = 0.08 * max(high - low, 0.01)
     # Above the points stands what they come to.
     return 100 * (low - room), 100 * (high + 3 * room), cut

@@ -1,29 +1,22 @@
-"""A comparison, a trend or a search → ``NAME.html``, ``.md``, ``.json`` and the figures.
-
-How it fails: a folder that cannot be written raises ``OSError``; each file is written whole or not at all.
-"""
+"""A comparison, a trend or a search → ``NAME.html``, ``.md``, ``.json`` and the figures."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ablate._version import __version__
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures.compare import draw_comparison
+from ablate.reports.figures.forest import draw_comparison
 from ablate.reports.figures.search import draw_front, draw_importances
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
-from ablate.reports.pages.render import inline_svg, page_environment
+from ablate.reports.pages.render import write_pages
 from ablate.reports.words import beside, search, words
 from ablate.reports.words.table import Table
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ablate.reports.figures.canvas import Drawing
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.search import Found
     from ablate.reports.findings.trend import Trend
@@ -44,7 +37,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
         ),
         "drawing": drawing,
     }
-    return _write(folder, "compare", values, comparison_document(comparison), [drawing])
+    drawings = [] if drawing is None else [drawing]
+    return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
 
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
@@ -60,7 +54,7 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
             rows=tuple(
                 (study.name, f"{study.parameters:,}", study.baseline, study.target) for study in found.studies
             ),
-            numeric=frozenset({1}),
+            numeric={1},
         ),
         "differences": Table(
             caption="What the studies differ in besides model and target, as their files say it.",
@@ -68,7 +62,7 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
             rows=tuple((key, *each) for key, each in found.differs.items()),
         ),
     }
-    return _write(folder, "trend", values, trend_document(found), [draw_trend(found)])
+    return write_pages(folder, "trend", values, trend_document(found), [draw_trend(found)])
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
@@ -92,33 +86,5 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         (folder / CONFIRM).unlink(missing_ok=True)
     else:
         write_bytes_atomic(folder / CONFIRM, confirm.encode())
-    drawings = [draw_front(found), draw_importances(found)]
-    return _write(folder, "search", values, search_document(found), drawings)
-
-
-def _write(
-    folder: Path,
-    name: str,
-    values: Mapping[str, Any],
-    document: Mapping[str, Any],
-    drawings: Sequence[Drawing | None],
-) -> tuple[Path, ...]:
-    """Write pages of the templates of that name, and the drawings there are; returns the pages.
-
-    The templates see ``values``, the ``drawings`` by name, and the HTML one their ``pictures`` as inline SVG.
-    """
-    drawn = [one for one in drawings if one is not None]
-    shared = {"drawings": {one.name: one for one in drawn}, "version": __version__} | dict(values)
-    pictures = {one.name: inline_svg(one) for one in drawn}
-    html, plain = (page_environment(autoescape=html) for html in (True, False))
-    files = {
-        f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
-        f"{name}.md": plain.get_template(f"{name}.md.j2").render(shared),
-        f"{name}.html": html.get_template(f"{name}.html.j2").render(shared | {"pictures": pictures}),
-    }
-    for one in drawn:
-        write_bytes_atomic(folder / f"{one.name}.svg", one.svg)
-        write_bytes_atomic(folder / f"{one.name}.png", one.png)
-    for file, body in files.items():
-        write_bytes_atomic(folder / file, body.encode())
-    return tuple(folder / file for file in files)
+    drawings = [one for one in (draw_front(found), draw_importances(found)) if one is not None]
+    return write_pages(folder, "search", values, search_document(found), drawings)

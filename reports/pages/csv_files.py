@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ablate.reports.read.load import EVAL_COLUMNS, StudyFrames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis
 
 
-_INTERVALS = ("tokens_to_target", "token_cost", "final_loss", "loss_difference")
 RUN_FIGURES = (
     "run_id", "arm", "seed", "state", "end", "tokens", "tokens_to_target", "left_bound", "last_loss",
     "seconds", "tokens_per_sec", "backend_mode", "message",
@@ -27,8 +26,8 @@ def arm_rows(analysis: Analysis) -> list[dict[str, Any]]:
     for arm in analysis.arms:
         row: dict[str, Any] = {"arm": arm.name, "recipe": arm.recipe}
         row |= {name: getattr(arm, name) for name in ("n", "hit", "censored", "diverged", "missing")}
-        intervals = (arm.tokens_to_target, arm.token_cost, arm.final_loss, arm.difference.interval)
-        for name, interval in zip(_INTERVALS, intervals, strict=True):
+        intervals = {name: getattr(arm, name) for name in ("tokens_to_target", "token_cost", "final_loss")}
+        for name, interval in (intervals | {"loss_difference": arm.difference.interval}).items():
             row |= {f"{name}_{part}": getattr(interval, part) for part in ("estimate", "low", "high")}
         row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
         rows.append(row)
@@ -45,12 +44,12 @@ def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
 def arms_csv(analysis: Analysis) -> str:
     """Return one line an arm."""
     rows = arm_rows(analysis)
-    return _csv(list(rows[0]), (list(row.values()) for row in rows))
+    return _csv(list(rows[0]), rows)
 
 
 def runs_csv(analysis: Analysis) -> str:
     """Return one line a run."""
-    return _csv(RUN_FIGURES, (list(row.values()) for row in run_rows(analysis)))
+    return _csv(RUN_FIGURES, run_rows(analysis))
 
 
 def evaluations_csv(frames: StudyFrames) -> str:
@@ -59,9 +58,9 @@ def evaluations_csv(frames: StudyFrames) -> str:
     return text
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

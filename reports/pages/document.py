@@ -8,82 +8,68 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import reduce, singledispatch
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from ablate.modelled.speed import Check, published_checks
+from ablate.modelled.speed import published_checks
 from ablate.reports.findings.diagnoses import GemmSummary, Likeness
-from ablate.reports.findings.results import (
-    Analysis,
-    ArmResult,
-    Rate,
-    RateCurve,
-    Resolution,
-    RunResult,
-    Tuned,
-    TunedArm,
-)
-from ablate.reports.findings.speed import Measured, Modelled
-from ablate.reports.findings.timing import Throughput
-from ablate.reports.read.comparable import SetApart
-from ablate.reports.statistics.cost import Cost
-from ablate.reports.statistics.effects import Effects
+from ablate.reports.findings.results import ArmResult
 from ablate.reports.statistics.intervals import Interval
-from ablate.reports.statistics.losses import LossDifference
-from ablate.reports.statistics.power import Power
-from ablate.reports.statistics.steps import Step
-from ablate.reports.statistics.stopping import Stopped, levels_of
+from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
-from ablate.store.lock import GroupTuning, Hopeless
+from ablate.store.lock import Hopeless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.diagnoses import ArmDiagnosis
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found, Point
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.statistics.cost import Cost
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
 
-_KEYS: dict[type, str] = {
-    # The keys in their order; "key=attribute" where they are not called alike.
-    ArmResult: "name description=planned.description baseline_again=planned.again recipe "
+_KEYS = {
+    # By the name of the class the keys in their order; "key=attribute" where they are not called alike.
+    "ArmResult": "name description=planned.description baseline_again=planned.again recipe "
     "differs=planned.differs folded=planned.folded n hit censored diverged missing nominal_level=alpha "
     "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
-    Check: "what source published at_least modelled deviation",
-    Cost: "estimate low high kind reason n n_baseline pairs pairing_variance_ratio=variance_ratio restricted",
-    Effects: "reason runs residual residual_degrees=degrees terms=effects",
-    GemmSummary: "gemm measurements=cells draws relative_error gain bias_share alike=likeness "
+    "Check": "what source published at_least modelled deviation",
+    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio=variance_ratio "
+    "restricted",
+    "Effects": "reason runs residual residual_degrees=degrees terms=effects",
+    "GemmSummary": "gemm measurements=cells draws relative_error gain bias_share alike=likeness "
     "largest=worst_layer operands error_over_data_noise=over_data_noise under_sqrt3",
-    Likeness: "diagnoses_later=lag tokens_later=tokens",
-    GroupTuning: "name arms trials",
-    LossDifference: "tokens n n_baseline",
-    Measured: "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
+    "Likeness": "diagnoses_later=lag tokens_later=tokens",
+    "GroupTuning": "name arms trials",
+    "LossDifference": "tokens n n_baseline",
+    "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
     "gpu_hours_to_target=hours",
-    Modelled: "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
+    "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
     "step_speed_at_llama_3_1_8b=large",
-    Power: "spread_of_log_tokens=spread spread_of_the_baseline=spread_baseline "
+    "Power": "spread_of_log_tokens=spread spread_of_the_baseline=spread_baseline "
     "spread_of_the_pairs=spread_of_pairs smallest_cost more_seeds",
-    Rate: "learning_rate arm final_loss=loss n diverged",
-    RateCurve: "name best=best.learning_rate best_is_outermost rates",
-    Resolution: "tokens=interval_tokens share_of_tokens_to_target=share",
-    RunResult: "id=run_id seed state end tokens tokens_to_target at_or_before_first_evaluation=left_bound "
+    "Rate": "learning_rate arm final_loss=loss n diverged",
+    "RateCurve": "name best=best.learning_rate best_is_outermost rates",
+    "Resolution": "tokens=interval_tokens share_of_tokens_to_target=share",
+    "RunResult": "id=run_id seed state end tokens tokens_to_target at_or_before_first_evaluation=left_bound "
     "last_loss message seconds tokens_per_sec backend_mode",
-    SetApart: "run=run_id arm setting own others",
-    Step: "gemm from=from_arm to=to_arm token_cost=cost",
-    Stopped: "kind reason look seeds",
-    Throughput: "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
-    Tuned: "study done fields sampler trials seeds tokens share_of_a_run=share "
+    "SetApart": "run=run_id arm setting own others",
+    "Step": "gemm from=from_arm to=to_arm token_cost=cost",
+    "Stopped": "kind reason look seeds",
+    "Throughput": "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
+    "Tuned": "study done fields sampler trials seeds tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
     "arms_at_shared_values=others",
-    TunedArm: "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
+    "TunedArm": "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
     "trials_diverged=diverged tokens_of_the_trials=tokens loss_shared=shared_loss loss_chosen=chosen_loss "
     "token_cost_shared=shared_cost token_cost_tuned=tuned_cost",
 }  # fmt: skip
@@ -97,56 +83,31 @@ def report_document(
     diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
     """Return the content of ``report.json``."""
-    target = analysis.target
+    stopped = sum(arm.tokens_saved for arm in analysis.stopped)
     return {
         "format": FORMAT,
-        "study": analysis.study,
-        "description": analysis.description,
-        "baseline": analysis.baseline,
-        "target": {
-            "kind": target.kind, "value": target.value, "val_loss": target.val_loss,
-            "crossing": target.crossing,
-        },
+        **_object(analysis, "study description baseline"),
+        "target": _object(analysis.target, "kind value val_loss crossing"),
         "verdict": list(verdict.sentences),
         "notices": list(notices),
         "warnings": list(warnings),
-        "runs_planned": analysis.planned,
-        "runs_missing": analysis.missing,
-        "paired_seeds": analysis.paired,
-        "stop": None
-        if analysis.rule is None
-        else _plain(analysis.rule) | {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)},
+        **_object(analysis, "runs_planned=planned runs_missing=missing paired_seeds=paired"),
+        "stop": None if analysis.rule is None else _plain(analysis.rule) | {"tokens_saved": stopped},
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        "throughput": _plain(analysis.throughput),
-        "evaluation_interval": _plain(analysis.resolution),
-        "arms": _plain(analysis.arms),
-        "steps": _plain(analysis.steps),
-        "dropped": _plain(analysis.dropped),
-        "training": analysis.training,
+        **_object(analysis, "throughput evaluation_interval=resolution arms steps dropped training"),
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
-        "effects": {
-            "log_tokens_to_target": _plain(analysis.token_effects),
-            "final_loss": _plain(analysis.loss_effects),
-        },
-        "waived": list(analysis.waived),
-        "not_pooled": _plain(analysis.set_apart),
-        "horizon_tokens": analysis.horizon_tokens,
+        "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),
+        **_object(analysis, "waived not_pooled=set_apart horizon_tokens"),
         "speed_model": _plain(published_checks()) if any(arm.modelled for arm in analysis.arms) else [],
-        "learning_rate": _plain(analysis.rate_curves),
-        "tuning": _plain(analysis.tuning),
-        "failed_self_tests": analysis.failed_self_tests,
+        **_object(analysis, "learning_rate=rate_curves tuning failed_self_tests"),
         "diagnostics": [
-            {
-                "arm": arm.arm,
-                "runs": arm.runs,
-                "findings": list(diagnosis_sentences(arm)),
-                "gemms": _plain(arm.gemms),
-            }
+            _object(arm, "arm runs")
+            | {"findings": list(diagnosis_sentences(arm)), "gemms": _plain(arm.gemms)}
             for arm in diagnosed
         ],
-    }  # fmt: skip
+    }
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
@@ -185,23 +146,13 @@ def search_document(found: Found) -> dict[str, Any]:
     value, time = found.importances
 
     def trial(one: Point) -> dict[str, Any]:
-        return {
-            "number": one.number, "recipe": one.name, "gemms": one.recipe, "run": one.run_id,
-            "levels": dict(one.levels), "started_from": one.started_from, "end": one.end, "why": one.why,
-            found.objective: one.value, "step_time_over_baseline": one.time, "on_front": one.on_front,
-        }  # fmt: skip
+        keys = "number recipe=name gemms=recipe run=run_id levels started_from end why"
+        return _object(one, f"{keys} {found.objective}=value step_time_over_baseline=time on_front")
 
     return {
-        "search": found.name,
-        "description": found.description,
-        "objective": found.objective,
+        **_object(found, "search=name description objective"),
         "step_time": {"figures_are": "modelled", "hardware": found.hardware, "shapes": found.shapes},
-        "baseline": found.baseline,
-        "sampler": found.sampler,
-        "seed": found.seed,
-        "done": found.is_done,
-        "recipes": found.candidates,
-        "to_try": found.wanted,
+        **_object(found, "baseline sampler seed done=is_done recipes=candidates to_try=wanted"),
         "findings": list(search_sentences(found)),
         "front": [one.name for one in found.last.front],
         "budgets": [
@@ -215,18 +166,38 @@ def search_document(found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@singledispatch
 def _plain(value: Any) -> Any:
     """Return data classes, mappings and sequences as what JSON knows."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _object(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    match value:
+        case Interval():
+            return _bounds(value) | ({"note": value.note} if value.note else {})
+        case Sweep():
+            rows = zip(value.targets, value.cost, value.low, value.high, strict=True)
+            return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
+        case ArmResult():
+            return _arm(value)
+        case Hopeless():
+            return _object(value) | {"nominal_levels": list(levels_of(value))}
+        case GemmSummary():
+            bounds = ("relative_error", "gain", "bias_share")
+            return _object(value) | {
+                **{name: _bounds(getattr(value, name)) for name in bounds},
+                "error_over_data_noise": _bounds(value.over_data_noise),
+                "largest": {"layer": value.worst_layer, "relative_error": value.worst_error},
+            }
+        case Likeness():
+            return _object(value) | _bounds(value.cosine)
+        case Mapping():
+            return {key: _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case _:
+            return _object(value) if is_dataclass(value) else value
 
 
-def _object(value: Any) -> dict[str, Any]:
-    names = _KEYS.get(type(value)) or " ".join(field.name for field in fields(value))
+def _object(value: Any, keys: str | None = None) -> dict[str, Any]:
+    """Return the attributes that ``keys``, else ``_KEYS``, names, in that order; else all fields."""
+    names = keys or _KEYS.get(type(value).__name__) or " ".join(field.name for field in fields(value))
     pairs = (name.partition("=") for name in names.split())
     return {key: _plain(_attribute(value, path or key)) for key, _, path in pairs}
 
@@ -235,27 +206,7 @@ def _attribute(value: Any, path: str) -> Any:
     return reduce(lambda one, name: None if one is None else getattr(one, name), path.split("."), value)
 
 
-def _bounds(value: Interval | Cost) -> dict[str, Any]:
-    return {"estimate": value.estimate, "low": value.low, "high": value.high}
-
-
-def _costs(costs: Iterable[Cost | None]) -> list[dict[str, Any] | None]:
-    return [None if cost is None else _bounds(cost) | {"kind": cost.kind} for cost in costs]
-
-
-@_plain.register
-def _(value: Interval) -> dict[str, Any]:
-    return _bounds(value) | ({"note": value.note} if value.note else {})
-
-
-@_plain.register
-def _(value: Sweep) -> list[dict[str, Any]]:
-    rows = zip(value.targets, value.cost, value.low, value.high, strict=True)
-    return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
-
-
-@_plain.register
-def _(value: ArmResult) -> dict[str, Any]:
+def _arm(value: ArmResult) -> dict[str, Any]:
     found = _object(value)
     loss = found["final_loss"]
     loss["mean"] = loss.pop("estimate")
@@ -269,20 +220,9 @@ def _(value: ArmResult) -> dict[str, Any]:
     return found | {"text": text, "runs": _plain(value.runs)}
 
 
-@_plain.register
-def _(value: Hopeless) -> dict[str, Any]:
-    return _object(value) | {"nominal_levels": list(levels_of(value))}
+def _bounds(value: Interval | Cost) -> dict[str, Any]:
+    return {"estimate": value.estimate, "low": value.low, "high": value.high}
 
 
-@_plain.register
-def _(value: GemmSummary) -> dict[str, Any]:
-    return _object(value) | {
-        **{name: _bounds(getattr(value, name)) for name in ("relative_error", "gain", "bias_share")},
-        "error_over_data_noise": _bounds(value.over_data_noise),
-        "largest": {"layer": value.worst_layer, "relative_error": value.worst_error},
-    }
-
-
-@_plain.register
-def _(value: Likeness) -> dict[str, Any]:
-    return _object(value) | _bounds(value.cosine)
+def _costs(costs: Iterable[Cost | None]) -> list[dict[str, Any] | None]:
+    return [None if cost is None else _bounds(cost) | {"kind": cost.kind} for cost in costs]

@@ -1,14 +1,16 @@
-"""Analysis → ``report.html`` and ``report.md``.
+"""Templates, values and drawings → a page as HTML, Markdown and JSON.
 
 The HTML file holds everything inside itself (pictures as inline SVG, styles, no scripts) and forbids itself
 the network by its own content policy. Every user string goes through the template's escaping; Markdown has
 an escaping of its own, for a ``|`` in a name would break the table.
+
+How it fails: a folder that cannot be written raises ``OSError``; each file is written whole or not at all.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +18,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ablate._version import __version__
+from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
-from ablate.reports.findings.ends import target_text
-from ablate.reports.words import tables, words
-from ablate.reports.words.method import definitions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ablate.reports.figures import Drawing
-    from ablate.reports.findings.results import Analysis
-    from ablate.reports.pages.sections import Section
-    from ablate.reports.words.verdict import Verdict
+    from ablate.reports.figures.canvas import Drawing
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -43,33 +40,35 @@ _VARIABLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """Everything that a page shows.
+def write_pages(
+    folder: Path,
+    name: str,
+    values: Mapping[str, Any],
+    document: Mapping[str, Any],
+    drawings: Sequence[Drawing],
+    *,
+    figures: str = "",
+) -> tuple[Path, Path, Path]:
+    """Write drawings, then ``NAME.json``, ``.md`` and ``.html``; returns these three in that order.
 
-    ``refresh_sec``: a browser loads the page again after so long, for a report that is being written anew
-    while a study runs.
+    The templates of that name see ``values``, the ``drawings`` by name, and the HTML one their ``pictures``
+    as inline SVG. ``figures``: where the drawings go inside the folder.
     """
-
-    analysis: Analysis
-    verdict: Verdict
-    notices: Sequence[str]
-    warnings: Sequence[str]
-    sections: Sequence[Section]
-    refresh_sec: int | None = None
-
-
-def render_report(content: Content) -> tuple[str, str]:
-    """Return the self-contained HTML page, and Markdown with the figures as links to their files."""
-    values = _values(content)
-    pictures = {
-        one.drawing.name: inline_svg(one.drawing) for one in content.sections if one.drawing is not None
+    seen = {"drawings": {one.name: one for one in drawings}, "version": __version__, **values}
+    pictures = {one.name: inline_svg(one) for one in drawings}
+    html, plain = (_environment(autoescape=html) for html in (True, False))
+    files = {
+        f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+        f"{name}.md": plain.get_template(f"{name}.md.j2").render(seen),
+        f"{name}.html": html.get_template(f"{name}.html.j2").render(seen | {"pictures": pictures}),
     }
-    html, plain = (page_environment(autoescape=escape) for escape in (True, False))
-    return (
-        html.get_template("report.html.j2").render(values | {"pictures": pictures}),
-        plain.get_template("report.md.j2").render(values),
-    )
+    for one in drawings:
+        write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
+        write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
+    for file, body in files.items():
+        write_bytes_atomic(folder / file, body.encode())
+    data, markdown, page = (folder / file for file in files)
+    return data, markdown, page
 
 
 def escape_markdown(text: str) -> str:
@@ -78,7 +77,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 
-def page_environment(*, autoescape: bool) -> Environment:
+def _environment(*, autoescape: bool) -> Environment:
     """Return the templates of all pages."""
     # Markdown is not HTML: it has its own filter on every user string (the tests look).
     environment = Environment(
@@ -91,23 +90,6 @@ def page_environment(*, autoescape: bool) -> Environment:
     )
     environment.filters["md"] = escape_markdown
     return environment
-
-
-def _values(content: Content) -> dict[str, Any]:
-    analysis = content.analysis
-    return {
-        **{field.name: getattr(content, field.name) for field in fields(content)},
-        "arms": tables.arm_table(analysis),
-        "definitions": definitions(analysis),
-        "environments": [
-            (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
-            for environment, count in analysis.environments
-        ],
-        "training": ", ".join(f"{k} {v}" for k, v in analysis.training.items() if v is not None),
-        "target": target_text(analysis.target),
-        "ended": words.moment(analysis.last_ended_unix),
-        "version": __version__,
-    }
 
 
 def inline_svg(drawing: Drawing) -> Markup:

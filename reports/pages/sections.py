@@ -54,69 +54,62 @@ def report_sections(
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
     own, llama = "Modelled, at this study's shapes", "Modelled, at the shapes of Llama 3.1 8B"
     found = (
-        Section(
-            name="arms",
+        _section(
+            "arms",
+            "Arms against the baseline",
+            ("arms", None, tables.headline(analysis)),
+            ("stopped", "Stopped early", tables.stop_table(analysis)),
+            ("steps", "What each further GEMM adds", tables.step_table(analysis)),
+            ("effects", "Effects of the factors", tables.effect_table(analysis)),
+            ("power", "What the seeds could show", tables.power_table(analysis)),
             short="Arms",
-            title="Arms against the baseline",
-            entries=_entries(
-                ("arms", None, "Arms against the baseline", tables.headline(analysis)),
-                ("stopped", "Stopped early", None, tables.stop_table(analysis)),
-                ("steps", "What each further GEMM adds", None, tables.step_table(analysis)),
-                ("effects", "Effects of the factors", None, tables.effect_table(analysis)),
-                ("power", "What the seeds could show", None, tables.power_table(analysis)),
-            ),
         ),
-        Section(
-            name="tuning",
-            short="Tuning",
-            title="Tuning",
-            entries=_entries(("tuning", None, "Tuning", tables.tuning_table(analysis))),
-        ),
+        _section("tuning", "Tuning", ("tuning", None, tables.tuning_table(analysis))),
         *(Section(name=one.name, short=one.title, title=one.title, drawing=one) for one in drawings),
-        Section(
-            name="restricted",
-            short="Restricted means",
-            title="Restricted means",
-            entries=_entries(("restricted", None, "Restricted means", tables.reached_table(analysis))),
-        ),
-        Section(
-            name="diagnostics",
+        _section("restricted", "Restricted means", ("restricted", None, tables.reached_table(analysis))),
+        _section(
+            "diagnostics",
+            "What the diagnostics found",
+            ("diagnoses", None, diagnosis_table(diagnosed)),
             short="Findings of the diagnostics",
-            title="What the diagnostics found",
-            entries=_entries(("diagnoses", None, "What the diagnostics found", diagnosis_table(diagnosed))),
             sentences=tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm)),
         ),
-        Section(
-            name="cost",
+        _section(
+            "cost",
+            "Cost and break-even",
+            ("measured", "Measured", speed_tables.measured_table(analysis, prices)),
+            ("modelled", own, speed_tables.modelled_table(analysis, prices)),
+            ("modelled-8b", llama, speed_tables.large_table(analysis)),
+            (None, "How good the model is", speed_tables.check_table(analysis)),
             short="Cost",
-            title="Cost and break-even",
-            entries=_entries(
-                ("measured", "Measured", None, speed_tables.measured_table(analysis, prices)),
-                ("modelled", own, None, speed_tables.modelled_table(analysis, prices)),
-                ("modelled-8b", llama, None, speed_tables.large_table(analysis)),
-                (None, "How good the model is", None, speed_tables.check_table(analysis)),
-            ),
         ),
-        Section(
-            name="published",
+        _section(
+            "published",
+            "Published figures beside ours",
+            ("published", None, tables.published_table(analysis)),
             short="Published",
-            title="Published figures beside ours",
-            entries=_entries(("published", None, "Published figures", tables.published_table(analysis))),
+            label="Published figures",
         ),
-        Section(
-            name="runs",
-            short="Runs",
-            title="Every run",
-            entries=_entries((None, None, "Every run", tables.run_table(analysis))),
-        ),
+        _section("runs", "Every run", (None, None, tables.run_table(analysis)), short="Runs"),
     )
     return tuple(one for one in found if one.entries or one.drawing)
 
 
-def _entries(*rows: tuple[str | None, str | None, str | None, Table | None]) -> tuple[Entry, ...]:
-    """Return the tables that there are; one without a label goes by its heading."""
-    return tuple(
-        Entry(file=file, heading=heading, label=label or heading or "", table=table)
-        for file, heading, label, table in rows
+def _section(
+    name: str,
+    title: str,
+    *rows: tuple[str | None, str | None, Table | None],
+    short: str | None = None,
+    label: str | None = None,
+    sentences: tuple[str, ...] = (),
+) -> Section:
+    """Make a section of the tables that there are; ``rows``: file, heading and table of each.
+
+    A table without a heading is named by the ``label``, else by the section's title.
+    """
+    entries = tuple(
+        Entry(file=file, heading=heading, label=heading or label or title, table=table)
+        for file, heading, table in rows
         if table is not None
     )
+    return Section(name=name, short=short or title, title=title, entries=entries, sentences=sentences)

@@ -8,7 +8,6 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +15,17 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.diagnoses import diagnose_study
+from ablate.reports.findings.ends import target_text
 from ablate.reports.pages import csv_files
 from ablate.reports.pages.document import report_document
-from ablate.reports.pages.render import Content, render_report
+from ablate.reports.pages.render import write_pages
 from ablate.reports.pages.sections import report_sections
 from ablate.reports.read.against import read_against
 from ablate.reports.read.load import load_frames
-from ablate.reports.words import caveats
-from ablate.reports.words.latex import to_latex
+from ablate.reports.words import caveats, words
+from ablate.reports.words.method import definitions
+from ablate.reports.words.table import to_latex
+from ablate.reports.words.tables import arm_table
 from ablate.reports.words.verdict import Verdict, write_verdict
 
 if TYPE_CHECKING:
@@ -76,42 +78,45 @@ def write_report(
     # Faults name files relative to the study: the report must not depend on where the study lies.
     diagnosed, damaged = diagnose_study(store, analysis)
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
-    notices = caveats.notices(analysis)
-    content = Content(
-        analysis=analysis,
-        verdict=write_verdict(analysis),
-        notices=notices,
-        warnings=caveats.warnings(analysis, faults),
-        sections=report_sections(analysis, diagnosed, prices or {}),
-        refresh_sec=refresh_sec,
-    )
-    document = report_document(analysis, content.verdict, notices, content.warnings, diagnosed)
-    html, markdown = render_report(content)
-    files: dict[str, bytes] = {
-        "tables/arms.csv": csv_files.arms_csv(analysis).encode(),
-        "tables/runs.csv": csv_files.runs_csv(analysis).encode(),
-        "tables/evaluations.csv": csv_files.evaluations_csv(frames).encode(),
+    verdict, notices = write_verdict(analysis), caveats.notices(analysis)
+    warnings = caveats.warnings(analysis, faults)
+    sections = report_sections(analysis, diagnosed, prices or {})
+    training = (f"{key} {value}" for key, value in analysis.training.items() if value is not None)
+    values = {
+        "analysis": analysis,
+        "verdict": verdict,
+        "notices": notices,
+        "warnings": warnings,
+        "sections": sections,
+        "refresh_sec": refresh_sec,
+        "arms": arm_table(analysis),
+        "definitions": definitions(analysis),
+        "environments": [
+            (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
+            for environment, count in analysis.environments
+        ],
+        "training": ", ".join(training),
+        "target": target_text(analysis.target),
+        "ended": words.moment(analysis.last_ended_unix),
     }
-    for section in content.sections:
-        for entry in section.entries:
-            if entry.file is not None:
-                files[f"tables/{entry.file}.tex"] = to_latex(entry.table, entry.file).encode()
-        if section.drawing is not None:
-            files[f"figures/{section.drawing.name}.svg"] = section.drawing.svg
-            files[f"figures/{section.drawing.name}.png"] = section.drawing.png
-    files["report.json"] = (
-        json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    ).encode()
-    files["report.md"] = markdown.encode()
-    files["report.html"] = html.encode()
-    for name, body in files.items():
-        write_bytes_atomic(folder / name, body)
+    tables = {
+        "arms.csv": csv_files.arms_csv(analysis),
+        "runs.csv": csv_files.runs_csv(analysis),
+        "evaluations.csv": csv_files.evaluations_csv(frames),
+    }
+    entries = [entry for section in sections for entry in section.entries]
+    tables |= {f"{entry.file}.tex": to_latex(entry.table, entry.file) for entry in entries if entry.file}
+    for name, body in tables.items():
+        write_bytes_atomic(folder / "tables" / name, body.encode())
+    document = report_document(analysis, verdict, notices, warnings, diagnosed)
+    drawings = [section.drawing for section in sections if section.drawing is not None]
+    data, markdown, html = write_pages(folder, "report", values, document, drawings, figures="figures")
     return ReportPaths(
-        html=folder / "report.html",
-        markdown=folder / "report.md",
-        json=folder / "report.json",
+        html=html,
+        markdown=markdown,
+        json=data,
         tables=folder / "tables",
         figures=folder / "figures",
-        verdict=content.verdict,
+        verdict=verdict,
         notices=notices,
     )

@@ -9,6 +9,8 @@ from ablate.reports.words import words
 from ablate.reports.words.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.trend import Trend
 
@@ -18,22 +20,15 @@ _LONGEST_VALUE = 60
 def compare_table(comparison: Comparison) -> Table:
     """Return the comparison as text in cells."""
     return Table(
-        caption=(
-            f"Token cost of each arm in both studies, with its {words.coverage(*comparison.rules)} interval, "
-            f"and the ratio of (1 + token cost) in {comparison.right} over {comparison.left}, minus one: "
-            "above zero the arm costs more there."
-        ),
+        caption=f"Token cost of each arm in both studies, with its {words.coverage(*comparison.rules)} "
+        f"interval, and the ratio of (1 + token cost) in {comparison.right} over {comparison.left}, minus "
+        "one: above zero the arm costs more there.",
         columns=("Arm", comparison.left, comparison.right, "Ratio"),
         rows=tuple(
-            (
-                arm.name,
-                words.DASH if arm.left is None else words.cost(arm.left),
-                words.DASH if arm.right is None else words.cost(arm.right),
-                words.percent_interval(arm.ratio),
-            )
+            (arm.name, words.cost(arm.left), words.cost(arm.right), words.percent_interval(arm.ratio))
             for arm in comparison.arms
         ),
-        numeric=frozenset({1, 2, 3}),
+        numeric=range(1, 4),
     )
 
 
@@ -53,22 +48,20 @@ def trend_table(found: Trend) -> Table:
             "Change per tenfold",
         ),
         rows=tuple(
-            (
-                arm.name,
-                *(words.DASH if cost is None else words.cost(cost) for cost in arm.costs),
-                words.percent_interval(arm.per_tenfold),
-            )
+            (arm.name, *map(words.cost, arm.costs), words.percent_interval(arm.per_tenfold))
             for arm in found.arms
         ),
-        numeric=frozenset(range(1, len(found.studies) + 2)),
+        numeric=range(1, len(found.studies) + 2),
     )
 
 
 def trend_sentences(found: Trend) -> tuple[str, ...]:
     """Say which costs grow or shrink with size, which trends are not settled, and what limits them."""
-    settled: list[str] = []
-    unsettled: list[str] = []
-    without: list[str] = []
+    return tuple(_sentences(found))
+
+
+def _sentences(found: Trend) -> Iterator[str]:
+    unsettled, without = [], []
     for arm in found.arms:
         change = arm.per_tenfold
         text = words.percent_interval(change)
@@ -77,48 +70,36 @@ def trend_sentences(found: Trend) -> tuple[str, ...]:
         elif change.low <= 0 <= change.high:
             unsettled.append(f"{arm.name} ({text})")
         else:
+            pairs = zip(found.studies, arm.costs, strict=True)
             known = [
-                study.parameters
-                for study, cost in zip(found.studies, arm.costs, strict=True)
-                if cost is not None and cost.log_ratio is not None
+                study.parameters for study, cost in pairs if cost is not None and cost.log_ratio is not None
             ]
-            settled.append(
+            yield (
                 f"{arm.name}: its token cost {'grows' if change.low > 0 else 'shrinks'} with size: "
                 f"(1 + token cost) changes by {text} for each tenfold of parameters, over {len(known)} "
                 f"studies from {words.parameters(known[0])} to {words.parameters(known[-1])}."
             )
-    lines = settled
     if unsettled:
-        lines.append(f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}.")
+        yield f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}."
     if without:
-        lines.append(f"No interval: {', '.join(without)}.")
+        yield f"No interval: {', '.join(without)}."
     if found.left_out:
-        reasons = ", ".join(f"{name} ({reason})" for name, reason in found.left_out.items())
-        lines.append(f"Left out: {reasons}.")
+        yield f"Left out: {', '.join(f'{name} ({reason})' for name, reason in found.left_out.items())}."
     if len({study.parameters for study in found.studies}) == 2:
-        lines.append(
-            "There are two sizes alone: nothing can show whether the change is the same between them."
-        )
+        yield "There are two sizes alone: nothing can show whether the change is the same between them."
     if found.span < 10:
-        lines.append(f"The sizes span a factor of {found.span:.3g}: a tenfold lies beyond them.")
-    return tuple(lines)
+        yield f"The sizes span a factor of {found.span:.3g}: a tenfold lies beyond them."
 
 
 def differences_text(found: Trend) -> tuple[str, ...]:
     """Say what the studies differ in besides the model: in targets by their nature, in more by choice."""
-    targets = [study.target for study in found.studies]
-    lines = []
-    if len(set(targets)) == 1:
-        lines.append(f"Target of every study: {targets[0]}.")
-    else:
-        each = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
-        lines.append(f"Each study has its own target. {each}.")
-    if found.differs:
-        more = "; ".join(
-            f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items()
-        )
-        lines.append(f"The studies differ in more than the model: {more}.")
-    return tuple(lines)
+    targets = {study.target for study in found.studies}
+    each = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
+    own = f"Each study has its own target. {each}."
+    first = own if len(targets) > 1 else f"Target of every study: {targets.pop()}."
+    differs = (f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items())
+    more = f"The studies differ in more than the model: {'; '.join(differs)}."
+    return (first, more) if found.differs else (first,)
 
 
 def _grouped(value: str) -> str:

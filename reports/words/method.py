@@ -9,33 +9,10 @@ from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ablate.reports.findings.results import Analysis
-
-
-def _pooled(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Say what runs may differ in and are pooled all the same; nothing where nothing is waived."""
-    if not analysis.waived:
-        return ()
-    return (("Waived", f"runs that differ in {', '.join(analysis.waived)} are pooled."),)
-
-
-def _early_stops(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Say what the study's stop rule is; nothing without one."""
-    rule = analysis.rule
-    if rule is None:
-        return ()
-    parts = []
-    if rule.diverged is not None:
-        parts.append(f"an arm is stopped after {words.plural(rule.diverged, 'diverged run')}")
-    if rule.hopeless is not None:
-        looks = words.listed([str(n) for n in rule.hopeless.looks])
-        parts.append(
-            "an arm is stopped at the first look where the lower end of its token cost's interval is above "
-            f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
-            f"spending, nominal levels {words.levels(levels_of(rule.hopeless))} (repeated confidence "
-            "intervals)"
-        )
-    return (("Early stops", f"{'; '.join(parts)}."),)
+    from ablate.store.lock import StopRule
 
 
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -44,36 +21,43 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test = "by Student's t on the differences of seeds in common (the study declares its seeds paired)"
     else:
         test = "by Welch's t on log T"
-    ratios = [arm.token_cost.variance_ratio for arm in analysis.others if arm.token_cost.variance_ratio]
-    if ratios:
-        listed = ", ".join(
-            f"{arm.name} {arm.token_cost.variance_ratio:.2f}"
-            for arm in analysis.others
-            if arm.token_cost.variance_ratio
-        )
-        test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {listed}"
+    ratios = [(arm.name, arm.token_cost.variance_ratio) for arm in analysis.others]
+    if gains := ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios if ratio):
+        test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {gains}"
     interval = words.tokens(analysis.resolution.interval_tokens)
     of_target = words.share(analysis.resolution.share)
-    not_reached = (
-        "censored: the budget ended before the target. Diverged is an end of its own and counts as never "
-        "reaching. Such an arm has no estimate, only a bound, with those runs at their budget."
-    )
-    formula = "exp(mean log T of the arm − mean log T of the baseline) − 1"
-    return (
-        ("Target", f"{target_text(analysis.target)}."),
-        ("Tokens to target", f"{words.RULES[analysis.target.crossing]}; over seeds the geometric mean."),
-        (
-            "Token cost",
-            f"{formula}, with its {words.coverage(analysis.rule)} interval {test}.",
-        ),
-        ("Not reached", not_reached),
-        ("Break-even", "1 + token cost: the throughput over the baseline's from which the arm pays."),
-        ("Evaluation interval", f"{interval} tokens, {of_target} of the baseline's tokens to target."),
-        ("Learning-rate schedule", f"{analysis.training.get('schedule', 'not recorded')}."),
-        ("Timing", _timing(analysis)),
-        *_early_stops(analysis),
-        *_pooled(analysis),
-    )
+    found = {
+        "Target": f"{target_text(analysis.target)}.",
+        "Tokens to target": f"{words.RULES[analysis.target.crossing]}; over seeds the geometric mean.",
+        "Token cost": "exp(mean log T of the arm − mean log T of the baseline) − 1, with its "
+        f"{words.coverage(analysis.rule)} interval {test}.",
+        "Not reached": "censored: the budget ended before the target. Diverged is an end of its own and "
+        "counts as never reaching. Such an arm has no estimate, only a bound, with those runs at their "
+        "budget.",
+        "Break-even": "1 + token cost: the throughput over the baseline's from which the arm pays.",
+        "Evaluation interval": f"{interval} tokens, {of_target} of the baseline's tokens to target.",
+        "Learning-rate schedule": f"{analysis.training.get('schedule', 'not recorded')}.",
+        "Timing": _timing(analysis),
+    }
+    if analysis.rule is not None:
+        found["Early stops"] = f"{'; '.join(_stops(analysis.rule))}."
+    if analysis.waived:
+        found["Waived"] = f"runs that differ in {', '.join(analysis.waived)} are pooled."
+    return tuple(found.items())
+
+
+def _stops(rule: StopRule) -> Iterator[str]:
+    """Say when an arm is stopped."""
+    if rule.diverged is not None:
+        yield f"an arm is stopped after {words.plural(rule.diverged, 'diverged run')}"
+    if rule.hopeless is not None:
+        looks = words.listed([str(n) for n in rule.hopeless.looks])
+        yield (
+            "an arm is stopped at the first look where the lower end of its token cost's interval is above "
+            f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
+            f"spending, nominal levels {words.levels(levels_of(rule.hopeless))} (repeated confidence "
+            "intervals)"
+        )
 
 
 def _timing(analysis: Analysis) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.reports.words import words
-from ablate.reports.words.table import Table
+from ablate.reports.words.table import Table, make_table
 from ablate.search.grid import IRRELEVANT
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ablate.reports.findings.search import Found, Point, Rung
 
 
@@ -24,16 +26,14 @@ def value_text(found: Found, point: Point) -> str:
     return f"{point.end} (> {text.removeprefix('+')})" if point.end == "missed" else point.end
 
 
-def against_text(found: Found, rung: Rung, point: Point) -> str:
+def _over_baseline(rung: Rung, point: Point) -> str:
     """Return how far a point's loss is over the baseline's."""
     base = rung.baseline
     if point.is_baseline:
         return "baseline"
     if base is None or base.value is None or point.value is None or point.end != "ok":
         return words.DASH
-    if found.objective == "loss":
-        return words.signed(point.value - base.value, 4)
-    return words.percent(point.value)
+    return words.signed(point.value - base.value, 4)
 
 
 def time_text(point: Point) -> str:
@@ -44,29 +44,24 @@ def time_text(point: Point) -> str:
 def front_table(found: Found) -> Table:
     """Return the front of the largest budget that was reached, the fastest recipe first."""
     rung = found.last
-    columns = ["Recipe", "Loss" if found.objective == "loss" else "Token cost"]
-    if found.objective == "loss":
-        columns.append("Over the baseline's")
-    columns += ["Step time (modelled)", "GEMMs"]
-    return Table(
-        caption=(
-            f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, "
-            f"so no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
-            f"{found.shapes}, not measured."
-            + (" Loss: on the validation text at the end, nats/token." if found.objective == "loss" else "")
-        ),
-        columns=tuple(columns),
-        rows=tuple(
-            (
-                one.name,
-                value_text(found, one),
-                *((against_text(found, rung, one),) if found.objective == "loss" else ()),
-                time_text(one),
-                one.recipe,
-            )
-            for one in rung.front
-        ),
-        numeric=frozenset(range(1, len(columns) - 1)),
+    of_loss = found.objective == "loss"
+    columns: dict[str, Callable[[Point], str]] = {
+        "Recipe": lambda one: one.name,
+        "Loss" if of_loss else "Token cost": lambda one: value_text(found, one),
+        "Over the baseline's": lambda one: _over_baseline(rung, one),
+        "Step time (modelled)": time_text,
+        "GEMMs": lambda one: one.recipe,
+    }
+    if not of_loss:
+        del columns["Over the baseline's"]
+    return make_table(
+        f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, "
+        f"so no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
+        f"{found.shapes}, not measured."
+        + (" Loss: on the validation text at the end, nats/token." if of_loss else ""),
+        rung.front,
+        columns,
+        numeric=range(1, len(columns) - 1),
     )
 
 
@@ -75,10 +70,8 @@ def trials_table(found: Found, rung: Rung) -> Table:
     factors = tuple(factor.removeprefix("recipe.") for factor in found.factors)
     value = "Loss" if found.objective == "loss" else "Token cost"
     return Table(
-        caption=(
-            f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
-            f"{IRRELEVANT}: the factor means nothing for the recipe. Run: its folder, and its name in MLflow."
-        ),
+        caption=f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
+        f"{IRRELEVANT}: the factor means nothing for the recipe. Run: its folder, and its name in MLflow.",
         columns=("Recipe", "#", *factors, value, "Step time (modelled)", "Front", "Run"),
         rows=tuple(
             (
@@ -92,7 +85,7 @@ def trials_table(found: Found, rung: Rung) -> Table:
             )
             for one in rung.points
         ),
-        numeric=frozenset({1, len(factors) + 2, len(factors) + 3}),
+        numeric={1, len(factors) + 2, len(factors) + 3},
     )
 
 
@@ -101,22 +94,17 @@ def importance_table(found: Found) -> Table | None:
     value, time = found.importances
     if value is None and time is None:
         return None
-    return Table(
-        caption=(
-            f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
-            "the first budget that have a level and a result. With so few trials, picked where results were "
-            "good, the shares are rough: a guide, no test."
-        ),
-        columns=("Factor", found.value_words.capitalize(), "Step time (modelled)"),
-        rows=tuple(
-            (
-                factor,
-                words.DASH if value is None else words.share(value[factor]),
-                words.DASH if time is None else words.share(time[factor]),
-            )
-            for factor in found.factors
-        ),
-        numeric=frozenset({1, 2}),
+    return make_table(
+        f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
+        "the first budget that have a level and a result. With so few trials, picked where results were "
+        "good, the shares are rough: a guide, no test.",
+        found.factors,
+        {
+            "Factor": str,
+            found.value_words.capitalize(): lambda factor: words.share(value[factor] if value else None),
+            "Step time (modelled)": lambda factor: words.share(time[factor] if time else None),
+        },
+        numeric={1, 2},
     )
 
 

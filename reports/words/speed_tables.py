@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from ablate.modelled.speed import GEMM_SHARE, LLAMA_8B, MEMORY_SHARE, published_checks
 from ablate.reports.words import words
-from ablate.reports.words.table import Table
+from ablate.reports.words.table import Table, make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.findings.speed import Modelled
-    from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.findings.speed import Measured, Modelled
 
 
 def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
@@ -24,43 +23,36 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
     # One price for one kind of device: of several, no sum can be named.
     devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
     price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
-
-    def money(hours: Interval) -> tuple[str, ...]:
-        return () if price is None else (words.dollars(hours, price),)
-
+    timed = {measured.timed for _, measured in known}
     caption = (
         f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
         "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
         f"Intervals ({words.coverage(analysis.rule)}) on logs, with the errors of throughput and of token "
-        "cost both in the latter. "
-        "GPU-hours: of one run to the target, evaluation left out."
+        "cost both in the latter. GPU-hours: of one run to the target, evaluation left out."
     )
-    if any(measured.timed == "alone" for _, measured in known) and analysis.throughput is not None:
+    if "alone" in timed and analysis.throughput is not None:
         caption += (
             f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
             "are those of repeats on that one machine."
         )
-    if not all(measured.timed == "alone" for _, measured in known):
+    if timed != {"alone"}:
         caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
-    return Table(
-        caption=caption,
-        columns=("Arm", "n", "Timed", "Throughput", "Break-even", "End-to-end speed", "GPU-hours to target")
-        + (() if price is None else (f"Cost at {price:g} $/h",)),
-        rows=tuple(
-            (
-                arm.name,
-                str(arm.n),
-                measured.timed,
-                words.times(measured.throughput) if arm.name != analysis.baseline else "1",
-                words.break_even(arm) if arm.name != analysis.baseline else "1",
-                words.times(measured.end_to_end) if arm.name != analysis.baseline else "1",
-                words.hours(measured.hours),
-                *money(measured.hours),
-            )
-            for arm, measured in known
-        ),
-        numeric=frozenset({1, 3, 4, 5, 6, 7}),
-    )
+
+    def over(text: Callable[[ArmResult, Measured], str]) -> Callable[[tuple[ArmResult, Measured]], str]:
+        return lambda row: "1" if row[0].name == analysis.baseline else text(*row)
+
+    columns: dict[str, Callable[[tuple[ArmResult, Measured]], str]] = {
+        "Arm": lambda row: row[0].name,
+        "n": lambda row: str(row[0].n),
+        "Timed": lambda row: row[1].timed,
+        "Throughput": over(lambda _, measured: words.times(measured.throughput)),
+        "Break-even": over(lambda arm, _: words.break_even(arm)),
+        "End-to-end speed": over(lambda _, measured: words.times(measured.end_to_end)),
+        "GPU-hours to target": lambda row: words.hours(row[1].hours),
+    }
+    if price is not None:
+        columns[f"Cost at {price:g} $/h"] = lambda row: words.hours(row[1].hours, "$", price)
+    return make_table(caption, known, columns, numeric={1, 3, 4, 5, 6, 7})
 
 
 def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
@@ -76,6 +68,11 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
             return words.DASH
         net = "" if arm.name == analysis.baseline else f"; net {words.times(one.net)}"
         return f"{one.speed:.2f}×{net}"
+
+    def price(one: Modelled) -> str:
+        if one.hours is None:
+            return words.DASH
+        return f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
 
     return Table(
         caption=(
@@ -96,17 +93,11 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
                 arm.name,
                 words.share(arm.fp4_share),
                 *(speed(arm, one) for one in arm.modelled),
-                *(
-                    words.DASH
-                    if one.hours is None
-                    else f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
-                    for one in arm.modelled
-                    if one.hardware in priced
-                ),
+                *(price(one) for one in arm.modelled if one.hardware in priced),
             )
             for arm in known
         ),
-        numeric=frozenset(range(1, 2 + len(hardware) + len(priced))),
+        numeric=range(1, 2 + len(hardware) + len(priced)),
     )
 
 
@@ -115,7 +106,10 @@ def large_table(analysis: Analysis) -> Table | None:
     known = [arm for arm in analysis.arms if arm.modelled]
     if not known:
         return None
-    hardware = [one.hardware for one in known[0].modelled]
+    columns = ("Arm", *(one.hardware for one in known[0].modelled))
+    cells = [
+        [words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled] for arm in known
+    ]
     return Table(
         caption=(
             f"Modelled, not measured: step speed of the same recipes over {analysis.baseline}'s at the "
@@ -123,15 +117,9 @@ def large_table(analysis: Analysis) -> Table | None:
             f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
             "to that size."
         ),
-        columns=("Arm", *hardware),
-        rows=tuple(
-            (
-                arm.name,
-                *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled),
-            )
-            for arm in known
-        ),
-        numeric=frozenset(range(1, 1 + len(hardware))),
+        columns=columns,
+        rows=tuple((arm.name, *own) for arm, own in zip(known, cells, strict=True)),
+        numeric=range(1, len(columns)),
     )
 
 
@@ -139,21 +127,16 @@ def check_table(analysis: Analysis) -> Table | None:
     """Return what the speed model gives where others have published a speed-up."""
     if not any(arm.modelled for arm in analysis.arms):
         return None
-    return Table(
-        caption=(
-            "The model of step speed beside published figures. It leaves out what costs time in practice, "
-            "so that it is too high rather than too low; take its numbers with a deviation of that order."
-        ),
-        columns=("What", "Published", "Modelled", "Deviation", "Source"),
-        rows=tuple(
-            (
-                check.what,
-                ("> " if check.at_least else "") + f"{check.published:.2f}×",
-                f"{check.modelled:.2f}×",
-                words.percent(check.deviation),
-                check.source,
-            )
-            for check in published_checks()
-        ),
-        numeric=frozenset({1, 2, 3}),
+    return make_table(
+        "The model of step speed beside published figures. It leaves out what costs time in practice, "
+        "so that it is too high rather than too low; take its numbers with a deviation of that order.",
+        published_checks(),
+        {
+            "What": lambda check: check.what,
+            "Published": lambda check: f"{'> ' if check.at_least else ''}{check.published:.2f}×",
+            "Modelled": lambda check: f"{check.modelled:.2f}×",
+            "Deviation": lambda check: words.percent(check.deviation),
+            "Source": lambda check: check.source,
+        },
+        numeric={1, 2, 3},
     )

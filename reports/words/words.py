@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from ablate.models.arithmetic import parameters_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.statistics.losses import Band
+    from ablate.reports.statistics.sweep import Sweep
     from ablate.store.lock import StopRule
 
 DASH = "–"
@@ -32,7 +34,7 @@ RULES = {
 
 
 def signed(value: float, decimals: int) -> str:
-    """Return a number with its sign and a proper minus; what rounds to nought has none."""
+    """Return a number with its sign and a proper minus; what rounds to zero has none."""
     text = f"{abs(value):.{decimals}f}"
     if float(text) == 0:
         return text
@@ -72,13 +74,12 @@ def tokens(value: float | None) -> str:
     """Return a token count as people say it."""
     if value is None:
         return DASH
-    scaled, unit = value, ""
-    for size, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * size:
-            scaled, unit = value / size, f"{NBSP}{name}"
-            break
-    decimals = max(0, 2 - (math.floor(math.log10(scaled)) if scaled >= 1 else 0))
-    return f"{scaled:.{decimals if unit else 0}f}{unit}"
+            scaled = value / size
+            decimals = max(0, 2 - (math.floor(math.log10(scaled)) if scaled >= 1 else 0))
+            return f"{scaled:.{decimals}f}{NBSP}{unit}"
+    return f"{value:.0f}"
 
 
 def parameters(count: int) -> str:
@@ -91,78 +92,64 @@ def loss(value: float | None) -> str:
     return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
 
 
-def tokens_interval(interval: Interval) -> str:
-    """Return tokens to target with their interval, or the bound there is."""
-    if interval.estimate is None:
-        if interval.low is not None:
-            return f"> {tokens(interval.low)}"
-        return DASH if interval.high is None else f"≤ {tokens(interval.high)}"
-    if interval.low is None or interval.high is None:
-        return tokens(interval.estimate)
-    return f"{tokens(interval.estimate)} [{tokens(interval.low)}, {tokens(interval.high)}]"
-
-
-def loss_interval(interval: Interval, *, difference: bool = False) -> str:
-    """Return a loss, or a signed difference of losses, with its interval."""
-    if interval.estimate is None:
+def with_range(value: Interval | Cost, number: Callable[[float], str], unit: str = "") -> str:
+    """Return an estimate with the ``unit``, and with its interval where there is one."""
+    if value.estimate is None:
         return DASH
-
-    def number(value: float) -> str:
-        return signed(value, 4) if difference else loss(value)
-
-    if interval.low is None or interval.high is None:
-        return number(interval.estimate)
-    return f"{number(interval.estimate)} [{number(interval.low)}, {number(interval.high)}]"
+    text = number(value.estimate) + unit
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} [{number(value.low)}, {number(value.high)}]"
 
 
-def cost(value: Cost) -> str:
+def tokens_interval(value: Interval) -> str:
+    """Return tokens to target with their interval, or the bound there is."""
+    if value.estimate is None and value.low is not None:
+        return f"> {tokens(value.low)}"
+    if value.estimate is None and value.high is not None:
+        return f"≤ {tokens(value.high)}"
+    return with_range(value, tokens)
+
+
+def loss_interval(value: Interval, *, difference: bool = False) -> str:
+    """Return a loss, or a signed difference of losses, with its interval."""
+    return with_range(value, (lambda number: signed(number, 4)) if difference else loss)
+
+
+def cost(value: Cost | None) -> str:
     """Return a token cost with its interval, or the bound there is."""
+    if value is None:
+        return DASH
     if value.kind == "baseline":
         return "baseline"
     if value.kind == "bound":
         if value.low is not None and value.high is not None:
             return f"between {percent(value.low)} and {percent(value.high)}"
+        if value.low is None:
+            return f"< {percent(value.high)}"
         # "> +39 %" reads badly: the sign says no more than "more than".
-        return (
-            "> " + percent(value.low).removeprefix("+")
-            if value.low is not None
-            else f"< {percent(value.high)}"
-        )
+        return "> " + percent(value.low).removeprefix("+")
     return percent_interval(value)
 
 
 def break_even(arm: ArmResult) -> str:
     """Return the throughput, as a multiple of the baseline's, from which the arm pays."""
     value = arm.break_even
-    if value.estimate is not None:
-        text = f"{value.estimate:.2f}×"
-        return text if value.low is None else f"{text} [{value.low:.2f}, {value.high:.2f}]"
-    if value.low is not None:
+    if value.estimate is None and value.low is not None:
         return f"> {value.low:.2f}×"
-    return DASH if value.high is None else f"< {value.high:.2f}×"
+    if value.estimate is None and value.high is not None:
+        return f"< {value.high:.2f}×"
+    return times(value)
 
 
 def times(value: Interval) -> str:
     """Return a factor with its interval."""
-    if value.estimate is None:
-        return DASH
-    text = f"{value.estimate:.2f}×"
-    return text if value.low is None or value.high is None else f"{text} [{value.low:.2f}, {value.high:.2f}]"
+    return with_range(value, "{:.2f}".format, "×")
 
 
 def hours(value: Interval, unit: str = "h", scale: float = 1.0) -> str:
     """Return hours, or what they cost, with their interval."""
-    if value.estimate is None:
-        return DASH
-    text = f"{value.estimate * scale:.3g}{NBSP}{unit}"
-    if value.low is None or value.high is None:
-        return text
-    return f"{text} [{value.low * scale:.3g}, {value.high * scale:.3g}]"
-
-
-def dollars(value: Interval, price: float) -> str:
-    """Return what hours cost at a price an hour."""
-    return hours(value, "$", price)
+    return with_range(value, lambda number: f"{number * scale:.3g}", f"{NBSP}{unit}")
 
 
 def ends(arm: ArmResult) -> str:
@@ -172,11 +159,13 @@ def ends(arm: ArmResult) -> str:
 
 def counts(value: Cost) -> str:
     """Return the numbers of runs behind a comparison."""
-    if value.pairs is not None:
-        return f"n{NBSP}={NBSP}{value.pairs} pairs"
-    if value.n == value.n_baseline:
-        return f"n{NBSP}={NBSP}{value.n}"
-    return f"n{NBSP}={NBSP}{value.n} against {value.n_baseline}"
+    return results(value) if value.pairs is None else f"n{NBSP}={NBSP}{value.pairs} pairs"
+
+
+def results(value: Cost | Band | Sweep) -> str:
+    """Return the numbers of results on both sides, one number where they are equal."""
+    own = f"n{NBSP}={NBSP}{value.n}"
+    return own if value.n == value.n_baseline else f"{own} against {value.n_baseline}"
 
 
 def plain(value: object) -> str:

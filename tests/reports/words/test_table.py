@@ -8,8 +8,7 @@ import pytest
 
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
-from ablate.reports.words.latex import escape_latex, to_latex
-from ablate.reports.words.table import Table
+from ablate.reports.words.table import Table, escape_latex, to_latex
 from ablate.reports.words.tables import headline
 
 
