@@ -11,6 +11,7 @@ The same figure gives the same bytes: no date, a fixed salt for the ids. User st
 from __future__ import annotations
 
 import io
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,32 +36,24 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 _RC: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
     "axes.titlesize": 9.5,
-    "axes.titlecolor": INK,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
     "axes.axisbelow": True,
     "axes.unicode_minus": True,
+    "axes.grid": True,
+    "axes.facecolor": "none",
     "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "text.color": INK,
     "text.parse_math": False,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "figure.facecolor": "#ffffff",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "#ffffff",
     "svg.fonttype": "none",
     "path.simplify": True,
     "path.simplify_threshold": 0.2,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), INK),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8.5),
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), "#ffffff"),
 }
 
 
@@ -102,16 +95,22 @@ def drawing_style(name: str) -> Iterator[None]:
 
 def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
     """Return each arm's look: the baseline in ink, the others through hues and then through line styles."""
-    others = [arm for arm in arms if arm != baseline]
     result = {baseline: Look(color=INK, dash="-", marker="o", width=2.4)}
-    for i, arm in enumerate(others):
-        result[arm] = Look(
-            color=HUES[i % len(HUES)],
-            dash=DASHES[(i // len(HUES)) % len(DASHES)],
-            marker=MARKERS[(i + 1) % len(MARKERS)],
-            width=1.9,
-        )
+    dashes = itertools.cycle(itertools.product(DASHES, HUES))
+    markers = itertools.cycle((*MARKERS[1:], MARKERS[0]))
+    others = (arm for arm in arms if arm != baseline)
+    for arm, (dash, color), marker in zip(others, dashes, markers, strict=False):
+        result[arm] = Look(color=color, dash=dash, marker=marker, width=1.9)
     return result
+
+
+def sheet(width: float, height: float, **edges: float) -> Any:
+    """Return an empty figure, its sizes in inches; ``edges``: where its axes begin and end, as shares."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(**edges)
+    return figure
 
 
 def panels(count: int, label: str) -> tuple[Any, list[Any], list[Any]]:
@@ -119,22 +118,14 @@ def panels(count: int, label: str) -> tuple[Any, list[Any], list[Any]]:
 
     ``label``: of the y axis.
     """
-    from matplotlib.figure import Figure
-
     columns = min(count, 3 if count <= 6 else 4)
     rows = -(-count // columns)
     height = 0.75 + 2.05 * rows
-    figure = Figure(figsize=(11 if columns > 1 else 6, height))
+    width, left, label_at = (11, 0.085, 0.004) if columns > 1 else (6, 0.15, 0.01)
+    top, bottom = 1 - 0.3 / height, 0.55 / height
+    figure = sheet(width, height, left=left, right=0.985, top=top, bottom=bottom, wspace=0.1, hspace=0.32)
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    figure.subplots_adjust(
-        left=0.085 if columns > 1 else 0.15,
-        right=0.985,
-        top=1 - 0.3 / height,
-        bottom=0.55 / height,
-        wspace=0.1,
-        hspace=0.32,
-    )
-    figure.supylabel(label, fontsize=9, x=0.004 if columns > 1 else 0.01)
+    figure.supylabel(label, fontsize=9, x=label_at)
     for axis in axes[count:]:
         axis.set_axis_off()
     lowest = axes[max(0, count - columns) : count]
@@ -158,9 +149,7 @@ def note(axis: Any, text: str, x: float, y: float, **more: Any) -> None:
 
 def percent_ticks(axis: Any) -> None:
     """Label an axis of fractions in percent."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: words.percent(value).replace(".0", "")))
+    axis.set_major_formatter(lambda value, _: words.percent(value).replace(".0", ""))
 
 
 def limits(points: Iterable[float], edges: Iterable[float], most: float, least: float) -> tuple[float, float]:
@@ -183,12 +172,10 @@ def short(name: str, length: int = 26) -> str:
 
 def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
     """Label an x axis of tokens in one unit for all its ticks."""
-    from matplotlib.ticker import Formatter, MaxNLocator
+    from matplotlib.ticker import Formatter
 
-    size, unit = next(
-        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if largest >= size),
-        (1.0, ""),
-    )
+    units = {"billions": 1e9, "millions": 1e6, "thousands": 1e3}
+    unit, size = next(((unit, size) for unit, size in units.items() if largest >= size), ("", 1.0))
 
     class InUnits(Formatter):
         def format_ticks(self, values: Sequence[float]) -> list[str]:
@@ -200,10 +187,9 @@ def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
             del pos
             return self.format_ticks([x])[0]
 
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=nbins, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    axis.locator_params("x", nbins=nbins, min_n_ticks=3)
     axis.xaxis.set_major_formatter(InUnits())
-    words = {"B": "billions", "M": "millions", "k": "thousands"}
-    axis.set_xlabel(f"training tokens ({words[unit]})" if unit else "training tokens")
+    axis.set_xlabel(f"training tokens ({unit})" if unit else "training tokens")
 
 
 def shade_decay(axis: Any, begins: int | None) -> None:
@@ -223,22 +209,16 @@ def decay_caption(begins: int | None) -> str:
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move labels as little as possible so that neighbours are at least ``gap`` apart, within low … high."""
+    from scipy.optimize import isotonic_regression
+
     count = len(positions)
     if not count:
         return []
-    gap = min(gap, (high - low) / max(1, count - 1)) if count > 1 else gap
+    gap = min(gap, (high - low) / max(1, count - 1))
     order = np.argsort(positions, kind="stable")
-    # With i gaps taken off, "at least a gap apart" becomes "not falling": pool adjacent violators.
-    blocks: list[tuple[float, int]] = []
-    for i, index in enumerate(order):
-        mean, size = positions[index] - i * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            before, weight = blocks.pop()
-            mean = (before * weight + mean * size) / (weight + size)
-            size += weight
-        blocks.append((mean, size))
-    flat = [mean for mean, size in blocks for _ in range(size)]
-    result = [0.0] * count
-    for i, index in enumerate(order):
-        result[index] = min(max(flat[i], low), high - (count - 1) * gap) + i * gap
-    return result
+    steps = gap * np.arange(count)
+    # With i gaps taken off, "at least a gap apart" becomes "not falling".
+    flat = isotonic_regression(np.asarray(positions)[order] - steps).x
+    result = np.empty(count)
+    result[order] = np.clip(flat, low, high - (count - 1) * gap) + steps
+    return [float(place) for place in result]

@@ -12,20 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import (
-    FAINT,
-    INK,
-    Drawing,
-    Look,
-    decay_caption,
-    drawing_style,
-    finish,
-    looks,
-    shade_decay,
-    short,
-    spread,
-    token_axis,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.statistics.losses import Curve, Grid, common_grid
 from ablate.reports.words import words
 
@@ -46,8 +33,8 @@ class _Window:
     high: float
 
 
-@drawing_style("convergence")
-def draw_convergence(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("convergence")
+def draw_convergence(analysis: Analysis) -> canvas.Drawing | None:
     """Draw validation loss over tokens; None where no run has an evaluation."""
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
     if not curves:
@@ -58,7 +45,7 @@ def draw_convergence(analysis: Analysis) -> Drawing | None:
         f"{words.plural(len(analysis.arms), 'arm')}. Thin: each seed. Thick: the mean over seeds, drawn "
         "as far as all runs of the arm go. Dashed across: the target. Right: the late part, enlarged."
     )
-    caption += decay_caption(analysis.decay_begins)
+    caption += canvas.decay_caption(analysis.decay_begins)
     if any(curve.end == "diverged" for curve in curves):
         caption += " × marks where a run diverged."
     if any(curve.end == "missing" for curve in curves):
@@ -67,25 +54,25 @@ def draw_convergence(analysis: Analysis) -> Drawing | None:
     lasts = ", ".join(f"{name} {words.loss(loss)}" for name, loss in losses if loss is not None)
     alt = f"Line chart of validation loss over training tokens. Mean final losses: {lasts or 'none yet'}."
     figure = _draw(analysis, curves)
-    return finish(figure, name="convergence", title="Convergence", caption=caption, alt=alt)
+    return canvas.finish(figure, name="convergence", title="Convergence", caption=caption, alt=alt)
 
 
 def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
-    from matplotlib.figure import Figure
-
     names = [arm.name for arm in analysis.arms]
-    style = looks(names, analysis.baseline)
+    style = canvas.looks(names, analysis.baseline)
     grids = {name: common_grid([curve for curve in curves if curve.arm == name]) for name in names}
-    figure = Figure(figsize=(11, max(4.4, 1.6 + 0.2 * len(names))))
+    height = max(4.4, 1.6 + 0.2 * len(names))
+    figure = canvas.sheet(11, height, left=0.065, right=0.795, wspace=0.17, top=0.92, bottom=0.125)
     full, zoom = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    figure.subplots_adjust(left=0.065, right=0.795, wspace=0.17, top=0.92, bottom=0.125)
     window = _window(analysis, curves, grids)
     for axis in (full, zoom):
         for curve in curves:
             _thin(axis, curve, style[curve.arm])
         for name in (*[n for n in names if n != analysis.baseline], analysis.baseline):
             _thick(axis, grids[name], style[name], window if axis is zoom else None)
-        axis.axhline(analysis.target.val_loss, color=INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5)
+        axis.axhline(
+            analysis.target.val_loss, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5
+        )
     largest = max(float(curve.tokens[-1]) for curve in curves)
     first = max(float(curve.loss[0]) for curve in curves)
     least = min([analysis.target.val_loss, *(float(curve.loss.min()) for curve in curves)])
@@ -98,15 +85,15 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     zoom.set_ylim(window.low, window.high)
     zoom.set_title("late part, enlarged")
     for axis in (full, zoom):
-        token_axis(axis, largest)
-        shade_decay(axis, analysis.decay_begins)
+        canvas.token_axis(axis, largest)
+        canvas.shade_decay(axis, analysis.decay_begins)
         _crosses(axis, curves, style)
         _name_target(axis, analysis.target.val_loss)
     _label_ends(zoom, curves, grids, style, window)
     return figure
 
 
-def _thin(axis: Any, curve: Curve, look: Look) -> None:
+def _thin(axis: Any, curve: Curve, look: canvas.Look) -> None:
     dotted = curve.end == "missing"
     axis.plot(
         curve.tokens, curve.loss, color=look.color, linewidth=0.8, alpha=0.45, zorder=2,
@@ -115,7 +102,7 @@ def _thin(axis: Any, curve: Curve, look: Look) -> None:
     )  # fmt: skip
 
 
-def _crosses(axis: Any, curves: list[Curve], style: dict[str, Look]) -> None:
+def _crosses(axis: Any, curves: list[Curve], style: dict[str, canvas.Look]) -> None:
     """Mark where runs diverged, at the upper edge if their last loss is above it."""
     start, end = axis.get_xlim()
     top = axis.get_ylim()[1]
@@ -127,7 +114,7 @@ def _crosses(axis: Any, curves: list[Curve], style: dict[str, Look]) -> None:
             )  # fmt: skip
 
 
-def _thick(axis: Any, grid: Grid, look: Look, window: _Window | None) -> None:
+def _thick(axis: Any, grid: Grid, look: canvas.Look, window: _Window | None) -> None:
     """Draw the mean; markers, some six of them, only where the lines lie far enough apart: in the window."""
     if not len(grid.tokens):
         return
@@ -175,13 +162,13 @@ def _name_target(axis: Any, loss: float) -> None:
         axis.annotate(
             # Curves fall from the upper left: under the line at the left is free.
             f"target {loss:.4g}", (0.01, loss), xycoords=axis.get_yaxis_transform(), xytext=(0, -3),
-            textcoords="offset points", ha="left", va="top", fontsize=8, color=INK, zorder=5,
+            textcoords="offset points", ha="left", va="top", fontsize=8, color=canvas.INK, zorder=5,
             bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
         )  # fmt: skip
 
 
 def _label_ends(
-    axis: Any, curves: list[Curve], grids: dict[str, Grid], style: dict[str, Look], window: _Window
+    axis: Any, curves: list[Curve], grids: dict[str, Grid], style: dict[str, canvas.Look], window: _Window
 ) -> None:
     """Name every line at its right end, moved apart, with a leader from the line to its name."""
     ends: dict[str, tuple[float, float]] = {}
@@ -198,11 +185,11 @@ def _label_ends(
         return (min(max(value, window.low), window.high) - window.low) / (window.high - window.low)
 
     names = sorted(ends, key=lambda name: ends[name][1])
-    places = spread([share(ends[name][1]) for name in names], _LABEL_POINTS / height, 0.0, 1.0)
+    places = canvas.spread([share(ends[name][1]) for name in names], _LABEL_POINTS / height, 0.0, 1.0)
     for name, place in zip(names, places, strict=True):
         tokens, loss = ends[name]
         look = style[name]
-        text, near = short(name), 1.0
+        text, near = canvas.short(name), 1.0
         if tokens < window.start:
             text += f"  (ends at {loss:.2f})"
         else:
@@ -214,5 +201,6 @@ def _label_ends(
         draw([1.08], [place], marker=look.marker, markersize=4.2)
         axis.annotate(
             text, (1.125, place), xycoords="axes fraction", va="center", ha="left", fontsize=8.5,
-            color=INK if window.start <= tokens and loss <= window.high else FAINT, annotation_clip=False,
+            color=canvas.INK if window.start <= tokens and loss <= window.high else canvas.FAINT,
+            annotation_clip=False,
         )  # fmt: skip

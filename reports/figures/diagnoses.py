@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import Drawing, drawing_style, finish, short, token_axis
+from ablate.reports.figures import canvas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ _PANELS = {
 }
 
 
-def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[Drawing, ...]:
+def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
     """Draw a figure for each arm."""
     limits = {figure: _limits(figure, arms) for figure in _PANELS}
     return tuple(_drawing(index, arm, limits) for index, arm in enumerate(arms, 1))
@@ -47,7 +47,7 @@ def _limits(figure: str, arms: Sequence[ArmDiagnosis]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.01, high + 0.01)
 
 
-def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float]]) -> Drawing:
+def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float]]) -> canvas.Drawing:
     name = f"diagnostics-{index}"
     rows, columns = _chosen(arm)
     all_rows = len(arm.maps[0].rows)
@@ -61,9 +61,9 @@ def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float
         f"slope of the output on the exact one; below 1 it shrinks.{shown}"
     )
     alt = f"Heat maps of relative error, bias share and gain by layer and GEMM over tokens, of arm {arm.arm}."
-    with drawing_style(name):
+    with canvas.drawing_style(name):
         figure = _draw(arm, rows, columns, limits)
-        return finish(figure, name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt)
+        return canvas.finish(figure, name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt)
 
 
 def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:
@@ -82,16 +82,14 @@ def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:
 def _draw(
     arm: ArmDiagnosis, rows: list[int], columns: list[int], limits: dict[str, tuple[float, float]]
 ) -> Any:
-    from matplotlib.figure import Figure
-
     height = 1.35 + 0.17 * len(rows)
-    figure = Figure(figsize=(11, height))
+    top, bottom = 1 - 0.15 / height, 1.2 / height
+    figure = canvas.sheet(11, height, left=0.25, right=0.985, top=top, bottom=bottom, wspace=0.06)
     axes = list(figure.subplots(1, len(_PANELS), sharey=True, squeeze=False).flat)
-    figure.subplots_adjust(left=0.25, right=0.985, top=1 - 0.15 / height, bottom=1.2 / height, wspace=0.06)
     for axis, one in zip(axes, arm.maps, strict=True):
         _panel(figure, axis, one, rows, columns, limits[one.figure])
     names = (arm.maps[0].rows[row] for row in rows)
-    labels = [f"{short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in names]
+    labels = [f"{canvas.short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in names]
     axes[0].set_yticks([i + 0.5 for i in range(len(rows))], labels, fontsize=7)
     axes[0].invert_yaxis()
     return figure
@@ -109,7 +107,7 @@ def _panel(
     low, high = limits[0] * factor, limits[1] * factor
     mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
     axis.grid(visible=False)
-    token_axis(axis, float(edges[-1]), nbins=4)
+    canvas.token_axis(axis, float(edges[-1]), nbins=4)
     where, height = axis.get_position(), figure.get_figheight()
     below = figure.add_axes((where.x0, 0.45 / height, where.width, 0.09 / height))
     bar = figure.colorbar(mesh, cax=below, orientation="horizontal")

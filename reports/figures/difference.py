@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import (
-    CONTEXT,
-    INK,
-    Drawing,
-    Look,
-    decay_caption,
-    drawing_style,
-    finish,
-    looks,
-    note,
-    panels,
-    shade_decay,
-    short,
-    token_axis,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.statistics.losses import Band, difference_band
 from ablate.reports.words import words
 
@@ -36,8 +22,8 @@ if TYPE_CHECKING:
 _EARLY = 0.25
 
 
-@drawing_style("difference")
-def draw_difference(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("difference")
+def draw_difference(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
     by_arm = {
         arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
@@ -63,12 +49,12 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
         "above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
         "differences and wide bands may leave it. No band with one run, or where runs diverged."
     )
-    caption += decay_caption(analysis.decay_begins)
+    caption += canvas.decay_caption(analysis.decay_begins)
     if without:
         caption += f" No evaluation in common: {', '.join(without)}."
     last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
     alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
-    return finish(
+    return canvas.finish(
         _draw(analysis, bands),
         name="difference",
         title="Difference to the baseline",
@@ -78,27 +64,27 @@ def draw_difference(analysis: Analysis) -> Drawing | None:
 
 
 def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
-    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, lowest = panels(len(bands), "loss difference (nats/token)")
+    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
+    figure, axes, lowest = canvas.panels(len(bands), "loss difference (nats/token)")
     low, high = _limits(bands)
     largest = max(float(band.tokens[-1]) for band in bands.values())
     diverged = {arm.name: arm.diverged for arm in analysis.others}
     for axis, (name, band) in zip(axes, bands.items(), strict=True):
         for other, context in bands.items():
             if other != name:
-                axis.plot(context.tokens, context.difference, color=CONTEXT, linewidth=0.7, zorder=1)
-        axis.set_title(short(name, 30))
+                axis.plot(context.tokens, context.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
+        axis.set_title(canvas.short(name, 30))
         _panel(axis, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)
-        shade_decay(axis, analysis.decay_begins)
+        canvas.shade_decay(axis, analysis.decay_begins)
     for axis in lowest:
-        token_axis(axis, largest, nbins=4)
+        canvas.token_axis(axis, largest, nbins=4)
     return figure
 
 
-def _panel(axis: Any, band: Band, look: Look, *, diverged: int, limits: tuple[float, float]) -> None:
-    axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+def _panel(axis: Any, band: Band, look: canvas.Look, *, diverged: int, limits: tuple[float, float]) -> None:
+    axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
     # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
     has_band = bool(np.isfinite(band.low).any()) and not diverged
     if has_band:
@@ -115,7 +101,7 @@ def _panel(axis: Any, band: Band, look: Look, *, diverged: int, limits: tuple[fl
     late = float(band.difference[-1])
     if not limits[0] <= late <= limits[1]:
         text += f"\nleaves the scale: {words.signed(late, 2)}"
-    note(axis, text, 0.985, 0.965, ha="right")
+    canvas.note(axis, text, 0.985, 0.965, ha="right")
 
 
 def _limits(bands: dict[str, Band]) -> tuple[float, float]:

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.figures.canvas import (
-    FAINT,
-    HUES,
-    INK,
-    SHADE,
-    Drawing,
-    Look,
-    drawing_style,
-    finish,
-    limits,
-    looks,
-    percent_ticks,
-    short,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.findings.ends import target_text
 from ablate.reports.words import words
 
@@ -33,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
 
 
-@drawing_style("forest")
-def draw_forest(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("forest")
+def draw_forest(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the token costs; None where no arm has an estimate or a bound."""
     if all(arm.token_cost.kind == "none" for arm in analysis.others):
         return None
@@ -51,24 +38,20 @@ def draw_forest(analysis: Analysis) -> Drawing | None:
         )
     rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
     alt = f"Forest plot of token costs with {words.coverage(analysis.rule)} intervals. {rows}."
-    return finish(_draw(analysis), name="token-cost", title="Token cost", caption=caption, alt=alt)
+    return canvas.finish(_draw(analysis), name="token-cost", title="Token cost", caption=caption, alt=alt)
 
 
 def _rows(count: int, *, height: float, above: float, right: float) -> tuple[Any, Any]:
     """Return a figure with so many rows, and its axis; ``height``, and room ``above`` the rows, in inches."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(11, height))
+    figure = canvas.sheet(11, height, left=0.215, right=right, top=1 - above / height, bottom=0.58 / height)
     axis = figure.subplots()
-    figure.subplots_adjust(left=0.215, right=right, top=1 - above / height, bottom=0.58 / height)
     axis.set_ylim(count - 0.4, -0.6)
-    axis.axvline(0, color=INK, linewidth=1, zorder=1)
+    axis.axvline(0, color=canvas.INK, linewidth=1, zorder=1)
     axis.set_yticks([])
     axis.grid(visible=False, axis="y")
     axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
-    percent_ticks(axis.xaxis)
+    axis.locator_params("x", nbins=7)
+    canvas.percent_ticks(axis.xaxis)
     return figure, axis
 
 
@@ -76,11 +59,11 @@ def _heads(axis: Any, heads: dict[float, str]) -> None:
     for x, text in heads.items():
         axis.annotate(
             text, (x, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", va="bottom",
-            fontsize=8.5, color=FAINT, annotation_clip=False,
+            fontsize=8.5, color=canvas.FAINT, annotation_clip=False,
         )  # fmt: skip
 
 
-def _write(axis: Any, row: float, x: float, text: str, color: str = INK) -> None:
+def _write(axis: Any, row: float, x: float, text: str, color: str = canvas.INK) -> None:
     """Write beside a row: on the left, where ``x`` is below zero, up to there."""
     axis.annotate(
         text, (x, row), xycoords=axis.get_yaxis_transform(), ha="right" if x < 0 else "left", va="center",
@@ -90,27 +73,27 @@ def _write(axis: Any, row: float, x: float, text: str, color: str = INK) -> None
 
 def _draw(analysis: Analysis) -> Any:
     arms = analysis.others
-    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
+    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axis = _rows(len(arms), height=1.15 + 0.36 * len(arms), above=0.42, right=0.655)
     low, high = _limits(arms)
     axis.set_xlim(low, high)
     share = analysis.resolution.share
     if share is not None:
-        axis.axvspan(max(-share, low), min(share, high), color=SHADE, zorder=0, linewidth=0)
+        axis.axvspan(max(-share, low), min(share, high), color=canvas.SHADE, zorder=0, linewidth=0)
     for row, arm in enumerate(arms):
         _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
-        _write(axis, row, -0.02, short(arm.name))
+        _write(axis, row, -0.02, canvas.short(arm.name))
         _write(
             axis, row, 1.03, words.cost(arm.token_cost) if arm.token_cost.kind != "none" else "no estimate"
         )
         _write(axis, row, 1.47, str(arm.n))
         _write(axis, row, 1.56, words.ends(arm))
     _heads(axis, {1.03: "token cost [95\u00a0%]", 1.47: "n", 1.56: "hit / cens. / div."})
-    axis.set_xlabel(f"token cost against {short(analysis.baseline)}")
+    axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
     return figure
 
 
-def _mark(axis: Any, row: int, cost: Cost, look: Look, ends: tuple[float, float]) -> None:
+def _mark(axis: Any, row: int, cost: Cost, look: canvas.Look, ends: tuple[float, float]) -> None:
     low, high = ends
     if cost.estimate is not None:
         if cost.low is not None and cost.high is not None:
@@ -135,13 +118,13 @@ def _limits(arms: Sequence[ArmResult]) -> tuple[float, float]:
         ends = [value for value in (cost.low, cost.high) if value is not None]
         points += ends if cost.estimate is None else [cost.estimate]
         edges += ends
-    low, high = limits(points, edges, most=1.2, least=0.05)
+    low, high = canvas.limits(points, edges, most=1.2, least=0.05)
     room = 0.06 * (high - low) or 0.05
     return low - room, high + room
 
 
-@drawing_style("compare")
-def draw_comparison(comparison: Comparison) -> Drawing | None:
+@canvas.drawing_style("compare")
+def draw_comparison(comparison: Comparison) -> canvas.Drawing | None:
     """Draw the costs that have an estimate in either study, one under the other; None where none has."""
     arms = [
         arm
@@ -155,7 +138,7 @@ def draw_comparison(comparison: Comparison) -> Drawing | None:
         f"against its own study's baseline; bars: {words.coverage(*comparison.rules)} intervals."
     )
     rows = "; ".join(f"{arm.name} {words.cost(arm.left)} and {words.cost(arm.right)}" for arm in arms)
-    return finish(
+    return canvas.finish(
         _draw_both(comparison, arms),
         name="compare",
         title="Token cost in both studies",
@@ -166,14 +149,14 @@ def draw_comparison(comparison: Comparison) -> Drawing | None:
 
 def _draw_both(comparison: Comparison, arms: Sequence[ComparedArm]) -> Any:
     figure, axis = _rows(len(arms), height=1.25 + 0.5 * len(arms), above=0.5, right=0.7)
-    sides = {"left": (-0.16, HUES[0], "o"), "right": (0.16, HUES[1], "s")}
+    sides = {"left": (-0.16, canvas.HUES[0], "o"), "right": (0.16, canvas.HUES[1], "s")}
     for row, arm in enumerate(arms):
         for side, (offset, color, marker) in sides.items():
             _mark_one(axis, row + offset, getattr(arm, side), color, marker)
-        _write(axis, row, -0.02, short(arm.name))
+        _write(axis, row, -0.02, canvas.short(arm.name))
     _heads(axis, {1.03: f"token cost [{words.coverage(*comparison.rules)}]"})
     handles = [
-        axis.plot([], [], color=color, marker=marker, label=short(getattr(comparison, side), 40))[0]
+        axis.plot([], [], color=color, marker=marker, label=canvas.short(getattr(comparison, side), 40))[0]
         for side, (_, color, marker) in sides.items()
     ]
     axis.legend(

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import (
-    CONTEXT,
-    Drawing,
-    drawing_style,
-    finish,
-    looks,
-    note,
-    panels,
-    short,
-    token_axis,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -27,8 +17,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.survival import Reached
 
 
-@drawing_style("reached")
-def draw_reached(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("reached")
+def draw_reached(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the Kaplan–Meier curves; None where every run reached the target, or none."""
     curves = {arm.name: arm.reached for arm in analysis.arms if arm.reached is not None}
     hits = [arm.hit for arm in analysis.arms]
@@ -41,7 +31,7 @@ def draw_reached(analysis: Analysis) -> Drawing | None:
     )
     ends = ", ".join(f"{name} {words.share(curve.share[-1])}" for name, curve in curves.items())
     alt = f"Small step charts of the share of runs that have reached the target. At the end: {ends}."
-    return finish(
+    return canvas.finish(
         _draw(analysis, curves),
         name="reached",
         title="Runs that reached the target",
@@ -51,9 +41,9 @@ def draw_reached(analysis: Analysis) -> Drawing | None:
 
 
 def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
-    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
+    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     arms = {arm.name: arm for arm in analysis.arms}
-    figure, axes, lowest = panels(len(curves), "runs at the target (%)")
+    figure, axes, lowest = canvas.panels(len(curves), "runs at the target (%)")
     largest = max(curve.end for curve in curves.values())
     # From a little before the first run that reached it: before that all is zero.
     first = min(min([*curve.tokens[1:], largest * 0.999]) for curve in curves.values())
@@ -61,7 +51,7 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
     for axis, (name, curve) in zip(axes, curves.items(), strict=True):
         arm, color = arms[name], style[name].color
         if base is not None and name != analysis.baseline:
-            _steps(axis, base, color=CONTEXT, linewidth=1.2, zorder=1)
+            _steps(axis, base, color=canvas.CONTEXT, linewidth=1.2, zorder=1)
         at = _steps(axis, curve, color=color, linewidth=style[name].width, zorder=3)
         low, high = (
             np.array([np.nan if value is None else 100 * value for value in (*column, column[-1])])
@@ -72,11 +62,13 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
         places = np.searchsorted(curve.tokens, left, side="right") - 1
         shares = [100 * curve.share[place] for place in places]
         axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=color, zorder=4)
-        axis.set_title(short(name, 30))
-        note(axis, f"n = {curve.n}" + (f", {arm.diverged} diverged" if arm.diverged else ""), 0.02, 0.95)
+        axis.set_title(canvas.short(name, 30))
+        canvas.note(
+            axis, f"n = {curve.n}" + (f", {arm.diverged} diverged" if arm.diverged else ""), 0.02, 0.95
+        )
         axis.set_xlim(max(0.0, first - 0.4 * (largest - first)), largest + 0.02 * (largest - first))
     for axis in lowest:
-        token_axis(axis, largest, nbins=4)
+        canvas.token_axis(axis, largest, nbins=4)
     axes[0].set_ylim(-4, 104)
     return figure
 

@@ -7,9 +7,10 @@ has a cross at the top in place of a mean, one whose trial was ended early a tri
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.figures.canvas import FAINT, Drawing, drawing_style, finish, looks, short, spread
+from ablate.reports.figures import canvas
 from ablate.reports.findings.tuning import RATE
 from ablate.reports.words import words
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, RateCurve
 
 
-@drawing_style("learning-rate")
-def draw_sensitivity(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("learning-rate")
+def draw_sensitivity(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the curves; None where no arm was run at two rates."""
     curves = [curve for curve in analysis.rate_curves if curve.best is not None]
     if not curves:
@@ -36,11 +37,11 @@ def draw_sensitivity(analysis: Analysis) -> Drawing | None:
     )
     alt = f"Line chart of the final loss over the learning rate. Lowest: {best}."
     figure = _draw(curves, analysis.baseline)
-    return finish(figure, name="learning-rate", title="Learning rate", caption=caption, alt=alt)
+    return canvas.finish(figure, name="learning-rate", title="Learning rate", caption=caption, alt=alt)
 
 
-@drawing_style("trials")
-def draw_trials(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("trials")
+def draw_trials(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the trials of a tuned study; None where no learning rate was tuned."""
     tuning = analysis.tuning
     if tuning is None or not any(curve.best is not None for curve in tuning.curves):
@@ -61,7 +62,7 @@ def draw_trials(analysis: Analysis) -> Drawing | None:
     alt = f"Chart of the trials' final loss over the learning rate. Found: {found}."
     base = group_of[analysis.baseline]
     figure = _draw(curves, base, shared=sorted(shared), chosen=chosen, joined=alone)
-    return finish(figure, name="trials", title="Trials", caption=caption, alt=alt)
+    return canvas.finish(figure, name="trials", title="Trials", caption=caption, alt=alt)
 
 
 def _best_text(curve: RateCurve) -> str:
@@ -80,61 +81,49 @@ def _draw(
     joined: bool = True,
 ) -> Any:
     """Draw the curves, as lines if ``joined``; ``shared``, and ``chosen`` of each curve: rates to mark."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator
 
     names = [curve.name for curve in curves]
-    style = looks(names, baseline)
-    figure = Figure(figsize=(8, 3.6))
+    style = canvas.looks(names, baseline)
+    figure = canvas.sheet(8, 3.6, left=0.1, right=0.76, top=0.95, bottom=0.14)
     axis = figure.subplots()
-    figure.subplots_adjust(left=0.1, right=0.76, top=0.95, bottom=0.14)
     ends: list[tuple[str, float]] = []
     for curve in curves:
         look = style[curve.name]
-        known = [
-            (rate.learning_rate, rate.loss.estimate, rate.loss)
-            for rate in curve.rates
-            if rate.loss.estimate is not None
-        ]
-        axis.errorbar(
-            [rate for rate, _, _ in known],
-            [mean for _, mean, _ in known],
-            yerr=[
-                [mean - (loss.low if loss.low is not None else mean) for _, mean, loss in known],
-                [(loss.high if loss.high is not None else mean) - mean for _, mean, loss in known],
-            ],
-            color=look.color, linestyle=look.dash if joined else "none", linewidth=look.width,
-            marker=look.marker, markersize=5, capsize=3, elinewidth=1, zorder=3,
-        )  # fmt: skip
-        ends.append((curve.name, known[-1][1]))
-        for rate in curve.rates:
-            if rate.loss.estimate is None:
-                axis.plot(
-                    rate.learning_rate, 0.97, marker="x" if rate.diverged else "v", color=look.color,
-                    markersize=7, fillstyle="none", clip_on=False, transform=axis.get_xaxis_transform(),
-                    zorder=4,
+        points = [(rate, rate.loss.estimate) for rate in curve.rates]
+        known = [(rate.learning_rate, mean, rate.loss) for rate, mean in points if mean is not None]
+        at, means, _ = zip(*known, strict=True)
+        below = [0.0 if loss.low is None else mean - loss.low for _, mean, loss in known]
+        above = [0.0 if loss.high is None else loss.high - mean for _, mean, loss in known]
+        line = look.line if joined else look.line | {"linestyle": "none"}
+        axis.errorbar(at, means, yerr=[below, above], **line, markersize=5, capsize=3, elinewidth=1, zorder=3)
+        ends.append((curve.name, means[-1]))
+        mark = partial(axis.plot, color=look.color, fillstyle="none", zorder=4)
+        for rate, mean in points:
+            if mean is None:
+                mark(
+                    rate.learning_rate, 0.97, marker="x" if rate.diverged else "v", markersize=7,
+                    clip_on=False, transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
         for at_rate, mean, _ in known:
             if chosen is not None and at_rate == chosen[curve.name]:
-                axis.plot(
-                    at_rate, mean, marker="o", color=look.color, markersize=12, fillstyle="none", zorder=4
-                )
+                mark(at_rate, mean, marker="o", markersize=12)
     for rate_of_study in shared:
-        axis.axvline(rate_of_study, color=FAINT, linestyle=":", linewidth=1, zorder=1)
+        axis.axvline(rate_of_study, color=canvas.FAINT, linestyle=":", linewidth=1, zorder=1)
     axis.set_xscale("log")
     rates = sorted({rate.learning_rate for curve in curves for rate in curve.rates})
     axis.xaxis.set_major_locator(FixedLocator(rates if chosen is None else _few(rates)))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.minorticks_off()
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     low, high = axis.get_ylim()
-    places = spread([(loss - low) / (high - low) for _, loss in ends], 0.065, 0.0, 1.0)
+    places = canvas.spread([(loss - low) / (high - low) for _, loss in ends], 0.065, 0.0, 1.0)
     for (name, loss), place in zip(ends, places, strict=True):
         at = ((loss - low) / (high - low), place)
-        axis.plot([1.0, 1.03], at, color=FAINT, linewidth=0.7, transform=axis.transAxes, clip_on=False)
+        axis.plot([1.0, 1.03], at, color=canvas.FAINT, linewidth=0.7, transform=axis.transAxes, clip_on=False)
         axis.text(
-            1.04, place, short(name), color=style[name].color, fontsize=8.5, va="center",
+            1.04, place, canvas.short(name), color=style[name].color, fontsize=8.5, va="center",
             transform=axis.transAxes,
         )  # fmt: skip
     return figure

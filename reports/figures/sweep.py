@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import (
-    FAINT,
-    INK,
-    SHADE,
-    Drawing,
-    drawing_style,
-    finish,
-    limits,
-    looks,
-    note,
-    panels,
-    short,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import words
 
@@ -32,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.sweep import Sweep
 
 
-@drawing_style("sweep")
-def draw_sweep(analysis: Analysis) -> Drawing | None:
+@canvas.drawing_style("sweep")
+def draw_sweep(analysis: Analysis) -> canvas.Drawing | None:
     """Draw the target sweeps; None where no arm has one."""
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps:
@@ -60,7 +48,7 @@ def draw_sweep(analysis: Analysis) -> Drawing | None:
     )
     alt = f"Small line charts of token cost over the target loss. From the first to the last target: {ends}."
     figure = _draw(analysis, sweeps, falls)
-    return finish(figure, name="sweep", title="Other targets", caption=caption, alt=alt)
+    return canvas.finish(figure, name="sweep", title="Other targets", caption=caption, alt=alt)
 
 
 def _falling(analysis: Analysis, sweeps: dict[str, Sweep]) -> dict[str, float]:
@@ -93,26 +81,26 @@ def _first(values: Sequence[float | None]) -> float:
 
 
 def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> Any:
-    style = looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, lowest = panels(len(sweeps), "token cost (%)")
+    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
+    figure, axes, lowest = canvas.panels(len(sweeps), "token cost (%)")
     for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
         cost, below, above = (100 * _numbers(column) for column in (sweep.cost, sweep.low, sweep.high))
         look = style[name]
-        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
-        axis.axvline(analysis.target.val_loss, color=FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
+        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
+        axis.axvline(analysis.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
         if np.isfinite(below).any():
             axis.fill_between(sweep.targets, below, above, color=look.color, alpha=0.22, linewidth=0)
         every = max(1, len(sweep.targets) // 6)
         axis.plot(sweep.targets, cost, **look.line, markersize=3.8, markevery=every, zorder=3)
-        axis.set_title(short(name, 30))
-        note(axis, words.results(sweep).replace(words.NBSP, " "), 0.015, 0.965, ha="left")
+        axis.set_title(canvas.short(name, 30))
+        canvas.note(axis, words.results(sweep).replace(words.NBSP, " "), 0.015, 0.965, ha="left")
     for axis in lowest:
         axis.set_xlabel("target (nats/token)")
     axes[0].set_ylim(*_limits(sweeps))
     lowest_target, highest = axes[0].get_xlim()
     for name, axis in zip(sweeps, axes, strict=True):
         if name in falls:
-            axis.axvspan(lowest_target, falls[name], color=SHADE, linewidth=0, zorder=0)
+            axis.axvspan(lowest_target, falls[name], color=canvas.SHADE, linewidth=0, zorder=0)
     axes[0].set_xlim(lowest_target, highest)
     axes[0].invert_xaxis()
     return figure
@@ -128,6 +116,6 @@ def _limits(sweeps: dict[str, Sweep]) -> tuple[float, float]:
         for value in (*sweep.low[half], *sweep.high[half])
         if value is not None
     ]
-    low, high = limits([0.0, *lines], edges, most=1.0, least=0.01)
+    low, high = canvas.limits([0.0, *lines], edges, most=1.0, least=0.01)
     room = 0.1 * max(high - low, 0.01)
     return 100 * (low - room), 100 * (high + 2 * room)

@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.figures.canvas import (
-    INK,
-    Drawing,
-    drawing_style,
-    finish,
-    limits,
-    looks,
-    note,
-    panels,
-    short,
-    spread,
-)
+from ablate.reports.figures import canvas
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -34,8 +23,8 @@ _GAP = 0.035
 """Of the width of a panel, between the error bars of studies of nearly one size."""
 
 
-@drawing_style("trend")
-def draw_trend(found: Trend) -> Drawing:
+@canvas.drawing_style("trend")
+def draw_trend(found: Trend) -> canvas.Drawing:
     """Draw every arm that has a trend."""
     low, high, cut = _limits(found)
     counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
@@ -48,7 +37,7 @@ def draw_trend(found: Trend) -> Drawing:
     if cut:
         caption += " The scale follows the points: longer bars are cut."
     rows = "; ".join(_text(found, arm) for arm in found.arms)
-    return finish(
+    return canvas.finish(
         _draw(found, low, high),
         name="trend",
         title="Token cost over parameters",
@@ -70,19 +59,19 @@ def _text(found: Trend, arm: ArmTrend) -> str:
 
 
 def _draw(found: Trend, low: float, high: float) -> Any:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FixedLocator
 
-    style = looks(["", *(arm.name for arm in found.arms)], "")
+    style = canvas.looks(["", *(arm.name for arm in found.arms)], "")
     sizes = [study.parameters for study in found.studies]
     places = np.log10(sizes)
     extent = places[-1] - places[0]
     left, right = places[0] - _ROOM * extent, places[-1] + _ROOM * extent
-    moved = spread(places.tolist(), _GAP * (right - left), left, right)
-    figure, axes, lowest = panels(len(found.arms), "token cost (%)")
+    moved = canvas.spread(places.tolist(), _GAP * (right - left), left, right)
+    figure, axes, lowest = canvas.panels(len(found.arms), "token cost (%)")
     for axis, arm in zip(axes, found.arms, strict=True):
         look = style[arm.name]
         known = _known(arm)
-        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         along = np.linspace(places[known[0][0]], places[known[-1][0]], 40)
         line = 100 * np.expm1(arm.intercept + arm.slope * along)
         axis.plot(along, line, color=look.color, linewidth=0.9, linestyle=look.dash, zorder=2)
@@ -90,15 +79,15 @@ def _draw(found: Trend, low: float, high: float) -> Any:
             if cost.low is not None and cost.high is not None:
                 axis.plot([moved[at]] * 2, [100 * cost.low, 100 * cost.high], color=look.color, linewidth=1.8)
             axis.plot([moved[at]], [100 * cost.estimate], color=look.color, marker=look.marker, markersize=5)
-        axis.set_title(short(arm.name, 30))
-        note(axis, f"{words.percent_interval(arm.per_tenfold)} per tenfold", 0.02, 0.975, ha="left")
+        axis.set_title(canvas.short(arm.name, 30))
+        canvas.note(axis, f"{words.percent_interval(arm.per_tenfold)} per tenfold", 0.02, 0.975, ha="left")
     for axis in lowest:
         axis.set_xlabel("parameters")
     axes[0].set_xlim(left, right)
     axes[0].set_ylim(low, high)
     axes[0].xaxis.set_major_locator(FixedLocator(_ticks(places.tolist(), right - left)))
-    axes[0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.parameters(round(10**x))))
-    axes[0].yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes[0].xaxis.set_major_formatter(lambda x, _: words.parameters(round(10**x)))
+    axes[0].locator_params("y", nbins=6)
     return figure
 
 
@@ -121,7 +110,7 @@ def _limits(found: Trend) -> tuple[float, float, bool]:
     ]
     points = [0.0, *ends, *(cost.estimate for cost in costs)]
     edges = [edge for cost in costs for edge in (cost.low, cost.high) if edge is not None]
-    low, high = limits(points, edges, most=1.5, least=0.01)
+    low, high = canvas.limits(points, edges, most=1.5, least=0.01)
     cut = any(not low <= edge <= high for edge in edges)
     room = 0.08 * max(high - low, 0.01)
     # Above the points stands what they come to.

@@ -1,37 +1,68 @@
 """A study's run store → the files of its report.
 
 Each file is written through a temporary one and renamed, and the pages come last: a reader sees an old page
-or a new one, never half of it. The same run store gives the same bytes.
+or a new one, never half of it. The same run store gives the same bytes. HTML, Markdown and LaTeX are written
+from one list of sections; a section without anything to show is left out.
 
 How it fails: a damaged run is named in the report's warnings; only a plan that cannot be read stops it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
+from ablate.reports.figures import draw_figures
+from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.findings.ends import target_text
 from ablate.reports.pages import csv_files
 from ablate.reports.pages.document import report_document
 from ablate.reports.pages.render import write_pages
-from ablate.reports.pages.sections import report_sections
 from ablate.reports.read.against import read_against
 from ablate.reports.read.load import load_frames
-from ablate.reports.words import caveats, words
+from ablate.reports.words import caveats, speed_tables, tables, words
+from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 from ablate.reports.words.method import definitions
 from ablate.reports.words.table import to_latex
-from ablate.reports.words.tables import arm_table
 from ablate.reports.words.verdict import Verdict, write_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
+    from ablate.reports.figures.canvas import Drawing
+    from ablate.reports.findings.diagnoses import ArmDiagnosis
+    from ablate.reports.findings.results import Analysis
+    from ablate.reports.words.table import Table
     from ablate.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A table of a section. ``file``: its LaTeX's name without ending, None where it has none.
+
+    ``heading`` stands over it; ``label`` names it to a reader who does not see it.
+    """
+
+    file: str | None
+    heading: str | None
+    label: str
+    table: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the page: tables, a figure, or sentences. ``short``: its title among the page's links."""
+
+    name: str
+    short: str
+    title: str
+    entries: tuple[Entry, ...] = ()
+    drawing: Drawing | None = None
+    sentences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +79,7 @@ class ReportPaths:
 
     def paths(self) -> tuple[Path, ...]:
         """Return the files and folders written."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if isinstance(value, Path))
+        return (self.html, self.markdown, self.json, self.tables, self.figures)
 
 
 def write_report(
@@ -80,7 +110,7 @@ def write_report(
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     verdict, notices = write_verdict(analysis), caveats.notices(analysis)
     warnings = caveats.warnings(analysis, faults)
-    sections = report_sections(analysis, diagnosed, prices or {})
+    sections = _sections(analysis, diagnosed, prices or {})
     training = (f"{key} {value}" for key, value in analysis.training.items() if value is not None)
     values = {
         "analysis": analysis,
@@ -89,7 +119,7 @@ def write_report(
         "warnings": warnings,
         "sections": sections,
         "refresh_sec": refresh_sec,
-        "arms": arm_table(analysis),
+        "arms": tables.arm_table(analysis),
         "definitions": definitions(analysis),
         "environments": [
             (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
@@ -99,14 +129,14 @@ def write_report(
         "target": target_text(analysis.target),
         "ended": words.moment(analysis.last_ended_unix),
     }
-    tables = {
+    texts = {
         "arms.csv": csv_files.arms_csv(analysis),
         "runs.csv": csv_files.runs_csv(analysis),
         "evaluations.csv": csv_files.evaluations_csv(frames),
     }
     entries = [entry for section in sections for entry in section.entries]
-    tables |= {f"{entry.file}.tex": to_latex(entry.table, entry.file) for entry in entries if entry.file}
-    for name, body in tables.items():
+    texts |= {f"{entry.file}.tex": to_latex(entry.table, entry.file) for entry in entries if entry.file}
+    for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
     drawings = [section.drawing for section in sections if section.drawing is not None]
@@ -120,3 +150,71 @@ def write_report(
         verdict=verdict,
         notices=notices,
     )
+
+
+def _sections(
+    analysis: Analysis, diagnosed: Sequence[ArmDiagnosis], prices: Mapping[str, float]
+) -> tuple[Section, ...]:
+    """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
+    drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
+    own, llama = "Modelled, at this study's shapes", "Modelled, at the shapes of Llama 3.1 8B"
+    found = (
+        _section(
+            "arms",
+            "Arms against the baseline",
+            ("arms", None, tables.headline(analysis)),
+            ("stopped", "Stopped early", tables.stop_table(analysis)),
+            ("steps", "What each further GEMM adds", tables.step_table(analysis)),
+            ("effects", "Effects of the factors", tables.effect_table(analysis)),
+            ("power", "What the seeds could show", tables.power_table(analysis)),
+            short="Arms",
+        ),
+        _section("tuning", "Tuning", ("tuning", None, tables.tuning_table(analysis))),
+        *(Section(name=one.name, short=one.title, title=one.title, drawing=one) for one in drawings),
+        _section("restricted", "Restricted means", ("restricted", None, tables.reached_table(analysis))),
+        _section(
+            "diagnostics",
+            "What the diagnostics found",
+            ("diagnoses", None, diagnosis_table(diagnosed)),
+            short="Findings of the diagnostics",
+            sentences=tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm)),
+        ),
+        _section(
+            "cost",
+            "Cost and break-even",
+            ("measured", "Measured", speed_tables.measured_table(analysis, prices)),
+            ("modelled", own, speed_tables.modelled_table(analysis, prices)),
+            ("modelled-8b", llama, speed_tables.large_table(analysis)),
+            (None, "How good the model is", speed_tables.check_table(analysis)),
+            short="Cost",
+        ),
+        _section(
+            "published",
+            "Published figures beside ours",
+            ("published", None, tables.published_table(analysis)),
+            short="Published",
+            label="Published figures",
+        ),
+        _section("runs", "Every run", (None, None, tables.run_table(analysis)), short="Runs"),
+    )
+    return tuple(one for one in found if one.entries or one.drawing)
+
+
+def _section(
+    name: str,
+    title: str,
+    *rows: tuple[str | None, str | None, Table | None],
+    short: str | None = None,
+    label: str | None = None,
+    sentences: tuple[str, ...] = (),
+) -> Section:
+    """Make a section of the tables that there are; ``rows``: file, heading and table of each.
+
+    A table without a heading is named by the ``label``, else by the section's title.
+    """
+    entries = tuple(
+        Entry(file=file, heading=heading, label=heading or label or title, table=table)
+        for file, heading, table in rows
+        if table is not None
+    )
+    return Section(name=name, short=short or title, title=title, entries=entries, sentences=sentences)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.statistics.cost import Cost
 
 Tone = Literal["more", "diverged", "fewer", "open", "none"]
 
@@ -195,17 +194,13 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
         "runs compared."
     )
     for arm in tuning.arms:
-        before, after = (_sign(cost) for cost in (arm.shared_cost, arm.tuned_cost))
+        before, after = (
+            ((cost.estimate or 0.0) > 0 if is_settled(cost) else None)
+            for cost in (arm.shared_cost, arm.tuned_cost)
+        )
         if before != after and arm.shared_cost.kind == "interval":
             cost = words.cost(arm.shared_cost)
             yield f"Tuning changes what is found for {arm.name}: at the study's own values {cost}."
-
-
-def _sign(cost: Cost) -> int:
-    """Return whether a cost is settled above zero (1), below (-1), or not settled."""
-    if not is_settled(cost):
-        return 0
-    return 1 if (cost.estimate or 0.0) > 0 else -1
 
 
 def _stop_notes(analysis: Analysis) -> Iterator[str]:
