@@ -59,7 +59,7 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
         )
         axis.fill_between(at, low, high, step="post", color=color, alpha=0.2, linewidth=0)
         left = [run.tokens for run in arm.runs if run.end == "censored"]
-        places = np.searchsorted(curve.tokens, left, side="right") - 1
+        places = [int(np.searchsorted(curve.tokens, tokens, side="right")) - 1 for tokens in left]
         shares = [100 * curve.share[place] for place in places]
         axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=color, zorder=4)
         axis.set_title(canvas.short(name, 30))

@@ -84,14 +84,16 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float])
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, lowest = canvas.panels(len(sweeps), "token cost (%)")
     for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
-        cost, below, above = (100 * _numbers(column) for column in (sweep.cost, sweep.low, sweep.high))
+        cost, below, above = map(_numbers, (sweep.cost, sweep.low, sweep.high))
         look = style[name]
         axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         axis.axvline(analysis.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
         if np.isfinite(below).any():
-            axis.fill_between(sweep.targets, below, above, color=look.color, alpha=0.22, linewidth=0)
+            axis.fill_between(
+                sweep.targets, 100 * below, 100 * above, color=look.color, alpha=0.22, linewidth=0
+            )
         every = max(1, len(sweep.targets) // 6)
-        axis.plot(sweep.targets, cost, **look.line, markersize=3.8, markevery=every, zorder=3)
+        axis.plot(sweep.targets, 100 * cost, **look.line, markersize=3.8, markevery=every, zorder=3)
         axis.set_title(canvas.short(name, 30))
         canvas.note(axis, words.results(sweep).replace(words.NBSP, " "), 0.015, 0.965, ha="left")
     for axis in lowest:
