@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate.execute.driver import execute_study
-from ablate.execute.request import RunRequest
+from ablate.execute.todo import RunRequest
 from ablate.recipes import Recipe
 from ablate.reports import write_report
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig

@@ -119,7 +119,7 @@ def _with_neighbours(
     """Count results of other studies in the storage, which a run would take; return whose each is, too."""
     from dataclasses import replace
 
-    from ablate.execute.reuse import find_elsewhere
+    from ablate.execute.todo import find_elsewhere
 
     to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
     found = find_elsewhere(store, to_do)
@@ -263,7 +263,7 @@ def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
 def _figures(
     plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: Mapping[str, str]
 ) -> list[str]:
-    from ablate.execute.reuse import taken_text
+    from ablate.execute.todo import taken_text
     from ablate.models.arithmetic import schedule_text
 
     runs = [run for _, run in plan.runs()]

@@ -63,7 +63,7 @@ def command(
     from rich.console import Console
 
     from ablate.cli.display import ConsoleListener
-    from ablate.execute.token import use_token
+    from ablate.execute.cluster import use_token
     from ablate.workflow.run import run_study
     from ablate.workflow.where import Where
 

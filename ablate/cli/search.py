@@ -58,7 +58,7 @@ def command(
     from rich.console import Console
 
     from ablate.cli.display import ConsoleListener
-    from ablate.execute.token import use_token
+    from ablate.execute.cluster import use_token
     from ablate.search.plan import plan_search
     from ablate.study import load_study
     from ablate.workflow.mirror import say_mirror

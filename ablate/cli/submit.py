@@ -25,7 +25,7 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
     The study file and this version of ablate travel with it; its packages must be there. Submitting the same
     study again follows the job that is there. Paths of data in the file must be absolute.
     """
-    from ablate.execute.token import use_token
+    from ablate.execute.cluster import use_token
     from ablate.study import load_study
     from ablate.track.uri import redact
 

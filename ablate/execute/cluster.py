@@ -1,10 +1,14 @@
-"""The Ray cluster that runs are executed on: the connection, and what its nodes can hold."""
+"""The Ray cluster that runs are executed on: connection, token, head node, and what it can hold."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import socket
+import stat
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, first_line
@@ -12,14 +16,37 @@ from ablate.base.errors import UserError, first_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.execute.request import RunRequest
+    from ablate.execute.todo import RunRequest
     from ablate.run.config import ResourcesConfig
+
+GONE_AFTER_SEC = 20.0
+_LOOK_EVERY_SEC = 2.0
+_PATIENCE_SEC = 2.0
+
+
+def use_token() -> str | None:
+    """Let Ray send its token to an explicit address; return a warning if others can read the file.
+
+    A cluster with Ray's defaults asks for this token. Ray sends it to an explicit address only if told so
+    before it is imported. A cluster without authentication accepts it too.
+    """
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"Others on this machine can read Ray's token: chmod 600 {path}"
+    return None
 
 
 @contextlib.contextmanager
 def connection(address: str | None) -> Iterator[None]:
     """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
-    if address is None:
+    if address is not None:
+        use_token()
+    else:
         # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
         # when it is imported; without this it listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -44,6 +71,42 @@ def connection(address: str | None) -> Iterator[None]:
     finally:
         if not already:
             ray.shutdown()
+
+
+class Head:
+    """The head at ``address`` (``host:port``), checked now and then.
+
+    Ray itself waits for a minute and then ends the driver's process without a useful message.
+    """
+
+    def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = address
+        self._where = (host.strip("[]"), int(port))
+        self._gone_after_sec = gone_after_sec
+        self._looked = time.monotonic()
+        self._answered: float | None = None
+
+    def is_gone(self) -> bool:
+        """Whether the head answered before, but has not for too long to come back by itself.
+
+        A head that never answers may be behind a proxy through which Ray itself reaches it.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_SEC:
+            return False
+        self._looked = now
+        try:
+            socket.create_connection(self._where, timeout=_PATIENCE_SEC).close()
+        except OSError:
+            return self._answered is not None and now - self._answered > self._gone_after_sec
+        self._answered = now
+        return False
+
+    def raise_if_gone(self) -> None:
+        """Raise ``ConnectionError`` if it is gone."""
+        if self.is_gone():
+            raise ConnectionError(f"Ray's head node at {self._address} does not answer any more")
 
 
 def _nodes() -> list[dict[str, float]]:
@@ -72,10 +135,7 @@ def check_resources(runs: Sequence[RunRequest]) -> None:
         UserError: what the first such run asks for, and what there is.
     """
     nodes = _nodes()
-    distinct = {
-        (run.resources.devices_per_run, *_wanted(run.resources).items()): run.resources for run in runs
-    }
-    for resources in distinct.values():
+    for resources in (run.resources for run in runs):
         wanted = _wanted(resources).items()
         if _places(resources, nodes) >= resources.devices_per_run:
             continue

@@ -20,12 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.execute.cancel import Cancellation
-from ablate.execute.cluster import check_resources, connection, gangs_at_once
+from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
 from ablate.execute.environment import git_commit
 from ablate.execute.gang import execute_together
-from ablate.execute.head import Head
 from ablate.execute.queue import Queue
-from ablate.execute.token import use_token
 from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, State, StudyStore
 from ablate.store.leases import STALE_SEC, Leases
@@ -33,7 +31,7 @@ from ablate.store.leases import STALE_SEC, Leases
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ablate.execute.request import RunRequest
+    from ablate.execute.todo import RunRequest
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
 """Pauses before each retry after a fault that may pass; after the last one the run is given up."""
@@ -77,8 +75,6 @@ def execute_study(
     """
     if not runs:
         return Outcome(states={}, interrupted=False)
-    if address is not None:
-        use_token()
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
     with connection(address):

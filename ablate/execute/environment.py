@@ -1,11 +1,16 @@
-"""The environment of a run, written beside its result: versions, hardware and back end."""
+"""The environment of a run, written beside its result: versions, hardware, back end, and other work.
+
+How it fails: it raises nothing of its own. A device whose load is unknown is not called idle.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import subprocess
+import time
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,12 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from importlib.resources.abc import Traversable
 
+    from ablate.backends.device import Device
     from ablate.backends.select import Choice
 
 _RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
 """Parts of this package that can change a run's result."""
 
 _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
+
+_IDLE_PERCENT = 10.0
+"""Above this load a device counts as shared."""
+
+_WINDOW_SEC = 1.0
+"""A GPU's driver averages the load over at most this time."""
 
 
 @cache
@@ -55,23 +67,53 @@ def git_commit() -> str | None:
 
     None for an installed package, even inside a repository of the user's.
     """
-    folder = Path(own_version.__file__).resolve().parent
+    folder = str(Path(own_version.__file__).resolve().parent)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", folder, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
     try:
-        subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "--error-unmatch", "_version.py"],
-            capture_output=True, check=True, timeout=10,
-        )  # fmt: skip
-        commit = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"],
-            capture_output=True, text=True, check=True, timeout=10,
-        ).stdout.strip()  # fmt: skip
-        changed = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "--", str(folder)],
-            capture_output=True, text=True, check=True, timeout=10,
-        ).stdout.strip()  # fmt: skip
+        git("ls-files", "--error-unmatch", "_version.py")
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", folder) else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if changed else "")
+
+
+def other_work(device: str) -> str | None:
+    """Describe other work on a torch device, None if the device is known to be idle.
+
+    Call it while this process does not use the device.
+    """
+    import psutil
+    import torch
+
+    if torch.device(device).type != "cuda":
+        load = psutil.cpu_percent(interval=0.5)
+        return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
+    time.sleep(_WINDOW_SEC)  # leave this process's own work out of the average
+    try:
+        load = torch.cuda.utilization(device)
+    except Exception:  # the packages of NVML and AMD SMI may be missing, and raise their own errors
+        return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
+    return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
+
+
+def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:
+    """Return why a timing is not valid for the device's own speed, None if it is valid.
+
+    ``mode``: of the back ends, see ``ablate.backends.select.overall_mode``. ``threads``: computing threads of
+    the processor. ``others``: the result of ``other_work``.
+    """
+    if mode != "native":
+        return f"{mode} arithmetic"
+    if " MIG " in f"{device.name} ":
+        return "a part of a GPU (MIG)"
+    cores = len(os.sched_getaffinity(0))
+    if device.kind == "cpu" and threads > cores:
+        return f"{threads} threads on {cores} CPU cores"
+    return others
 
 
 def describe_environment(
@@ -85,14 +127,13 @@ def describe_environment(
 ) -> dict[str, Any]:
     """Return the environment record of one attempt (see docs/architecture.md).
 
-    ``others``: the result of ``alone.other_work``, from before the run. ``world_size``: the number of devices
+    ``others``: the result of ``other_work``, from before the run. ``world_size``: the number of devices
     that train the run together.
     """
     import torch
 
     from ablate.backends.device import device_of
     from ablate.backends.select import load_backend, overall_mode
-    from ablate.execute.alone import why_not_valid
 
     names = list(dict.fromkeys(choice.backend for choice in choices))
     mode = overall_mode(choices)
@@ -134,10 +175,8 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -23,8 +23,7 @@ from ablate.backends.device import device_of
 from ablate.backends.preflight import UnfitDeviceError, fit_choices
 from ablate.backends.select import overall_mode
 from ablate.base.errors import UserError
-from ablate.execute.alone import other_work, why_not_valid
-from ablate.execute.environment import code_digest
+from ablate.execute.environment import code_digest, other_work, why_not_valid
 from ablate.store.records import Speed, SpeedRecord, SpeedSettings
 from ablate.train.group import Layout
 from ablate.train.throughput import StepTimes, time_steps

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from ablate.execute.beside import Watch
     from ablate.execute.keeper import Keeper
-    from ablate.execute.watch import Watch
     from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.checkpoints import Checkpoint
@@ -167,10 +167,8 @@ def _train(
 
     from ablate.backends.preflight import fit_choices, run_self_tests
     from ablate.backends.select import overall_mode
-    from ablate.execute.alone import other_work
-    from ablate.execute.environment import describe_environment
-    from ablate.execute.usage import Usage
-    from ablate.execute.watch import Watch
+    from ablate.execute.beside import Usage, Watch
+    from ablate.execute.environment import describe_environment, other_work
     from ablate.train.group import ALONE
 
     resources = task.resources

@@ -20,7 +20,7 @@ from ablate.plan.lock import to_lock
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.execute.request import RunRequest
+    from ablate.execute.todo import RunRequest
     from ablate.plan import Plan
     from ablate.search.engine import Asked, Curve
     from ablate.store import RunDir, State, StudyStore

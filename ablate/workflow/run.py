@@ -138,7 +138,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
 
 
 def _todo_text(plan: Plan, todo: Todo) -> str:
-    from ablate.execute.reuse import taken_text
+    from ablate.execute.todo import taken_text
 
     ended = f"{todo.num_ended} of those asked for have ended before"
     if todo.num_unneeded:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ablate.data import TokenFiles
     from ablate.execute.driver import Outcome
-    from ablate.execute.request import RunRequest
+    from ablate.execute.todo import RunRequest
     from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
     from ablate.workflow.listener import Listener

@@ -18,8 +18,8 @@ import torch
 import torch._dynamo
 
 import ablate.backends.preflight
-import ablate.execute.keeper
-import ablate.execute.watch  # noqa: F401
+import ablate.execute.beside
+import ablate.execute.keeper  # noqa: F401
 from ablate.data import prepare
 from ablate.execute.environment import code_digest
 from ablate.execute.worker import RunTask, execute_run

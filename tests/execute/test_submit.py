@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import urllib.error
@@ -17,7 +16,6 @@ from heads import environment_with_token, free_port, ray_head
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.execute import submit as submitting
-from ablate.execute import token
 from ablate.execute.submit import job_id
 from tests.waiting import wait_until
 
@@ -164,21 +162,6 @@ def test_the_id_is_that_of_what_is_run():
     assert one == job_id("My study", b"x", "/s")
     assert len({one, job_id("My study", b"y", "/s"), job_id("My study", b"x", "/t")}) == 3
     assert job_id("…", b"", "").startswith("ablate-study-")
-
-
-def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
-    path = tmp_path / "token"
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert token.use_token() is None
-    assert "RAY_AUTH_MODE" not in os.environ
-    path.write_text("secret")
-    path.chmod(0o644)
-    assert token.use_token() == f"Others on this machine can read Ray's token: chmod 600 {path}"
-    path.chmod(0o600)
-    assert token.use_token() is None
-    assert os.environ["RAY_AUTH_MODE"] == "token"
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
 
 def test_a_cluster_whose_agent_is_not_up_yet_is_asked_again(monkeypatch):

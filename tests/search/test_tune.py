@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 from ablate.execute.driver import Outcome
-from ablate.execute.request import RunRequest
+from ablate.execute.todo import RunRequest
 from ablate.plan import build_plan
 from ablate.search.runs import TrialRuns
 from ablate.search.tune import tune_arms

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from ablate.execute.usage import Usage, gpus
+from ablate.execute.beside import Usage, gpus
 from ablate.track.rows import points
 
 

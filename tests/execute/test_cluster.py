@@ -1,6 +1,7 @@
 """Ray's head node is killed in the middle of a study: `ablate run` says so, and with a new head goes on."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 from heads import environment_with_token, free_port, ray_head
 
-from ablate.execute import driver
-from ablate.execute import head as watching
+from ablate.execute import cluster, driver
+from ablate.execute.cluster import Head
 from ablate.execute.driver import execute_study
-from ablate.execute.head import Head
 from tests.cli.command import ablate
 from tests.waiting import wait_until
 
@@ -36,7 +36,7 @@ arms:
 
 def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[0]))
     port = free_port()
     head = Head(f"127.0.0.1:{port}")
 
@@ -44,11 +44,11 @@ def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
         now[0] += seconds
         return head.is_gone()
 
-    long = 2 * watching.GONE_AFTER_SEC
+    long = 2 * cluster.GONE_AFTER_SEC
     assert not is_gone_after(long)  # it never answered
     with socket.create_server(("127.0.0.1", port)):
         assert not is_gone_after(long)
-    assert not is_gone_after(watching.GONE_AFTER_SEC / 2)  # not for long enough
+    assert not is_gone_after(cluster.GONE_AFTER_SEC / 2)  # not for long enough
     assert is_gone_after(long)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_gone_after(long)
@@ -119,3 +119,18 @@ def test_a_killed_head(tmp_path):
     undisturbed = ablate("run", "small.yaml", cwd=whole)
     assert undisturbed.code == 0, undisturbed
     assert rows(first) == rows(whole)
+
+
+def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert cluster.use_token() is None
+    assert "RAY_AUTH_MODE" not in os.environ
+    path.write_text("secret")
+    path.chmod(0o644)
+    assert cluster.use_token() == f"Others on this machine can read Ray's token: chmod 600 {path}"
+    path.chmod(0o600)
+    assert cluster.use_token() is None
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)

@@ -8,10 +8,9 @@ import pytest
 from four_runs import requests_of
 
 from ablate.base.files import write_json_atomic
-from ablate.execute import reuse
+from ablate.execute import todo
 from ablate.execute.environment import code_digest
-from ablate.execute.reuse import find_elsewhere, take_results
-from ablate.execute.todo import missing_runs
+from ablate.execute.todo import find_elsewhere, missing_runs, take_results
 from ablate.run.config import ResourcesConfig, config_to_json
 from ablate.store import Status, StudyStore
 from ablate.store.checkpoints import hash_of_prefix
@@ -125,14 +124,14 @@ def test_a_run_that_was_begun_here_goes_on_here(two):
 
 def test_a_run_that_somebody_begins_meanwhile_is_theirs(two, monkeypatch):
     _, here, requests = two
-    copy, held = reuse._copy, []
+    copy, held = todo._copy, []
 
     def copy_and_lose_the_next(source, target, request):
         copy(source, target, request)
         if not held:
             held.append(Leases(here.run(requests[1].run_id).attempts).claim())
 
-    monkeypatch.setattr(reuse, "_copy", copy_and_lose_the_next)
+    monkeypatch.setattr(todo, "_copy", copy_and_lose_the_next)
     assert requests[1].run_id not in take_results(here, requests[:2])
     assert held[0].is_mine()
     assert here.run(requests[1].run_id).state() == "pending"
