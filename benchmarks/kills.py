@@ -27,7 +27,7 @@ from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
 from ablate.store.lock import plan_from_json
-from ablate.track import Mirror
+from ablate.track.mirror import Mirror
 
 SEEDS = range(4)
 

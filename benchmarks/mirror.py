@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
-from ablate.track import Mirror, default_tracking_uri
+from ablate.track.mirror import Mirror
 from ablate.track.sink import Sink
+from ablate.track.uri import default_tracking_uri
 
 TARGET_MS_PER_RUN = 50.0
 SMALL_ROWS = 4

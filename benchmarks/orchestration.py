@@ -22,7 +22,9 @@ from ablate.reports import write_report
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
 from ablate.store.lock import plan_from_json
-from ablate.track import Mirror, resolve_tracking_uri, start_mirror
+from ablate.track.mirror import Mirror
+from ablate.track.process import start_mirror
+from ablate.track.uri import resolve_tracking_uri
 from ablate.train.loop import TrainResult
 
 

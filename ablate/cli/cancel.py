@@ -20,14 +20,14 @@ def command(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
-    from ablate.execute.cancel import request
+    from ablate.execute.driver import request_stop
     from ablate.store.running import is_running
 
     store = find_study(storage, study)
     if not is_running(store.path):
         click.echo(f"{store.path.name} is not being run.")
         return
-    request(store.path)
+    request_stop(store.path)
     if (trials := trials_of(store)) is not None and is_running(trials.path):
-        request(trials.path)
+        request_stop(trials.path)
     click.echo(f"Asked to stop: {store.path.name} (follow it with: ablate status {store.path.name})")

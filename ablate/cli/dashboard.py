@@ -36,9 +36,16 @@ if TYPE_CHECKING:
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def command(study: str, storage: Path, tracking_uri: str | None, port: int | None, no_browser: bool) -> None:
     """Open MLflow's pages at STUDY (a name or its YAML file) until Ctrl-C."""
-    from ablate.track import Mirror, default_tracking_uri, redact, resolve_tracking_uri
     from ablate.track.cursor import mirror_dir
-    from ablate.track.uri import is_database, is_http, sqlite_path
+    from ablate.track.mirror import Mirror
+    from ablate.track.uri import (
+        default_tracking_uri,
+        is_database,
+        is_http,
+        redact,
+        resolve_tracking_uri,
+        sqlite_path,
+    )
 
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)
@@ -85,7 +92,7 @@ def page(base: str, experiment_id: str) -> str:
 
 
 def _show(address: str, no_browser: bool) -> None:
-    from ablate.track import redact
+    from ablate.track.uri import redact
 
     click.echo(redact(address))
     sys.stdout.flush()

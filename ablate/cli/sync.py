@@ -22,8 +22,9 @@ def command(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Pat
 
     Safe to repeat: what is there already is not sent twice. Also puts a study into another MLflow server.
     """
-    from ablate.track import Mirror, redact, resolve_tracking_uri
     from ablate.track.cursor import cursor_path
+    from ablate.track.mirror import Mirror
+    from ablate.track.uri import redact, resolve_tracking_uri
 
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)

@@ -1,10 +1,5 @@
 """Threads beside a training run: ``Watch`` shows that the worker lives, ``Usage`` samples what it uses.
 
-``Watch`` beats the lease, notes when the run was taken over (``lost``), and ends the process if the trainer
-makes no progress for too long: nothing else can end a call that never returns. The next attempt resumes from
-the last checkpoint. ``Usage`` writes to ``system.jsonl`` and not to the metrics, because samples are not
-results: they differ each time, and a resumed run adds to them.
-
 How it fails: it raises nothing. Unknown values are left out, and a file that cannot be written has gaps.
 """
 
@@ -54,7 +49,11 @@ class _Beside:
 
 
 class Watch(_Beside):
-    """Beats a lease during a ``with`` block."""
+    """Beats a lease during a ``with`` block, and notes when the run was taken over (``lost``).
+
+    It ends the process if the trainer makes no progress for too long: nothing else can end a call that never
+    returns. The next attempt resumes from the last checkpoint.
+    """
 
     def __init__(self, lease: Lease, *, hang_after_sec: float, on_hang: Callable[[str], None]) -> None:
         """``on_hang`` is called with one line before the process is ended."""
@@ -84,7 +83,10 @@ class Watch(_Beside):
 
 
 class Usage(_Beside):
-    """Takes samples during a ``with`` block, every ten seconds and once at the end."""
+    """Takes samples during a ``with`` block, every ten seconds and once at the end.
+
+    They are no results and not among the metrics: they differ each time, and a resumed run adds to them.
+    """
 
     def __init__(self, path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC) -> None:
         """``tokens`` returns the run's tokens so far."""

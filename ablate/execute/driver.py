@@ -1,13 +1,8 @@
-"""Run what a plan still lacks, as Ray tasks. The run store is the only thing that workers and driver share.
+"""Run what a plan still lacks, as Ray tasks, by the rules of ``queue``; workers share the run store with it.
 
-How it fails: a failing run does not stop the others. After a fault that may pass (a killed worker or node, a
-GPU error, a full disk, a preemption, a hang) a run is tried again a few times, with pauses; after a fault of
-its own it is not. The driver waits for a run that another process executes, and takes it over if that process
-dies. It stops a run whose result is not needed; the checkpoint stays. An interrupted driver writes a stop
-file that trainers poll, waits a while for them, and leaves the rest pending: the same command resumes.
-Metrics never pass through Ray, so the driver's memory does not grow with them.
-
-The rules are in ``queue``, which knows no Ray; this module carries them out.
+How it fails: a failing run does not stop the others; docs/reliability.md says what is tried again. An
+interrupted driver writes a stop file that trainers poll, waits a while for them, and leaves the rest pending:
+the same command resumes. Metrics never pass through Ray, so the driver's memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -19,22 +14,24 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.execute.cancel import Cancellation
+from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
 from ablate.execute.environment import git_commit
 from ablate.execute.gang import execute_together
 from ablate.execute.queue import Queue
-from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run, lost_run
+from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run, lost_run, on_sigterm
 from ablate.store import END_STATES, State, StudyStore
 from ablate.store.leases import STALE_SEC, Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ablate.execute.todo import RunRequest
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
 """Pauses before each retry after a fault that may pass; after the last one the run is given up."""
+_REQUEST = "cancel"
 _POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
 _ASK_AGAIN_SEC = 1.0
@@ -51,6 +48,29 @@ class Outcome:
     states: dict[str, State]
     interrupted: bool
     problem: str | None = None
+
+
+def request_stop(study_dir: Path) -> None:
+    """Ask every process that runs the study now, on any machine, to stop."""
+    write_bytes_atomic(study_dir / _REQUEST, uuid.uuid4().hex.encode())
+
+
+class Cancellation:
+    """Checks for requests to stop that are newer than this object; older ones were for others."""
+
+    def __init__(self, study_dir: Path) -> None:
+        self._path = study_dir / _REQUEST
+        self._before = self._read()
+
+    def raise_if_requested(self) -> None:
+        """Raise ``KeyboardInterrupt``, as Ctrl-C would, if there is a new request."""
+        if self._read() not in (None, self._before):
+            raise KeyboardInterrupt
+
+    def _read(self) -> bytes | None:
+        with contextlib.suppress(OSError):
+            return self._path.read_bytes()
+        return None
 
 
 def execute_study(
@@ -96,7 +116,7 @@ def execute_study(
             gangs_at_once=gangs_at_once(runs),
             pauses_sec=PAUSES_SEC,
         )
-        with tasks, _sigterm_as_interrupt():
+        with tasks, on_sigterm(signal.default_int_handler):
             return drive(queue, tasks.collect, check, on_poll=on_poll, unneeded=unneeded)
 
 
@@ -165,15 +185,12 @@ class _Tasks(contextlib.AbstractContextManager["_Tasks"]):
         run.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
         resources = request.resources
         task = RunTask(
+            **vars(request),
             run_dir=run.path.resolve(),
-            config=request.config,
-            tokens_dir=request.tokens_dir,
             stop_path=self._stop_path,
             device="cuda" if resources.gpus else "cpu",
             git_commit=self._commit,
-            resources=resources,
             trainer=self._trainer,
-            diagnostics=request.diagnostics,
             stale_sec=self._stale_sec,
             given_up=given_up,
         )
@@ -242,21 +259,3 @@ class _Tasks(contextlib.AbstractContextManager["_Tasks"]):
             run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))
             return "failed"
         return end.state if end.state != "elsewhere" else "interrupted"
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, as schedulers send it, like Ctrl-C."""
-
-    def interrupt(_signum: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, as in some notebooks
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,11 +1,9 @@
 """A run on several devices: Ray Train starts a process on each; the first executes the run, others follow.
 
-The first process holds the lease and writes metrics, status and log, as on a single device. The others train
-along and write their rows of each checkpoint.
+The first process holds the lease and writes metrics, status and log, as on a single device.
 
-How it fails: a process that dies ends the run's attempt, and the ledger has the reason. The driver retries
-from the last checkpoint, on other devices if necessary. If the first process fails, it also ends the others,
-which would wait for it forever.
+How it fails: a process that dies ends the run's attempt, and the driver retries from the last checkpoint. If
+the first process fails, it also ends the others, which would wait for it forever.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ablate.base.files import parse_json
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ablate.store import RunDir, State, StudyStore
+    from ablate.store.lock import LockedArm, LockedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +29,10 @@ class RunProgress:
     state: State
     tokens: int
     budget: int
-    loss: float | None
-    val_loss: float | None
-    tokens_per_sec: float | None
     message: str | None
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_sec: float | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -46,9 +47,7 @@ class _Tail:
     file: int = 0
     offset: int = 0
     tokens: int = 0
-    loss: float | None = None
-    val_loss: float | None = None
-    tokens_per_sec: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReader:
@@ -59,37 +58,28 @@ class ProgressReader:
         self._store = store
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
-        self._runs: list[tuple[str, str, int, int]] = [
-            (run.id, arm.name, run.seed, arm.tokens or 0) for arm, run in store.plan().runs()
-        ]
+        self._runs = list(store.plan().runs())
 
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
         """Return the progress of all runs, or of those with these ids, in the plan's order."""
         wanted = None if only is None else set(only)
-        return [
-            self._read(run_id, arm, seed, budget)
-            for run_id, arm, seed, budget in self._runs
-            if wanted is None or run_id in wanted
-        ]
+        return [self._read(arm, run) for arm, run in self._runs if wanted is None or run.id in wanted]
 
-    def _read(self, run_id: str, arm: str, seed: int, budget: int) -> RunProgress:
-        run = self._store.run(run_id)
-        status = run.status()
+    def _read(self, arm: LockedArm, planned: LockedRun) -> RunProgress:
+        run = self._store.run(planned.id)
+        status, tail = run.status(), self._tail(run)
         state, message = status.state, status.message
         if state == "running" and not self._executor_alive:
             state, message = "interrupted", "its executor is gone"
-        tail = self._tail(run)
         return RunProgress(
-            run_id=run_id,
-            arm=arm,
-            seed=seed,
+            run_id=run.run_id,
+            arm=arm.name,
+            seed=planned.seed,
             state=state,
             tokens=max(tail.tokens, status.tokens),
-            budget=budget,
-            loss=tail.loss,
-            val_loss=tail.val_loss,
-            tokens_per_sec=tail.tokens_per_sec,
+            budget=arm.tokens or 0,
             message=message,
+            **tail.values,
         )
 
     def _tail(self, run: RunDir) -> _Tail:
@@ -111,10 +101,8 @@ class ProgressReader:
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # skip a damaged line
                     row = parse_json(line)
                     tail.tokens = row["tokens"]
-                    if row["kind"] == "eval":
-                        tail.val_loss = row["val_loss"]
-                    else:
-                        tail.loss, tail.tokens_per_sec = row["loss"], row["tokens_per_sec"]
+                    names = ("val_loss",) if row["kind"] == "eval" else ("loss", "tokens_per_sec")
+                    tail.values |= {name: row[name] for name in names}
         return tail
 
 

@@ -1,7 +1,7 @@
 """Submit a study to a Ray cluster as a job: the driver then runs there, and this machine may disconnect.
 
-The study file and this package travel in the job's runtime environment. The job's id is a hash of both and of
-the storage. Submitting the same study twice therefore follows the existing job.
+The job's id is a hash of the study file, this package and the storage, and the first two travel with the job.
+Submitting the same study twice therefore follows the existing job.
 
 How it fails: a cluster that cannot be reached or refuses is a ``UserError``.
 """

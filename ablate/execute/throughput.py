@@ -68,12 +68,30 @@ def measure(
     finally:
         torch.set_num_threads(threads)
     others = others or other_work(device)
-    medians = {name: statistics.median(_rates(found)) for name, found in times.items()}
+    rates = {
+        name: tuple(one.tokens_per_step / seconds for one in found for seconds in one.sec_per_step)
+        for name, found in times.items()
+    }
+    medians = {name: statistics.median(own) for name, own in rates.items()}
     speeds = []
     for arm in arms:
-        threads = arm.resources.cpus
+        own, median, threads = rates[arm.name], medians[arm.name], arm.resources.cpus
         why_not = why_not_valid(modes[arm.name], device_of(device), threads=threads, others=others)
-        speeds.append(_speed(arm, times[arm.name], medians, baseline, modes[arm.name], why_not))
+        peaks = [one.peak_memory_bytes for one in times[arm.name] if one.peak_memory_bytes is not None]
+        speed = Speed(
+            arm=arm.name,
+            run=arm.runs[0].id,
+            tokens_per_sec=own,
+            median=median,
+            spread=(max(own) - min(own)) / median,
+            over_baseline=median / medians[baseline] if baseline in medians else None,
+            peak_memory_bytes=max(peaks, default=None),
+            threads=threads,
+            backend_mode=modes[arm.name],
+            timing_valid=why_not is None,
+            why_not=why_not,
+        )
+        speeds.append(speed)
     return speeds, others
 
 
@@ -122,35 +140,6 @@ def _mode(arm: PlannedArm, device: str) -> str:
         return overall_mode(fit_choices(arm.config.with_seed(arm.runs[0].seed), arm.resources, device))
     except UnfitDeviceError as error:
         raise UserError(f"arm '{arm.name}': {error}") from None
-
-
-def _rates(found: Sequence[StepTimes]) -> tuple[float, ...]:
-    return tuple(one.tokens_per_step / seconds for one in found for seconds in one.sec_per_step)
-
-
-def _speed(
-    arm: PlannedArm,
-    found: Sequence[StepTimes],
-    medians: dict[str, float],
-    baseline: str,
-    mode: str,
-    why_not: str | None,
-) -> Speed:
-    rates, median = _rates(found), medians[arm.name]
-    peaks = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
-    return Speed(
-        arm=arm.name,
-        run=arm.runs[0].id,
-        tokens_per_sec=rates,
-        median=median,
-        spread=(max(rates) - min(rates)) / median,
-        over_baseline=median / medians[baseline] if baseline in medians else None,
-        peak_memory_bytes=max(peaks, default=None),
-        threads=arm.resources.cpus,
-        backend_mode=mode,
-        timing_valid=why_not is None,
-        why_not=why_not,
-    )
 
 
 def _clock_mhz(kind: str) -> float | None:

@@ -1,8 +1,7 @@
 """The runs of a plan to execute: those that are needed and have no result, neither here nor elsewhere.
 
-Several studies of one storage often ask for the same runs. A run's id hashes the configuration that can
-change its result. So a result of another study is copied, with its ledger and diagnostics, if the same
-sources and the same kind of device would make it here. The copy is complete or absent.
+A run's id hashes the configuration that can change its result. So a result of another study of the storage is
+copied, with its ledger and diagnostics, if the same sources and the same kind of device would make it here.
 
 How it fails: other studies that are damaged, incomplete or from other code are skipped. Writing into this
 study may raise ``OSError``.

@@ -1,12 +1,11 @@
 """One run inside a worker process: claim it, resume from its last checkpoint, train, write its files.
 
-There is no Ray and no MLflow here. The lease lets one worker at a time execute a run. Whenever a worker dies,
-its files are enough for the next attempt to end with the same bits.
+There is no Ray and no MLflow here. Whenever a worker dies, its files are enough for the next attempt to end
+with the same bits.
 
 How it fails: after an exception the run is ``failed`` with the last line, and the traceback is in the
-attempt's log; the worker takes the next run. Faults that may pass (a full disk, a GPU error, a preemption, a
-hang) are marked for the driver to retry. After a GPU error or a hang the process ends, because its state
-cannot be trusted.
+attempt's log. Faults that may pass are marked for the driver to retry. After a GPU error or a hang the
+process ends, because its state cannot be trusted.
 """
 
 from __future__ import annotations
@@ -19,28 +18,27 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.files import keep_others_out, write_json_atomic
+from ablate.execute.todo import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, bytes_before_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
+    from types import FrameType
 
-    from ablate.execute.beside import Watch
-    from ablate.execute.keeper import Keeper
-    from ablate.run.config import ResourcesConfig, RunConfig
-    from ablate.run.diagnostics import Diagnostics
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
 
     Begin = Callable[[int], Group]
-    _Rows = Callable[[dict[str, Any]], None]
 
 DEFAULT_TRAINER = "ablate.train:train"
 EXIT_GPU = 74
@@ -49,21 +47,17 @@ LOST_PEER = "another process of the run is gone"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTask:
+class RunTask(RunRequest):
     """The input of a worker; paths are on the shared storage.
 
     ``given_up``: the attempt whose holder the driver has found dead.
     """
 
     run_dir: Path
-    config: RunConfig
-    tokens_dir: Path | None
     stop_path: Path
     device: str
     git_commit: str | None
-    resources: ResourcesConfig
     trainer: str = DEFAULT_TRAINER
-    diagnostics: Diagnostics | None = None
     stale_sec: float = STALE_SEC
     given_up: int = 0
 
@@ -107,15 +101,13 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
         return _attempt(task, run, lease, begin)
     except _TakenOverError:
         return TaskEnd(state="elsewhere")
-    except OSError as error:
-        # The status could not be written either: the next attempt continues from the files.
+    except (OSError, KeyboardInterrupt) as error:
+        # The status could not be written either, or a task was cancelled before it trained: the next attempt
+        # continues from the files.
+        message = _one_line(error) if isinstance(error, OSError) else "interrupted"
         with contextlib.suppress(OSError):
-            lease.end("interrupted", _one_line(error))
-        return TaskEnd(state="interrupted", transient=True, message=_one_line(error))
-    except KeyboardInterrupt:  # cancelled between the claim and the start of training
-        with contextlib.suppress(OSError):
-            lease.end("interrupted", "interrupted")
-        return TaskEnd(state="interrupted", message="interrupted")
+            lease.end("interrupted", message)
+        return TaskEnd(state="interrupted", transient=isinstance(error, OSError), message=message)
 
 
 def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
@@ -143,8 +135,7 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
             traceback.print_exc()
             end, broken_gpu = end_of(error), _is_gpu_fault(error)
             transient = end.transient
-            state: State = "interrupted" if transient else "failed"
-            status = replace(status, state=state, message=end.message)
+            status = replace(status, state="interrupted" if transient else "failed", message=end.message)
     if not lease.is_mine():
         raise _TakenOverError
     if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
@@ -171,7 +162,7 @@ def _train(
     from ablate.execute.environment import describe_environment, other_work
     from ablate.train.group import ALONE
 
-    resources = task.resources
+    resources, terminated = task.resources, threading.Event()
     torch.set_num_threads(resources.cpus)
 
     def give_up(message: str) -> None:
@@ -181,6 +172,14 @@ def _train(
         with contextlib.suppress(OSError):
             run.write_status(replace(status, state="interrupted", message=message, ended_unix=time.time()))
             lease.end("interrupted", message)
+
+    def write(writer: MetricsWriter, row: dict[str, Any]) -> None:
+        watch.progress(row.get("tokens"))
+        writer.append({**row, "time_unix": time.time()})
+
+    def should_stop() -> bool:
+        watch.progress()
+        return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
 
     with (
         Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch,
@@ -201,19 +200,25 @@ def _train(
         if start is not None:
             print(f"going on from the checkpoint after step {start.step}", flush=True)
             lease.note_resumed(start.step)
+        step = start.step if start else 0
+        rows: AbstractContextManager[MetricsWriter | None] = contextlib.nullcontext()
+        if task.diagnostics is not None:  # after the rows before the step
+            kept = bytes_before_step(run.diagnostics_path, step)
+            rows = MetricsWriter(run.diagnostics_path, kept)
         with (
+            rows as diagnoses,
             MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
-            _diagnosis_sink(task, run, watch, start.step if start else 0) as diagnosed,
-            _terminations() as terminated,
+            on_sigterm(lambda *_: terminated.set()),
         ):
-            group = begin(start.step if start else 0) if begin else ALONE
             result = _call_trainer(
                 task,
-                group,
-                on_metrics=_row_sink(metrics, watch),
-                should_stop=_stop_question((task.stop_path, run.stop_path), watch, terminated),
-                checkpoints=_keeper(run, resources, metrics, start, lease, group),
-                diagnosed=diagnosed,
+                begin(step) if begin else ALONE,
+                start,
+                metrics=metrics,
+                lease=lease,
+                on_metrics=partial(write, metrics),
+                should_stop=should_stop,
+                diagnosed=partial(write, diagnoses) if diagnoses else None,
             )
             count, digest = metrics.sync()
     if result.state == "interrupted" and watch.lost:
@@ -240,13 +245,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
     torch.set_num_threads(task.resources.cpus)
     run = RunDir(task.run_dir)
     start = load_step(run.checkpoints, step, run.metrics_path) if step else None
-    _call_trainer(
-        task,
-        group,
-        on_metrics=lambda _: None,
-        should_stop=lambda: False,
-        checkpoints=_keeper(run, task.resources, None, start, None, group),
-    )
+    _call_trainer(task, group, start, on_metrics=lambda _: None, should_stop=lambda: False)
 
 
 def lost_run(run: RunDir, fault: str) -> TaskEnd:
@@ -260,89 +259,63 @@ def lost_run(run: RunDir, fault: str) -> TaskEnd:
     return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {fault}")
 
 
-def _keeper(
-    run: RunDir,
-    resources: ResourcesConfig,
-    metrics: MetricsWriter | None,
-    start: Checkpoint | None,
-    lease: Lease | None,
+def _call_trainer(
+    task: RunTask,
     group: Group,
-) -> Keeper:
-    from ablate.execute.keeper import Keeper
-
-    return Keeper(
-        run.checkpoints, metrics, start, lease, group=group,
-        every_sec=resources.checkpoint_every_sec, every_tokens=resources.checkpoint_every_tokens,
-    )  # fmt: skip
-
-
-def _call_trainer(task: RunTask, group: Group, *, diagnosed: _Rows | None = None, **callbacks: Any) -> Any:
+    start: Checkpoint | None,
+    *,
+    metrics: MetricsWriter | None = None,
+    lease: Lease | None = None,
+    diagnosed: Callable[[dict[str, Any]], None] | None = None,
+    **callbacks: Any,
+) -> Any:
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.base.code import load_function
     from ablate.data import load, open_tokens
+    from ablate.execute.keeper import Keeper
 
-    name = task.config.trainer or task.trainer
-    ours: dict[str, Any] = {}
+    name, resources = task.config.trainer or task.trainer, task.resources
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
 
-        twice = task.resources.activation_checkpointing
-        ours = {"layout": Layout(group=group, checkpoint_activations=twice)}
-        settings = task.diagnostics
-        if settings is not None and diagnosed is not None:
+        callbacks["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
+        if (settings := task.diagnostics) is not None and diagnosed is not None:
             from ablate.diagnose.recorder import Recorder
 
-            ours["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+            callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
     return load_function(name)(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,
+        checkpoints=Keeper(
+            RunDir(task.run_dir).checkpoints,
+            metrics,
+            start,
+            lease,
+            group=group,
+            every_sec=resources.checkpoint_every_sec,
+            every_tokens=resources.checkpoint_every_tokens,
+        ),
         **callbacks,
-        **ours,
     )
 
 
-def _row_sink(metrics: MetricsWriter, watch: Watch) -> Callable[[dict[str, Any]], None]:
-    def write(row: dict[str, Any]) -> None:
-        watch.progress(row.get("tokens"))
-        metrics.append({**row, "time_unix": time.time()})
-
-    return write
-
-
 @contextlib.contextmanager
-def _diagnosis_sink(task: RunTask, run: RunDir, watch: Watch, step: int) -> Iterator[_Rows | None]:
-    """Write diagnostics beside the metrics, after the rows before ``step``."""
-    if task.diagnostics is None:
-        yield None
-        return
-    path = run.diagnostics_path
-    with MetricsWriter(path, bytes_before_step(path, step)) as rows:
-        yield _row_sink(rows, watch)
-
-
-def _stop_question(stops: Iterable[Path], watch: Watch, terminated: threading.Event) -> Callable[[], bool]:
-    def ask() -> bool:
-        watch.progress()
-        return watch.lost or terminated.is_set() or any(stop.exists() for stop in stops)
-
-    return ask
-
-
-@contextlib.contextmanager
-def _terminations() -> Iterator[threading.Event]:
-    """Note a SIGTERM, as in a preemption, so that the run can end with a checkpoint."""
-    seen = threading.Event()
+def on_sigterm(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let ``handle`` take a SIGTERM during the block, as schedulers send it before they end a process."""
     if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
-        yield seen
+        yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: seen.set())
+    before = signal.signal(signal.SIGTERM, handle)
     try:
-        yield seen
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
+_PASSING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
+)  # fmt: skip
 _GPU_WORDS = ("CUDA error", "HIP error", "CUDA driver", "NVML")
 
 
@@ -359,20 +332,13 @@ def _is_lost_peer(error: Exception) -> bool:
 
 
 def end_of(error: Exception) -> TaskEnd:
-    """Return the end of a process that raised this error."""
-    transient = _may_pass(error)
-    return TaskEnd(
-        state="interrupted" if transient else "failed", transient=transient, message=_one_line(error)
-    )
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether a fault may pass by itself: not a bug, not a configuration error, not too little memory."""
+    """Return the end of a process that raised this error; a bug or too little memory does not pass."""
+    may_pass = _is_gpu_fault(error) or _is_lost_peer(error)
     if isinstance(error, OSError):
-        return error.errno in (
-            errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
-        )  # fmt: skip
-    return _is_gpu_fault(error) or _is_lost_peer(error)
+        may_pass = error.errno in _PASSING
+    return TaskEnd(
+        state="interrupted" if may_pass else "failed", transient=may_pass, message=_one_line(error)
+    )
 
 
 def _one_line(error: Exception) -> str:

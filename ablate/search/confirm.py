@@ -1,10 +1,4 @@
-"""The front of a search as a study of its own, with fresh seeds.
-
-The winner of a search looks better than it is: the best of many single runs is partly luck. Its recipes are
-therefore run again with new seeds.
-
-How it fails: it raises nothing; the written file loads like any study.
-"""
+"""The front of a search as a study with fresh seeds, because the best of many single runs is partly luck."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
 """One engine for every search: rounds of trials that are asked of a space, run, and told to their ledgers.
 
 A trial is written to its ledger before it runs, and told when its round is over. A round depends only on the
-rounds before it: trials of the same round count as open, however they ended. Trial n is in round n //
-``at_once``. A killed search therefore resumes as if it had not been killed: it runs open trials, fills the
-unfinished round, and asks no told trial again. All groups go through their rounds together, so that their
-runs use a whole machine.
-
-The engine knows no Ray, no runs and no files but the ledger's: ``run`` is a callable that runs trials.
+rounds before it: trials of the same round count as open, however they ended. A killed search therefore
+resumes as if it had not been killed: it runs open trials, fills the unfinished round, and asks no told trial
+again. All groups go through their rounds together, so that their runs use a whole machine.
 
 How it fails: a round with missing results (an interruption, a failed run) ends the search, and none of its
 trials is told. An exception of ``run`` does the same. A trial that failed by its own fault is told as failed.

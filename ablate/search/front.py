@@ -1,4 +1,4 @@
-"""The best trials under two objectives: fronts, and the order in which trials are promoted.
+"""What trials show: the best under two objectives, the order of promotion, and which factors mattered.
 
 All objectives are minimised. A trial with a violation is never on a front: its values stand for a miss.
 """
@@ -6,12 +6,20 @@ All objectives are minimised. A trial with a violation is never on a front: its 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING
+
+from ablate.search.grid import IRRELEVANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from optuna.distributions import BaseDistribution
+
+    from ablate.search.grid import Grid
     from ablate.search.ledger import Trial
+
+FEWEST_TRIALS = 8
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -72,3 +80,35 @@ def promoted(trials: Sequence[Trial], keep: float, diverged: float) -> list[Tria
     nearest = sorted(missed, key=lambda trial: (trial.violation or 0.0, trial.number))
     order += [trial for trial in nearest if (trial.violation or 0.0) < diverged]
     return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
+
+
+def importances(grid: Grid, trials: Sequence[Trial], objective: int) -> dict[str, float] | None:
+    """Return each factor's share of the variance of an objective, by fANOVA (Hutter et al. 2014).
+
+    Optuna fits a random forest to the trials with a level and a result, and splits its variance. A factor
+    without effect on a recipe gets a separate level. The shares are a guide and not a test: trials are few,
+    and the search favours levels that did well. Without enough trials, or with one value alone, it is None.
+    """
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+    from optuna.trial import create_trial
+
+    known = [(trial.params, trial.values[objective]) for trial in with_levels(trials) if trial.values]
+    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(grid.factors) < 2:
+        return None
+    distributions: dict[str, BaseDistribution] = {
+        factor: CategoricalDistribution([*labels, IRRELEVANT]) for factor, labels in grid.factors.items()
+    }
+    study = optuna.create_study()
+    for params, value in known:
+        filled = {factor: params.get(factor, IRRELEVANT) for factor in grid.factors}
+        study.add_trial(create_trial(params=filled, distributions=distributions, value=value))
+    with warnings.catch_warnings(action="ignore"):  # a factor of which one level alone was tried
+        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    return {factor: float(found.get(factor, 0.0)) for factor in grid.factors}
+
+
+def with_levels(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that tell factors apart: feasible ones of the grid's cells."""
+    return [trial for trial in trials if is_feasible(trial) and trial.params]

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ablate.search.engine import Proposal
-from ablate.search.memory import study_of, tpe
+from ablate.search.ledger import study_of, tpe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

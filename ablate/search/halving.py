@@ -1,7 +1,4 @@
-"""A search over a grid of recipes at rising budgets: the better share of one budget's trials at the next.
-
-How it fails: as the engine does; an incomplete budget ends the search.
-"""
+"""A search over a grid of recipes at rising budgets: the better share of one budget's trials at the next."""
 
 from __future__ import annotations
 

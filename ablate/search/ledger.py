@@ -1,8 +1,9 @@
-"""Trials in Optuna's storage: which were asked, which are open, and their results.
+"""Trials in Optuna's storage: which were asked, which are open, and their results; and questions to Optuna.
 
-One process at a time writes, the driver; what trains never sees Optuna. So the storage needs no more than one
-writer's care, and a trial is asked, told and counted exactly once. A trial is written as running in one
-operation, with its values and attributes: there is no moment at which a kill leaves half of one.
+One process at a time writes, the driver. A trial is written as running in one operation, with its values and
+attributes: there is no moment at which a kill leaves half of one. Optuna is asked through a study in memory
+(``study_of``), filled with the relevant trials and discarded after one answer, which therefore depends only
+on these trials and a seed, even after a kill.
 
 How it fails: a storage that cannot be opened is a ``UserError``. The last line of a journal that a full disk
 cut is cut off on opening, because a line that follows it would make the whole journal unreadable; what the
@@ -13,9 +14,10 @@ breaks after 30 s.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError, first_line
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from optuna import Study
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import TPESampler
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
@@ -35,6 +38,10 @@ VIOLATION = "violation"
 _PROXY_SEC = 10
 
 TrialState = Literal["open", "complete", "pruned", "failed"]
+_STATES: dict[str, TrialState] = {
+    "RUNNING": "open", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed",
+}  # fmt: skip
+"""By Optuna's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +87,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     except UserError:
         raise
     except Exception as error:  # what a database driver raises is not ours to list
-        from ablate.track import redact
+        from ablate.track.uri import redact
 
         raise UserError(f"cannot open Optuna's storage {redact(url)}: {first_line(error)}") from error
 
@@ -103,12 +110,10 @@ class Ledger:
             pruner=optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        if len(self._study.directions) != len(objectives):
-            has = len(self._study.directions)
+        if (has := len(self._study.directions)) != len(objectives):
             raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
         if self._study.metric_names != list(objectives):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
                 self._study.set_metric_names(list(objectives))
 
     @property
@@ -153,17 +158,16 @@ class Ledger:
 
     def prune(self, number: int) -> None:
         """Tell that an open trial was ended early; its last intermediate value is what is known of it."""
-        self._tell(number, "PRUNED")
+        from optuna.trial import TrialState as State
+
+        self._study.tell(number, state=State.PRUNED)
 
     def fail(self, number: int, why: str) -> None:
         """Tell that an open trial has no result, for a fault of its own."""
-        self._open(number).set_user_attr("failed", why)
-        self._tell(number, "FAIL")
-
-    def _tell(self, number: int, state: str) -> None:
         from optuna.trial import TrialState as State
 
-        self._study.tell(number, state=State[state])
+        self._open(number).set_user_attr("failed", why)
+        self._study.tell(number, state=State.FAIL)
 
     def _open(self, number: int) -> Any:
         from optuna.trial import Trial as OptunaTrial
@@ -173,18 +177,56 @@ class Ledger:
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
-    from optuna.trial import TrialState as State
-
-    states = {State.COMPLETE: "complete", State.PRUNED: "pruned", State.FAIL: "failed"}
-    complete = frozen.state == State.COMPLETE
+    state = _STATES.get(frozen.state.name, "open")
     return Trial(
         number=frozen.number,
         params=dict(frozen.params),
         attrs=dict(frozen.user_attrs),
-        state=cast("TrialState", states.get(frozen.state, "open")),
-        values=tuple(frozen.values) if complete else None,
+        state=state,
+        values=tuple(frozen.values) if state == "complete" else None,
         violation=frozen.constraints.get(VIOLATION),
         intermediate=dict(frozen.intermediate_values),
+    )
+
+
+def study_of(trials: Sequence[Trial], distributions: Mapping[str, BaseDistribution], **options: Any) -> Study:
+    """Return a study in memory that holds these trials; ``options``: its sampler, its pruner."""
+    import optuna
+
+    values = next((trial.values for trial in trials if trial.values is not None), (0.0,))
+    study = optuna.create_study(directions=["minimize"] * len(values), **options)
+    with warnings.catch_warnings(
+        action="ignore", category=optuna.exceptions.ExperimentalWarning
+    ):  # constraints
+        study.add_trials([to_frozen(trial, distributions) for trial in trials])
+    return study
+
+
+def tpe(seed: int, **options: Any) -> TPESampler:
+    """Return Optuna's TPE, which takes open trials for poor (the constant liar)."""
+    import optuna
+
+    with warnings.catch_warnings(
+        action="ignore", category=optuna.exceptions.ExperimentalWarning
+    ):  # group, multivariate
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
+
+
+def to_frozen(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    """Return a trial as Optuna's own."""
+    from optuna.trial import TrialState as State
+    from optuna.trial import create_trial
+
+    values = list(trial.values) if trial.values is not None else None
+    if trial.state == "pruned" and trial.intermediate:
+        values = [trial.intermediate[max(trial.intermediate)]]
+    return create_trial(
+        state=State[next(name for name, own in _STATES.items() if own == trial.state)],
+        values=values,
+        params=trial.params,
+        distributions={name: distributions[name] for name in trial.params},
+        intermediate_values=trial.intermediate,
+        constraints=None if trial.violation is None else {VIOLATION: trial.violation},
     )
 
 
@@ -195,8 +237,7 @@ def _proxy(url: str) -> BaseStorage:
     host, colon, port = url.removeprefix(GRPC).rpartition(":")
     if not (colon and host and port.isdecimal()):
         raise UserError(f"Optuna's storage '{url}' (expected grpc://HOST:PORT)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         proxy = GrpcStorageProxy(host=host, port=int(port))
     proxy.wait_server_ready(timeout=_PROXY_SEC)
     return proxy
@@ -204,10 +245,7 @@ def _proxy(url: str) -> BaseStorage:
 
 def _cut_torn_line(path: Path) -> None:
     """Cut off what follows the last line's end."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
+    content = path.read_bytes() if path.exists() else b""
     whole = content.rfind(b"\n") + 1
     if whole != len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+        os.truncate(path, whole)

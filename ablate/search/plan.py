@@ -3,9 +3,6 @@
 The step time is *modelled* (``speed``), relative to the baseline's, as the mean over a run of the last
 budget, whose phases may differ; nothing is measured here. A recipe with a format that the hardware has no
 unit for is dropped with that reason.
-
-How it fails: ``UserError`` where the baseline itself has no time on the hardware, and where the trials are
-fewer than the recipes to start from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values of an arm's training as a space of a search: the study's own first, then spread points, then TPE.
-
-How it fails: it raises nothing; the study is refused if its space has fewer values than trials.
-"""
+"""Values of an arm's training as a space of a search: the study's own first, then spread points, then TPE."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.search.engine import Proposal
-from ablate.search.memory import study_of, tpe
+from ablate.search.ledger import study_of, tpe
 from ablate.study.space import combinations, spread_point
 
 if TYPE_CHECKING:

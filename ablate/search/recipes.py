@@ -2,10 +2,6 @@
 
 A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
 bound, with a violation, because Optuna would take an infinity for a success.
-
-How it fails: ``UserError`` if the baseline diverges or misses the target, because nothing can be compared
-with it; ``StoppedError`` if a round is incomplete. ``check_same`` refuses a search that began with other
-recipes or budgets.
 """
 
 from __future__ import annotations
@@ -40,11 +36,7 @@ _FORMAT = 1
 
 
 class StoppedError(Exception):
-    """A round is incomplete; its trials stay open. ``interrupted``: by the user."""
-
-    def __init__(self, message: str, *, interrupted: bool = False) -> None:
-        super().__init__(message)
-        self.interrupted = interrupted
+    """A round is incomplete; its trials stay open."""
 
 
 def search_recipes(
@@ -81,14 +73,14 @@ def _check_ended(
 ) -> None:
     """Say which runs failed; raise ``StoppedError`` if the round cannot be told."""
     if runs.outcome.interrupted:
-        raise StoppedError("Stopped. Trials that have ended are kept", interrupted=True)
+        raise StoppedError("Stopped. Trials that have ended are kept")
     states = {candidate_of(one.trial): runs.states(one)[0] for one in asked}
     if runs.outcome.problem or any(state not in {*END_STATES, "failed"} for state in states.values()):
         raise StoppedError(runs.outcome.problem or "A run has no result")
-    failed = [one for one in asked if states[candidate_of(one.trial)] == "failed"]
-    for one in failed:
-        message = runs.store.run(one.trial.attrs["runs"][0]).status().message
-        say(f"Failed: {candidate_of(one.trial)}: {message}")
+    for one in asked:
+        if states[candidate_of(one.trial)] == "failed":
+            message = runs.store.run(one.trial.attrs["runs"][0]).status().message
+            say(f"Failed: {candidate_of(one.trial)}: {message}")
     if states.get(found.baseline) == "failed":
         raise StoppedError("Without the baseline there is nothing to hold recipes against")
 
@@ -171,8 +163,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> R
         return Result(failed=status.message or "failed")
     if status.state == "diverged" and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
-    time, is_diverged = found.times[name], status.state == "diverged"
-    curve = losses_of(run)
+    time, is_diverged, curve = found.times[name], status.state == "diverged", losses_of(run)
     if found.search.objective == "loss":
         if is_diverged:
             bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)

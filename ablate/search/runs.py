@@ -1,10 +1,7 @@
 """Trials as ordinary runs of a run store: the ledger has the questions, the store the training.
 
-The plan in the store grows with the trials, so that all readers of a study can read a search. Ended runs are
-not run again.
-
-How it fails: a run that failed has no result; an interruption leaves runs without one. What was executed says
-which it was (``outcome``).
+The plan in the store grows with the trials, so that all readers of a study can read a search. A run that
+failed has no result; an interruption leaves runs without one (``outcome``).
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ablate.execute.driver import Outcome
-from ablate.execute.todo import missing_runs
+from ablate.execute.todo import find_todo
 from ablate.plan.lock import to_lock
 
 if TYPE_CHECKING:
@@ -58,11 +55,9 @@ class TrialRuns:
                 for run_id in run_ids(one)
             }
 
-        missing = missing_runs(self.store, self.requests(plan), retry_failed=self.retry_failed)
-        left_out = unneeded()
-        todo = [run for run in missing if run.run_id not in left_out]
-        if todo:
-            ended = self.execute(todo, unneeded)
+        todo = find_todo(self.store, self.requests(plan), unneeded, retry_failed=self.retry_failed)
+        if todo.runs:
+            ended = self.execute(list(todo.runs), unneeded)
             self.outcome = replace(ended, states=self.outcome.states | ended.states)
 
     def states(self, one: Asked) -> list[State]:

@@ -1,8 +1,7 @@
 """Records what was sent: one file for each study and tracking address, ``<study>/mirror/<digest>.json``.
 
-The cursor only saves work. Without it everything is sent again, which changes nothing in MLflow: runs are
-found by their tags, and equal points are kept once. It is written atomically after MLflow has accepted its
-content, so a crash can only cause repeated sending.
+The cursor only saves work: without it everything is sent again, which changes nothing in MLflow. It is
+written atomically after MLflow has accepted its content, so a crash can only cause repeated sending.
 
 How it fails: an unreadable or foreign file counts as lost. ``pending`` compares files alone, so it can report
 what is unsent even when MLflow is broken.
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_json, write_bytes_atomic, write_json_atomic
-from ablate.track.rows import read_points, tail_digest
+from ablate.track.describe import read_points, tail_digest
 from ablate.track.uri import uri_digest
 
 if TYPE_CHECKING:
@@ -29,7 +28,11 @@ if TYPE_CHECKING:
 
     from ablate.store import RunDir, Status, StudyStore
 
-_FORMAT = 1
+REWOUND = ("metrics.jsonl", "diagnostics.jsonl")
+"""Files whose last rows a resumed run cuts off."""
+FILES = (*REWOUND, "system.jsonl")
+"""The files of a run whose rows are sent."""
+_FORMAT = 2
 _LOCK_PATIENCE_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
@@ -55,18 +58,12 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """The accepted part of one run. ``tail`` guards ``offset`` against a file that was rewound.
-
-    The same holds for the run's diagnostics, which a resumed run also rewinds.
-    """
+    """The accepted part of one run, by file; ``tails`` guard offsets against a file that was rewound."""
 
     mlflow_id: str
     name: str = ""
-    offset: int = 0
-    tail: str = ""
-    diagnostics_offset: int = 0
-    diagnostics_tail: str = ""
-    system_offset: int = 0
+    offsets: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
+    tails: dict[str, str] = field(default_factory=lambda: dict.fromkeys(REWOUND, ""))
     tags: str = ""
     state: str = ""
     mlflow_status: str = ""
@@ -155,12 +152,8 @@ def digest(content: Any) -> str:
 
 def folder_digest(folder: Path) -> str:
     """Return a digest of every file's name and content under a folder."""
-    parts = [
-        f"{path.relative_to(folder)} {digest(path.read_bytes())}"
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    return digest("\n".join(parts))
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return digest("\n".join(f"{path.relative_to(folder)} {digest(path.read_bytes())}" for path in files))
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
@@ -184,10 +177,8 @@ def report_dir(store: StudyStore) -> Path:
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:
     """Whether the run's files no longer hold the rows that were sent."""
-    return (
-        tail_digest(run.metrics_path, entry.offset) != entry.tail
-        or tail_digest(run.diagnostics_path, entry.diagnostics_offset) != entry.diagnostics_tail
-    )
+    sent = entry.offsets
+    return any(tail_digest(run.path / file, sent[file]) != tail for file, tail in entry.tails.items())
 
 
 def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
@@ -196,10 +187,7 @@ def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
             return run.metrics_path.exists() or run.status().state != "pending"
         if is_rewound(run, entry) or state_key(run.status()) != entry.state:
             return True
-        offset, diagnostics_offset = entry.offset, entry.diagnostics_offset
-        return (
-            read_points(run.metrics_path, offset, _CHUNK_BYTES)[1] > offset
-            or read_points(run.diagnostics_path, diagnostics_offset, _CHUNK_BYTES)[1] > diagnostics_offset
-        )
+        sent = entry.offsets
+        return any(read_points(run.path / file, sent[file], _CHUNK_BYTES)[1] > sent[file] for file in REWOUND)
     except (OSError, ValueError):
         return True  # an unreadable run counts as unsent

@@ -1,23 +1,46 @@
-"""What MLflow shows of a study besides curves: names, tags, parameters, columns, descriptions in Markdown.
+"""What MLflow shows of a study: the points of its curves, names, tags, parameters, columns, descriptions.
 
-Pure functions of the plan, the configuration, the status and the environment. Tags may change (an arm is
-renamed, a state changes). MLflow's parameters may not, so they hold only a run's identity and the factors of
-its arm.
+A point's step is the number of training tokens, which gives MLflow a token axis; its time stamp is the row's
+own. MLflow keeps equal points once, so sending the same rows again changes nothing. MLflow's parameters never
+change, so they hold only a run's identity and the factors of its arm.
 
-How it fails: it raises nothing. Long texts are cut to MLflow's limits, and characters that MLflow refuses in
-names become ``_``.
+How it fails: it raises nothing. A line that is not a row, and a number that is not finite (a NaN breaks an
+MLflow page), are left out. Long texts and names are cut and cleaned to MLflow's limits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ablate.base.files import parse_json
+from ablate.recipes import GEMMS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.store import Status
     from ablate.store.lock import LockedArm, LockedPlan, LockedRun
 
+# metrics.jsonl's name -> MLflow's, by kind of row
+_NAMES: dict[str, dict[str, str]] = {
+    "train": {
+        "loss": "train_loss",
+        "lr": "learning_rate",
+        "grad_norm": "grad_norm",
+        "tokens_per_sec": "tokens_per_sec",
+    },
+    "eval": {"val_loss": "val_loss"},
+}
+_SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
+_DIAGNOSED = ("relative_error", "gain", "bias_share")
+_LAYER = re.compile(r"[\w.-]{1,150}", re.ASCII)
+_MAX_PERPLEXITY = 1e300
+_TAIL_BYTES = 512
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
@@ -28,6 +51,74 @@ _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
+
+
+class Point(NamedTuple):
+    """One value of one metric. ``step`` counts tokens."""
+
+    key: str
+    value: float
+    timestamp_ms: int
+    step: int
+
+
+def points(row: Any) -> list[Point]:
+    """Return the points of one row; empty if it is not a known row."""
+    if not isinstance(row, dict) or not _finite(row.get("tokens")) or not _finite(row.get("time_unix")):
+        return []
+    values = {name: float(row[key]) for key, name in _names(row).items() if _finite(row.get(key))}
+    if "val_loss" in values and values["val_loss"] < math.log(_MAX_PERPLEXITY):
+        values["val_perplexity"] = math.exp(values["val_loss"])
+    timestamp_ms, step = round(row["time_unix"] * 1000), int(row["tokens"])
+    return [Point(name, value, timestamp_ms, step) for name, value in values.items()]
+
+
+def _names(row: dict[str, Any]) -> dict[str, str]:
+    kind = row.get("kind")
+    if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
+        return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
+    if kind == "diagnosis":
+        gemm, layer = row.get("gemm"), row.get("layer")
+        if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
+            return {}
+        return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
+    return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
+
+
+def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:
+    """Return the points of the complete lines from ``offset`` on, and the offset after them.
+
+    Reads about ``max_bytes``; the offset stays where it is when no complete line follows.
+    """
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        content = file.read(max_bytes)
+        if len(content) == max_bytes and not content.endswith(b"\n"):
+            content += file.readline()  # a line longer than the chunk must not block the file
+    end = content.rfind(b"\n") + 1
+    found: list[Point] = []
+    for line in content[:end].splitlines():
+        with contextlib.suppress(ValueError):
+            found += points(parse_json(line))
+    return found, offset + end
+
+
+def tail_digest(path: Path, offset: int) -> str | None:
+    """Return a digest of the bytes just before ``offset``, None where the file is shorter.
+
+    A file that was rewound and grew again past the offset has other bytes there, since every row holds its
+    own time.
+    """
+    if offset == 0:
+        return ""
+    if not path.exists() or path.stat().st_size < offset:
+        return None
+    start = max(0, offset - _TAIL_BYTES)
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.sha256(file.read(offset - start)).hexdigest()[:16]
 
 
 def run_name(arm: str, seed: int) -> str:
@@ -47,13 +138,7 @@ def text(value: Any) -> str:
 
 
 def run_tags(
-    plan: LockedPlan,
-    place: int,
-    run: LockedRun,
-    status: Status,
-    environment: dict[str, Any],
-    *,
-    report: str,
+    plan: LockedPlan, place: int, run: LockedRun, status: Status, environment: dict[str, Any], *, report: str
 ) -> dict[str, str]:
     """Return the tags for finding, filtering and colouring a run of the arm at ``place``.
 
@@ -103,12 +188,7 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
         "Axis": "the step of every metric is the number of training tokens",
         "Report": f"[token cost, curves and verdict]({report})",
     }
-    lines = [
-        plan.description or "",
-        "",
-        *(f"- **{key}**: {value}" for key, value in facts.items()),
-        "",
-    ]
+    lines = [plan.description or "", "", *(f"- **{key}**: {value}" for key, value in facts.items()), ""]
     lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
     dropped = len(plan.dropped)
     closing = [f"\nSenseless cells of the design, dropped: {dropped}."] if dropped else []
@@ -159,11 +239,7 @@ def view(plan: LockedPlan) -> str:
 
 
 def _run_note(arm: LockedArm, status: Status, report: str) -> str:
-    lines = [
-        arm.description or "",
-        f"**{arm.recipe}**",
-        f"Differs from the baseline: {_differs(arm)}",
-    ]
+    lines = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
         lines.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
     lines.append(f"[The study's report]({report})")
@@ -178,9 +254,7 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         return [(prefix, value)]
     return [
-        pair
-        for key, inner in value.items()
-        for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+        pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}".removeprefix("."))
     ]
 
 
@@ -194,3 +268,7 @@ def _cut(value: str, length: int) -> str:
 
 def _cell(value: str) -> str:
     return value.replace("|", "\\|").replace("\n", " ")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

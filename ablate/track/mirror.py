@@ -1,11 +1,7 @@
-"""The mirror: one writer sends what is new in a study's run store to MLflow, in passes.
+"""The mirror: one writer sends what is new in a study's run store to MLflow, in passes (docs/mlflow.md).
 
-Training only writes files, and the mirror reads them. A pass takes one run after the other: first the status
-(after a final status no rows follow), then the rows after the cursor, then tags, artifacts and the end. See
-``docs/mlflow.md`` for the content of MLflow.
-
-A failed run that is tried again may rewind rows that were already sent. It then gets a new MLflow run, and
-the old one goes to MLflow's bin: MLflow keeps every point, and would show both curves in one.
+A pass takes one run after the other: first the status (after a final status no rows follow), then the rows
+after the cursor, then tags, artifacts and the end.
 
 How it fails: it never raises. A fault is a line in the report, and whatever was not accepted stays unsent for
 the next pass. Two mirrors of one study take turns through a lock on the cursor.
@@ -19,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from ablate.track import describe
 from ablate.track.cursor import (
+    FILES,
+    REWOUND,
     Cursor,
     MirrorReport,
     RunCursor,
@@ -35,14 +33,14 @@ from ablate.track.cursor import (
     state_key,
     store_id,
 )
-from ablate.track.rows import points, read_points, tail_digest
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 from ablate.track.uri import redact
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from ablate.store import RunDir, State, Status, StudyStore
+    from ablate.store import RunDir, State, StudyStore
     from ablate.store.lock import LockedPlan, LockedRun
 
 _CHUNK_BYTES = 1 << 18
@@ -113,7 +111,7 @@ class Mirror:
         self._saved = ""
 
     def _sync(self, cursor: Cursor) -> None:
-        plan_stamp = _stamp(self._store.plan_path)  # before reading, so that a change in between is noticed
+        plan_stamp = _stamp([self._store.plan_path])  # before reading, so that a change in between is noticed
         plan = self._store.plan()
         if self._experiment_id is None:
             self._open(cursor, plan.study)
@@ -125,10 +123,7 @@ class Mirror:
         for place, arm in enumerate(plan.arms):
             for planned in arm.runs:
                 run = self._store.run(planned.id)
-                files = _stamp(
-                    run.path / "status.json", run.metrics_path, run.environment_path, run.system_path,
-                    run.diagnostics_path,
-                )  # fmt: skip
+                files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
                 stamp = files + plan_stamp
                 if not any(files) or self._stamps.get(run.run_id) == stamp:
                     continue
@@ -175,6 +170,7 @@ class Mirror:
 
         entry = cursor.runs.get(run.run_id)
         if entry and is_rewound(run, entry):
+            # MLflow keeps every point, and would show both curves in one.
             _log.info("run %s was rewound: it gets a new MLflow run", run.run_id)
             del cursor.runs[run.run_id]
             self._sink.delete_run(entry.mlflow_id)
@@ -188,28 +184,30 @@ class Mirror:
                 there = self._sink.params(entry.mlflow_id)
                 params = {key: value for key, value in params.items() if key not in there}
             else:
-                entry = RunCursor(mlflow_id=self._create(run, name, status, tags), name=name, tags=tags_key)
-                entry.mlflow_status = "RUNNING"
+                assert self._experiment_id is not None
+                owned = tags | {STORE_TAG: store_id(self._store)}
+                mlflow_id = self._sink.create_run(self._experiment_id, name, status.started_unix, owned)
+                self._known[run.run_id] = mlflow_id
+                entry = RunCursor(mlflow_id=mlflow_id, name=name, tags=tags_key, mlflow_status="RUNNING")
             cursor.runs[run.run_id] = entry
 
         new_tags = tags if entry.tags != tags_key else {}
         while True:
-            found, offset = read_points(run.metrics_path, entry.offset, _CHUNK_BYTES)
-            samples, system_offset = read_points(run.system_path, entry.system_offset, _CHUNK_BYTES)
-            diagnosed, diagnostics_offset = read_points(
-                run.diagnostics_path, entry.diagnostics_offset, _CHUNK_BYTES
-            )
-            if found or samples or diagnosed or params or new_tags:
-                self._sink.log(entry.mlflow_id, found + samples + diagnosed, params, new_tags)
-                self._metrics_sent += len(found) + len(samples) + len(diagnosed)
+            found: list[describe.Point] = []
+            offsets = {}
+            for file in FILES:
+                more, offsets[file] = describe.read_points(run.path / file, entry.offsets[file], _CHUNK_BYTES)
+                found += more
+            if found or params or new_tags:
+                self._sink.log(entry.mlflow_id, found, params, new_tags)
+                self._metrics_sent += len(found)
                 params, new_tags = {}, {}
-            reached = (offset, system_offset, diagnostics_offset)
-            if reached == (entry.offset, entry.system_offset, entry.diagnostics_offset):
+            if offsets == entry.offsets:
                 break
-            entry.offset, entry.tail = offset, tail_digest(run.metrics_path, offset) or ""
-            entry.diagnostics_offset = diagnostics_offset
-            entry.diagnostics_tail = tail_digest(run.diagnostics_path, diagnostics_offset) or ""
-            entry.system_offset = system_offset  # these samples are only ever appended
+            entry.offsets = offsets
+            entry.tails = {
+                file: describe.tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND
+            }
         entry.tags = tags_key
         self._send_artifacts(run, entry)
         if entry.name != name:
@@ -221,24 +219,16 @@ class Mirror:
                 self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
             entry.state, entry.mlflow_status = state_key(status), mlflow_status
 
-    def _create(self, run: RunDir, name: str, status: Status, tags: dict[str, str]) -> str:
-        assert self._experiment_id is not None
-        owned = tags | {STORE_TAG: store_id(self._store)}
-        mlflow_id = self._sink.create_run(self._experiment_id, name, status.started_unix, owned)
-        self._known[run.run_id] = mlflow_id
-        return mlflow_id
-
     def _adopt(self, run: RunDir) -> RunCursor | None:
         """Return the cursor of the run's existing MLflow run, unless it has points that the file lacks."""
         mlflow_id = self._known.get(run.run_id)
         if mlflow_id is None:
             return None
-        ours = {(point.step, point.timestamp_ms) for row in run.metrics() for point in points(row)}
-        for key in ("train_loss", "val_loss"):
-            if not self._sink.history(mlflow_id, key) <= ours:
-                self._sink.delete_run(mlflow_id)
-                return None
-        return RunCursor(mlflow_id=mlflow_id)
+        ours = {(point.step, point.timestamp_ms) for row in run.metrics() for point in describe.points(row)}
+        if all(self._sink.history(mlflow_id, key) <= ours for key in ("train_loss", "val_loss")):
+            return RunCursor(mlflow_id=mlflow_id)
+        self._sink.delete_run(mlflow_id)
+        return None
 
     def _send_artifacts(self, run: RunDir, entry: RunCursor) -> None:
         for file in _ARTIFACTS:
@@ -254,7 +244,7 @@ class Mirror:
         folder = report_dir(self._store)
         if cursor.report_run is None or not (folder / "report.html").exists():
             return
-        stamp = _stamp(*(path for path in sorted(folder.rglob("*")) if path.is_file()))
+        stamp = _stamp(path for path in sorted(folder.rglob("*")) if path.is_file())
         if stamp == self._report_stamp:
             return
         content = folder_digest(folder)
@@ -269,11 +259,7 @@ class Mirror:
             self._problems.append(f"report: {error}")
 
     def _new_report_run(self, experiment_id: str, study: str) -> str:
-        tags = {
-            STORE_TAG: store_id(self._store),
-            SUMMARY_TAG: "true",
-            "mlflow.source.name": "ablate",
-        }
+        tags = {STORE_TAG: store_id(self._store), SUMMARY_TAG: "true", "mlflow.source.name": "ablate"}
         mlflow_id = self._sink.create_run(experiment_id, f"report: {study}", None, tags)
         note = describe.summary_note(study, describe.report_link(experiment_id, mlflow_id))
         self._sink.log(mlflow_id, tags={"mlflow.note.content": note})
@@ -295,14 +281,13 @@ def _one_line(error: Exception) -> str:
     return redact(f"{type(error).__name__}: {error}".replace("\n", " "))
 
 
-def _stamp(*paths: Path) -> _Stamp:
+def _stamp(paths: Iterable[Path]) -> _Stamp:
     """Return a value that changes whenever one of the files does."""
-
-    def one(path: Path) -> tuple[int, int, int] | None:
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
         try:
             status = path.stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
-
-    return tuple(one(path) for path in paths)
+            found.append(None)
+    return tuple(found)

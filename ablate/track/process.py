@@ -1,31 +1,37 @@
-"""The mirror as a process: ``python -m ablate.track.process --study DIR``.
+"""The mirror as a process, started and stopped by the study's executor: ``python -m ablate.track.process``.
 
-MLFLOW_TRACKING_URI holds the address. A pass runs every two seconds, at low priority. SIGTERM, or the end of
-the parent process, asks for a last pass. The process ends in any case when that pass has sent nothing for
-half a minute, or has taken ten minutes.
+A pass runs every two seconds, at low priority. SIGTERM, or the end of the parent process, asks for a last
+pass, which ends the process in any case when it has sent nothing for half a minute, or has taken ten minutes.
 
 How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and each problem is
-one line of ``<study>/mirror/mirror.log``. All output passes through ``redact``.
+one line of ``<study>/mirror/mirror.log``, without secrets. A mirror that does not end in time is killed.
+Nothing is lost: the cursor is atomic, and the next ``ablate run`` or ``ablate dashboard`` sends the rest.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from ablate.store import StudyStore
-from ablate.track.launch import LAST_PASS_SEC, STOP_SEC, MirrorProgress
+from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
 from ablate.track.mirror import Mirror
 from ablate.track.uri import redact, resolve_tracking_uri
 
+STOP_SEC = 30.0
+"""The longest time without progress in the last pass."""
+LAST_PASS_SEC = 600.0
+"""The longest time of the last pass: thousands of short runs are sent more slowly than executed."""
+_LOOK_SEC = 0.2
 _POLL_SEC = 2.0
 _MAX_POLL_SEC = 30.0
 _NICENESS = 10
@@ -33,24 +39,90 @@ _NICENESS = 10
 _log = logging.getLogger("ablate.track")
 
 
-def main() -> None:
-    """Mirror a study until told to stop."""
-    parser = argparse.ArgumentParser(prog="python -m ablate.track.process", description=main.__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="the study's folder")
-    parser.add_argument("--tracking-uri", help="default: $MLFLOW_TRACKING_URI, else sqlite beside the study")
-    parser.add_argument("--parent", type=int, help="end when this process is no longer the parent")
-    arguments = parser.parse_args()
+@dataclass(frozen=True, kw_only=True)
+class MirrorProcess:
+    """A running mirror of one study."""
 
-    uri = resolve_tracking_uri(arguments.study.parent, arguments.tracking_uri)
-    store = StudyStore(arguments.study)
-    stopping = _watch(arguments.parent, MirrorProgress(store, uri))
+    store: StudyStore
+    tracking_uri: str
+    process: subprocess.Popen[bytes]
+
+    def stop(self, idle_sec: float = STOP_SEC, whole_sec: float = LAST_PASS_SEC) -> MirrorReport:
+        """Let the mirror send the rest and end; return what is left unsent.
+
+        It is killed after ``idle_sec`` without progress, or after ``whole_sec``.
+        """
+        self.process.terminate()
+        progress = MirrorProgress(self.store, self.tracking_uri)
+        give_up = time.monotonic() + whole_sec
+        while self.process.poll() is None:
+            if progress.idle_sec() > idle_sec or time.monotonic() > give_up:
+                self.process.kill()
+                self.process.wait()
+            time.sleep(_LOOK_SEC)
+        return pending(self.store, self.tracking_uri)
+
+
+class MirrorProgress:
+    """The time since the mirror last recorded progress, by this process's own clock."""
+
+    def __init__(self, store: StudyStore, tracking_uri: str) -> None:
+        self._cursor = cursor_path(store, tracking_uri)
+        self._seen: int | None = None
+        self._since = time.monotonic()
+
+    def idle_sec(self) -> float:
+        """Return the seconds since the cursor was last seen to change."""
+        try:
+            now = self._cursor.stat().st_mtime_ns
+        except OSError:
+            now = None
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        return time.monotonic() - self._since
+
+
+def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProcess:
+    """Start the mirror of a study in its own process; returns at once.
+
+    ``tracking_uri``: of MLflow; default: see ``resolve_tracking_uri``.
+
+    The environment carries the address, because every user of the machine can read a command line. The
+    process has its own session, so that Ctrl-C in the terminal does not stop its last pass.
+    """
+    uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
+    store = StudyStore(study_dir.resolve())
+    mirror_dir(store).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "ablate.track.process", str(store.path), str(os.getpid())]
+    # The child inherits the mask: an early SIGTERM waits until the child can handle it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with (mirror_dir(store) / "mirror.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"},
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return MirrorProcess(store=store, tracking_uri=uri, process=process)
+
+
+def main() -> None:
+    """Mirror a study, given by its folder, until told to stop or until the process given is no parent."""
+    study, parent = Path(sys.argv[1]), int(sys.argv[2])
+    uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
+    stopping = _watch(parent, MirrorProgress(store, uri))
     os.nice(_NICENESS)
     sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     _log.setLevel(logging.INFO)
-    _log.info("mirroring %s to %s", arguments.study, uri)
+    _log.info("mirroring %s to %s", study, uri)
     mirror_until(stopping, Mirror(store, uri))
 
 
@@ -72,7 +144,7 @@ def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
         stopping.wait(delay_sec)
 
 
-def _watch(parent: int | None, progress: MirrorProgress) -> threading.Event:
+def _watch(parent: int, progress: MirrorProgress) -> threading.Event:
     """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
 
     A separate thread takes the signal. The main thread may hang in a request, and setting an event inside a
@@ -83,7 +155,7 @@ def _watch(parent: int | None, progress: MirrorProgress) -> threading.Event:
 
     def watch() -> None:
         while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None:
-            if parent is not None and os.getppid() != parent:
+            if os.getppid() != parent:
                 break
         stopping.set()
         give_up = time.monotonic() + LAST_PASS_SEC

@@ -1,7 +1,7 @@
 """MLflow's own server on loopback, for the pages of a database.
 
 It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1,
-because it has no login. It has its own process group, which is ended as a whole.
+because it has no login.
 
 How it fails: a taken port, and a server that ends or does not answer, are ``UserError``s that name the log.
 """

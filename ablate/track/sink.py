@@ -1,25 +1,26 @@
-"""The only module that talks to MLflow: its calls, its limits and its kinds of failure.
+"""The only module that talks to MLflow: its calls, its limits, its kinds of failure and its sqlite file.
 
-How it fails: ``Refused`` concerns one run (it was deleted, or has a value that MLflow does not take): the
-others continue. ``Away`` concerns the whole store (no answer, a 5xx, a locked database): the caller stops and
-tries again later. MLflow's error texts can contain the address with its password, so they are redacted here
-first.
+How it fails: ``Refused`` concerns one run, ``Away`` the whole store. MLflow's error texts can contain the
+address with its password, so they are redacted here first.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sqlite3
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.track.database import make_database
+import psutil
+
 from ablate.track.uri import is_database, redact, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from ablate.track.rows import Point
+    from ablate.track.describe import Point
 
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -31,6 +32,8 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Set before MLflow is imported, unless the user has set them."""
+
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"})
 
 STORE_TAG = "ablate.store"
 RUN_TAG = "ablate.run_id"
@@ -49,11 +52,26 @@ _ABOUT_ONE_RUN = (
 
 
 class Refused(Exception):  # noqa: N818  it reads as what it is
-    """MLflow refuses what was sent about one run."""
+    """MLflow refuses what was sent about one run, which was deleted or has a value it does not take."""
 
 
 class Away(Exception):  # noqa: N818  it reads as what it is
-    """The tracking store cannot be used now."""
+    """The tracking store cannot be used now: no answer, a 5xx, a locked database."""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what MLflow, SQLAlchemy, requests and the file system raise into this module's two failures."""
+    try:
+        yield
+    except Exception as error:
+        words = " ".join(str(error).split())
+        line = redact(f"{type(error).__name__}: {words}")[:500]
+        if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(error, FileNotFoundError):
+            raise Refused(line) from None
+        if isinstance(error, ModuleNotFoundError):
+            line = f"the database's driver is missing: pip install {error.name}"
+        raise Away(line) from None
 
 
 class Sink:
@@ -65,72 +83,61 @@ class Sink:
         self._opened: Any = None
         self._artifact_uris: dict[str, str] = {}
 
+    @_translated()
     def experiment(self, name: str, store_id: str) -> str:
         """Return the id of the study's experiment.
 
         A deleted experiment is restored, because its name stays taken. MLflow then restores all of its runs
         too, so this study's go to the bin again and are created anew.
         """
-        with _translated():
-            client = self._client()
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                # A server chooses the place of artifacts; without a server they lie in the storage.
-                place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
-                tags = {"mlflow.experimentKind": "custom_model_development"}
-                created: str = client.create_experiment(name, artifact_location=place, tags=tags)
-                return created
-            experiment_id: str = found.experiment_id
-            if found.lifecycle_stage != "active":
-                client.restore_experiment(experiment_id)
-                for run in self._runs(experiment_id, store_id):
-                    client.delete_run(run.info.run_id)
-            return experiment_id
+        client = self._client()
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            # A server chooses the place of artifacts; without a server they lie in the storage.
+            place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(client.create_experiment(name, artifact_location=place, tags=tags))
+        if found.lifecycle_stage != "active":
+            client.restore_experiment(found.experiment_id)
+            for run in list(self._runs(found.experiment_id, store_id)):  # deleting moves the pages
+                client.delete_run(run.info.run_id)
+        return str(found.experiment_id)
 
+    @_translated()
     def describe(self, experiment_id: str, note: str, view: str) -> None:
         """Replace the experiment's description and the view named in the dashboard's address."""
-        with _translated():
-            self._client().set_experiment_tag(experiment_id, "mlflow.note.content", note)
-            self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
+        self._client().set_experiment_tag(experiment_id, "mlflow.note.content", note)
+        self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
 
+    @_translated()
     def known_runs(self, experiment_id: str, store_id: str) -> dict[str, str]:
         """Return MLflow's ids of the study's runs, by run id (``summary`` for the report)."""
-        with _translated():
-            runs: dict[str, str] = {}
-            for run in self._runs(experiment_id, store_id):
-                tags = run.data.tags
-                key = "summary" if SUMMARY_TAG in tags else tags.get(RUN_TAG)
-                if key:
-                    runs[key] = run.info.run_id
-            return runs
+        runs = {}
+        for run in self._runs(experiment_id, store_id):
+            tags = run.data.tags
+            if key := "summary" if SUMMARY_TAG in tags else tags.get(RUN_TAG):
+                runs[key] = run.info.run_id
+        return runs
 
-    def _runs(self, experiment_id: str, store_id: str) -> list[Any]:
-        found: list[Any] = []
-        token: str | None = None
+    def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
+        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'", None
         while True:
-            page = self._client().search_runs(
-                [experiment_id],
-                filter_string=f"tags.`{STORE_TAG}` = '{store_id}'",
-                max_results=1000,
-                page_token=token,
-            )
-            found += page
-            token = page.token
-            if not token:
-                return found
+            page = self._client().search_runs([experiment_id], ours, max_results=1000, page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
 
+    @_translated()
     def create_run(
         self, experiment_id: str, name: str, start_unix: float | None, tags: Mapping[str, str]
     ) -> str:
         """Start an MLflow run and return its id."""
-        with _translated():
-            run = self._client().create_run(
-                experiment_id, start_time=_milliseconds(start_unix), tags=dict(tags), run_name=name
-            )
-            run_id: str = run.info.run_id
-            self._artifact_uris[run_id] = run.info.artifact_uri
-            return run_id
+        started = _milliseconds(start_unix)
+        run = self._client().create_run(experiment_id, start_time=started, tags=dict(tags), run_name=name)
+        self._artifact_uris[run.info.run_id] = run.info.artifact_uri
+        return str(run.info.run_id)
 
+    @_translated()
     def log(
         self,
         mlflow_id: str,
@@ -144,55 +151,51 @@ class Sink:
         left_metrics = [Metric(*point) for point in points]
         left_params = [Param(key, value) for key, value in (params or {}).items()]
         left_tags = [RunTag(key, value) for key, value in (tags or {}).items()]
+        most = _PARAMS_OR_TAGS_PER_BATCH
         while left_metrics or left_params or left_tags:
-            some_params, left_params = _split(left_params, _PARAMS_OR_TAGS_PER_BATCH)
-            some_tags, left_tags = _split(left_tags, _PARAMS_OR_TAGS_PER_BATCH)
-            room = _ENTITIES_PER_BATCH - len(some_params) - len(some_tags)
-            some_metrics, left_metrics = _split(left_metrics, room)
-            with _translated():
-                self._client().log_batch(
-                    mlflow_id, metrics=some_metrics, params=some_params, tags=some_tags, synchronous=True
-                )
+            room = _ENTITIES_PER_BATCH - len(left_params[:most]) - len(left_tags[:most])
+            self._client().log_batch(
+                mlflow_id, left_metrics[:room], left_params[:most], left_tags[:most], synchronous=True
+            )
+            left_metrics, left_params, left_tags = left_metrics[room:], left_params[most:], left_tags[most:]
 
+    @_translated()
     def params(self, mlflow_id: str) -> dict[str, str]:
         """Return the existing parameters of a run; MLflow refuses other values for them."""
-        with _translated():
-            return dict(self._client().get_run(mlflow_id).data.params)
+        return dict(self._client().get_run(mlflow_id).data.params)
 
+    @_translated()
     def history(self, mlflow_id: str, key: str) -> set[tuple[int, int]]:
         """Return (step, time stamp in ms) of every point of a metric."""
-        with _translated():
-            return {
-                (point.step, point.timestamp) for point in self._client().get_metric_history(mlflow_id, key)
-            }
+        return {(point.step, point.timestamp) for point in self._client().get_metric_history(mlflow_id, key)}
 
+    @_translated()
     def set_state(self, mlflow_id: str, status: str, end_unix: float | None) -> None:
         """Set the status; RUNNING reopens a run."""
-        with _translated():
-            if status == "RUNNING":
-                self._client().update_run(mlflow_id, status=status)
-            else:
-                self._client().set_terminated(mlflow_id, status=status, end_time=_milliseconds(end_unix))
+        if status == "RUNNING":
+            self._client().update_run(mlflow_id, status=status)
+        else:
+            self._client().set_terminated(mlflow_id, status=status, end_time=_milliseconds(end_unix))
 
+    @_translated()
     def rename(self, mlflow_id: str, name: str) -> None:
         """Change a run's name."""
-        with _translated():
-            self._client().update_run(mlflow_id, name=name)
+        self._client().update_run(mlflow_id, name=name)
 
+    @_translated()
     def log_file(self, mlflow_id: str, path: Path) -> None:
         """Store a file as an artifact."""
-        with _translated():
-            self._repository(mlflow_id).log_artifact(str(path))
+        self._repository(mlflow_id).log_artifact(str(path))
 
+    @_translated()
     def log_folder(self, mlflow_id: str, path: Path, name: str) -> None:
         """Store a folder's files as artifacts under ``name``."""
-        with _translated():
-            self._repository(mlflow_id).log_artifacts(str(path), artifact_path=name)
+        self._repository(mlflow_id).log_artifacts(str(path), artifact_path=name)
 
+    @_translated()
     def delete_run(self, mlflow_id: str) -> None:
         """Move a run to MLflow's bin."""
-        with _translated():
-            self._client().delete_run(mlflow_id)
+        self._client().delete_run(mlflow_id)
 
     def _repository(self, mlflow_id: str) -> Any:
         """Return a run's artifact store; MLflow's client would query the run each time."""
@@ -215,23 +218,38 @@ class Sink:
         return self._opened
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the file system raise their own errors
-        words = " ".join(str(error).split())
-        line = redact(f"{type(error).__name__}: {words}")[:500]
-        if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(error, FileNotFoundError):
-            raise Refused(line) from None
-        if isinstance(error, ModuleNotFoundError):
-            line = f"the database's driver is missing: pip install {error.name}"
-        raise Away(line) from None
+def make_database(path: Path, artifacts: Path) -> None:
+    """Create MLflow's database at ``path``; ``artifacts`` is the default folder of its experiments.
+
+    MLflow's migrations take seconds and do not survive a kill, so they run on a temporary file that is
+    renamed at the end. A database that another process created first is kept. On a local disk the file uses
+    write-ahead mode: a commit waits for one disk write instead of three or four, and readers of the pages do
+    not lock the mirror out. The mode needs shared memory, which network file systems lack.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
+        fresh = Path(folder) / "mlflow.db"
+        store = SqlAlchemyStore(f"sqlite:///{fresh}", artifacts.as_uri())
+        store.engine.dispose()
+        if is_local(path.parent):
+            with closing(sqlite3.connect(fresh)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+        try:
+            path.hardlink_to(fresh)
+        except FileExistsError:
+            return
+        except OSError:  # the file system has no hard links
+            fresh.replace(path)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a folder is known to lie on a local disk."""
+    resolved = folder.resolve()
+    mounts = [disk for disk in psutil.disk_partitions(all=True) if resolved.is_relative_to(disk.mountpoint)]
+    return bool(mounts) and max(mounts, key=lambda disk: len(Path(disk.mountpoint).parts)).fstype in _LOCAL
 
 
 def _milliseconds(unix: float | None) -> int | None:
     return None if unix is None else round(unix * 1000)
-
-
-def _split(items: list[Any], count: int) -> tuple[list[Any], list[Any]]:
-    return items[:count], items[count:]

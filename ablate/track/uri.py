@@ -1,10 +1,7 @@
 """The address of the MLflow store that a study is mirrored to, and its form without secrets.
 
 An address can contain a password (``https://user:password@host``), so everything that is logged, stored or
-shown passes through ``redact`` first. The names of the mirror's files hash the redacted address.
-
-How it fails: an address that MLflow no longer accepts (a plain folder) is a ``UserError`` before anything
-starts; the mirror could only repeat that error.
+shown passes through ``redact`` first.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ablate.track import MirrorReport
+    from ablate.track.cursor import MirrorReport
     from ablate.workflow.listener import Listener
 
 
 def say_mirror(left: MirrorReport, uri: str, name: str, listener: Listener) -> None:
     """Say how to open MLflow's pages of a study, and what they lack. ``name``: as a shell takes it."""
-    from ablate.track import redact
+    from ablate.track.uri import redact
 
     if not left.complete:
         why = left.problem or f"{len(left.unsent)} runs not sent"

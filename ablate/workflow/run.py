@@ -98,7 +98,7 @@ def _run(
     """Run the chosen runs of a locked study; ``alone``: no other process runs it."""
     from ablate.execute.driver import Outcome, execute_study
     from ablate.execute.todo import find_todo, requests_of
-    from ablate.track import start_mirror
+    from ablate.track.process import start_mirror
     from ablate.workflow.end import end_of
     from ablate.workflow.mirror import say_mirror
     from ablate.workflow.prepare import prepare

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ablate.search.plan import SearchPlan
     from ablate.store import StudyStore
     from ablate.store.lock import LockedPlan
-    from ablate.track import MirrorReport
+    from ablate.track.cursor import MirrorReport
     from ablate.workflow.where import Where
 
 
@@ -60,7 +60,7 @@ def search_study(
     from ablate.search.recipes import check_same
     from ablate.store import StudyStore
     from ablate.store.running import running
-    from ablate.track import start_mirror
+    from ablate.track.process import start_mirror
 
     listener = listener or Listener()
     store = StudyStore(where.storage / planned.name)
@@ -137,7 +137,7 @@ def _go_on(
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
         listener.say(f"\n{stopped}; go on with: ablate search {file}")
-        return 130 if stopped.interrupted else 1
+        return 130 if runs.outcome.interrupted else 1
     return 0
 
 

@@ -24,8 +24,7 @@ def trial_runs(
     retry_failed: bool,
 ) -> TrialRuns:
     """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
-    from ablate.execute.cancel import Cancellation
-    from ablate.execute.driver import Outcome, execute_study
+    from ablate.execute.driver import Cancellation, Outcome, execute_study
     from ablate.execute.todo import requests_of
     from ablate.search.runs import TrialRuns
 

@@ -41,7 +41,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     """
     from ablate.plan.tuning import tuned_plan
     from ablate.store import StudyStore
-    from ablate.track import start_mirror
+    from ablate.track.process import start_mirror
     from ablate.workflow.end import end_of
     from ablate.workflow.mirror import say_mirror
     from ablate.workflow.prepare import prepare

@@ -56,7 +56,7 @@ def dies(config, *args, **options):
 
 def first_time(checkpoints):
     """Tell whether this run was never here before."""
-    marker = checkpoints._folder.parent / "marker"
+    marker = checkpoints.folder.parent / "marker"
     if marker.exists():
         return False
     marker.touch()

@@ -62,8 +62,9 @@ def data() -> DataConfig:
 def task_of(run: RunDir, storage: Path, **resources: object) -> RunTask:
     files = prepare(data(), storage / "tokens")
     return RunTask(
-        run_dir=run.path, config=config_from_json(run.config()), tokens_dir=files.folder,
-        stop_path=storage / "stop", device="cpu", git_commit=None,
+        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=storage / "stop",
+        config=config_from_json(run.config()), tokens_dir=files.folder,
+        device="cpu", git_commit=None,
         resources=ResourcesConfig(**{"checkpoint_every_sec": 0.0, **resources}),
     )  # fmt: skip
 

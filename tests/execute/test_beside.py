@@ -7,7 +7,7 @@ import types
 import pytest
 
 from ablate.execute.beside import Usage, gpus
-from ablate.track.rows import points
+from ablate.track.describe import points
 
 
 def rows(path):

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from ablate.execute import driver
-from ablate.execute.cancel import request as request_stop
-from ablate.execute.driver import execute_study
+from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
 from ablate.run.config import ResourcesConfig, config_to_json
 from ablate.store import Status

@@ -8,8 +8,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from ablate.base.errors import UserError
-from ablate.search.ledger import JOURNAL, Ledger, open_storage
-from ablate.search.memory import study_of
+from ablate.search.ledger import JOURNAL, Ledger, open_storage, study_of
 
 TWO = ("loss", "step time")
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}

@@ -13,7 +13,7 @@ import pytest
 from ablate.base.files import append_line
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
-from ablate.track.rows import points
+from ablate.track.describe import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink
 

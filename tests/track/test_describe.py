@@ -1,8 +1,15 @@
+import math
+
 import pytest
 
+from ablate.base.files import append_line
 from ablate.store import Status
 from ablate.store.lock import LockedRun
 from ablate.track import describe
+from ablate.track.describe import Point, points, read_points, tail_digest
+
+TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9 + 0.1234, "loss": 5.5, "lr": 0.004}
+EVAL = {"kind": "eval", "tokens": 8192, "step": 2, "time_unix": 1.7e9, "val_loss": 5.0}
 
 REPORT = describe.report_link("1", "abc")
 
@@ -75,3 +82,95 @@ def test_note_shows_design_and_stays_within_mlflows_limit(study):
     assert len(note) < 20_000
     assert r"a\|b" in note
     assert "more arms" in note
+
+
+def test_step_is_tokens_and_time_is_the_rows():
+    assert points(TRAIN) == [
+        Point("train_loss", 5.5, 1_700_000_000_123, 4096),
+        Point("learning_rate", 0.004, 1_700_000_000_123, 4096),
+    ]
+    assert points(EVAL)[1] == Point("val_perplexity", math.exp(5.0), 1_700_000_000_000, 8192)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "5", True])
+def test_only_finite_numbers(bad):
+    assert points(EVAL | {"val_loss": bad}) == []
+    assert [point.key for point in points(TRAIN | {"loss": bad})] == ["learning_rate"]
+
+
+def test_perplexity_that_is_no_number_is_left_out():
+    assert [point.key for point in points(EVAL | {"val_loss": 800.0})] == ["val_loss"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        3,
+        [],
+        {},
+        {"kind": "train"},
+        {"kind": "other", "tokens": 1, "time_unix": 1},
+        {"kind": ["system"], "tokens": 1, "time_unix": 1},
+        {"kind": "system", "tokens": 1, "time_unix": 1, "x/../y": 1, "cpu_<b>": 1, "step": 3},
+    ],
+)
+def test_what_is_no_row_gives_nothing(row):
+    assert points(row) == []
+
+
+def test_a_cut_line_waits(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_points(path, 0, 100) == ([], 0)
+    append_line(path, TRAIN)
+    whole = path.stat().st_size
+    with path.open("a") as file:
+        file.write('{"kind": "eval", "tok')
+    found, offset = read_points(path, 0, 10_000)
+    assert (len(found), offset) == (2, whole)
+    assert read_points(path, offset, 10_000) == ([], whole)
+
+
+def test_a_line_longer_than_the_chunk_does_not_block(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, TRAIN | {"note": "x" * 500})
+    append_line(path, EVAL)
+    found, offset = read_points(path, 0, 16)
+    assert len(found) == 2
+    assert len(read_points(path, offset, 16)[0]) == 2
+
+
+def test_a_line_that_is_no_json_is_passed_over(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\xff\xfe garbage\n")
+    append_line(path, EVAL)
+    assert [point.key for point in read_points(path, 0, 10_000)[0]] == ["val_loss", "val_perplexity"]
+
+
+def test_tail_tells_a_rewound_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, TRAIN)
+    offset = path.stat().st_size
+    before = tail_digest(path, offset)
+    append_line(path, EVAL)
+    assert tail_digest(path, offset) == before
+    path.unlink()
+    assert tail_digest(path, offset) is None
+    append_line(path, TRAIN | {"time_unix": 1.8e9 + 0.1234})
+    append_line(path, EVAL)
+    assert tail_digest(path, offset) not in (before, None)
+
+
+DIAGNOSIS = {
+    "kind": "diagnosis", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "layer": "blocks.1.ffn.down",
+    "gemm": "wgrad", "relative_error": 0.16, "gain": 0.98, "bias_share": None, "sketch": "AAAA",
+}  # fmt: skip
+
+
+def test_a_diagnosis_is_named_by_gemm_figure_and_layer():
+    assert points(DIAGNOSIS) == [
+        Point("diag/wgrad/relative_error/blocks.1.ffn.down", 0.16, 1_700_000_000_000, 4096),
+        Point("diag/wgrad/gain/blocks.1.ffn.down", 0.98, 1_700_000_000_000, 4096),
+    ]
+    assert points(DIAGNOSIS | {"layer": "a b<script>"}) == []
+    assert points(DIAGNOSIS | {"gemm": "other"}) == []
+    assert points(DIAGNOSIS | {"layer": None}) == points(DIAGNOSIS | {"gemm": ["wgrad"]}) == []

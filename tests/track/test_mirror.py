@@ -10,9 +10,10 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status
-from ablate.track import Mirror, default_tracking_uri, pending
-from ablate.track.cursor import cursor_path
+from ablate.track.cursor import cursor_path, pending
+from ablate.track.mirror import Mirror
 from ablate.track.sink import Sink
+from ablate.track.uri import default_tracking_uri
 
 MS = 1_700_000_000_250
 
@@ -168,7 +169,7 @@ def test_lost_cursor_doubles_nothing(study, uri, held, same_process, assert_same
 def test_broken_cursor_counts_as_lost(study, uri, held, assert_same):
     study.whole(4)
     sync(study, uri)
-    cursor_path(study.store, uri).write_text('{"format": 1, "runs": {"x": {}}')
+    cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
     sync(study, uri)
     assert_same(study, held(study, uri))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ablate.track import Mirror, pending, start_mirror
-from ablate.track.cursor import load_cursor
+from ablate.track.cursor import load_cursor, pending
+from ablate.track.mirror import Mirror
+from ablate.track.process import start_mirror
 from ablate.track.server import local_server
 
 

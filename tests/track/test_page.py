@@ -12,7 +12,7 @@ import pytest
 
 from ablate.cli.dashboard import page
 from ablate.reports import write_report
-from ablate.track import Mirror
+from ablate.track.mirror import Mirror
 
 selenium = pytest.importorskip("selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ablate.track import default_tracking_uri, start_mirror
 from ablate.track.cursor import load_cursor
+from ablate.track.process import start_mirror
+from ablate.track.uri import default_tracking_uri
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_parent_death(study, uri, held):
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from ablate.track import start_mirror
+from ablate.track.process import start_mirror
 print(start_mirror(Path({str(study.store.path)!r}), {uri!r}).process.pid, flush=True)
 sys.stdin.read(1)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.track import Mirror, pending
+from ablate.track.cursor import pending
+from ablate.track.mirror import Mirror
 from ablate.track.server import choose_port, local_server
 from ablate.track.sink import Sink
 

@@ -7,7 +7,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.store import Status
-from ablate.track import MirrorReport
+from ablate.track.cursor import MirrorReport
 from ablate.workflow.run import run_study
 from ablate.workflow.where import Where
 
@@ -57,7 +57,7 @@ def executed(tmp_path, monkeypatch):
         return driver.Outcome(states=states, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
-    monkeypatch.setattr("ablate.track.start_mirror", lambda _folder, uri: Mirror(uri))
+    monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
     monkeypatch.setattr("ablate.workflow.run._report", lambda _store, _listener: tmp_path / "report.html")
     return calls
 

@@ -85,7 +85,7 @@ def executor(monkeypatch):
     fake = Executor()
     monkeypatch.setattr("ablate.execute.driver.execute_study", fake)
     monkeypatch.setattr("ablate.execute.driver.connection", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr("ablate.track.start_mirror", lambda *_: _NoMirror())
+    monkeypatch.setattr("ablate.track.process.start_mirror", lambda *_: _NoMirror())
     return fake
 
 
@@ -154,12 +154,12 @@ def test_an_interrupted_search_goes_on(call, executor, after):
 
 
 def test_a_cancelled_search_ends_between_two_rounds(call, executor, monkeypatch):
-    from ablate.execute import cancel
+    from ablate.execute.driver import request_stop
 
     real = Executor.__call__
 
     def cancelled(self, store, todo, **options):
-        cancel.request(store.path)
+        request_stop(store.path)
         return real(self, store, todo, **options)
 
     monkeypatch.setattr(Executor, "__call__", cancelled)

@@ -77,7 +77,7 @@ def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch
     (tmp_path / "tiny.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
     # The mirror's process is no part of the way: it ends at once.
-    monkeypatch.setattr("ablate.track.launch.sys", SimpleNamespace(executable=shutil.which("true")))
+    monkeypatch.setattr("ablate.track.process.sys", SimpleNamespace(executable=shutil.which("true")))
     trace, asked = Trace(), []
 
     def execute_study(_store, runs, **_options):

@@ -1,26 +1,26 @@
 import contextlib
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from ablate.track.database import is_local, make_database
+from ablate.track.sink import is_local, make_database
 
-MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
-server:/export /home nfs4 rw 0 0
-tmpfs /home/ann/my\\040disk tmpfs rw 0 0
-scratch /scratch lustre rw 0 0
-"""
+MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}
 
 
 @pytest.mark.parametrize(
     ("folder", "local"),
     [("/data", True), ("/home/ann", False), ("/home/ann/my disk/x", True), ("/scratch/x", False)],
 )
-def test_is_local(folder, local):
-    assert is_local(Path(folder), MOUNTS) is local
-    assert is_local(Path(folder), "") is False
+def test_is_local(folder, local, monkeypatch):
+    disks = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: disks)
+    assert is_local(Path(folder)) is local
+    disks.clear()
+    assert is_local(Path(folder)) is False
 
 
 def test_database_is_whole_and_made_once(tmp_path):
@@ -34,6 +34,5 @@ def test_database_is_whole_and_made_once(tmp_path):
         connection.execute("SELECT x FROM a_users_own")
         [[mode]] = connection.execute("PRAGMA journal_mode")
         [[place]] = connection.execute("SELECT artifact_location FROM experiments")
-    local = is_local(tmp_path, Path("/proc/self/mounts").read_text())
-    assert mode == ("wal" if local else "delete")
+    assert mode == ("wal" if is_local(tmp_path) else "delete")
     assert place.startswith((tmp_path / "artifacts").as_uri())
