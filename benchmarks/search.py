@@ -16,9 +16,8 @@ import random
 import optuna
 
 from ablate.search.engine import Asked, Result
-from ablate.search.front import dominates
 from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
-from ablate.search.halving import Halving, search_grid
+from ablate.search.halving import Halving, dominates, search_grid
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {

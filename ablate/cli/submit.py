@@ -46,12 +46,12 @@ def command(study: str, address: str, storage: Path, tracking_uri: str | None, *
             "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
         )
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
-    job = submit(address, loaded.path, loaded.name, str(storage), environment)
-    click.echo(f"Job {job.job_id} {'is there already' if job.was_there else 'submitted'}.")
+    job, was_there = submit(address, loaded.path, loaded.name, str(storage), environment)
+    click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")
     if no_follow:
         click.echo(f"Follow it with the same command, or: ablate status {loaded.name} --storage {storage}")
         return 0
-    return _follow(address, job.job_id)
+    return _follow(address, job)
 
 
 def _follow(address: str, identity: str) -> int:

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,14 +28,6 @@ _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A study's job: its id, and whether it existed before."""
-
-    job_id: str
-    was_there: bool
-
-
 def job_id(name: str, text: bytes, storage: str) -> str:
     """Return the id of the job that runs this study file on this storage with this code."""
     digest = hashlib.blake2b(digest_size=8)
@@ -46,10 +37,13 @@ def job_id(name: str, text: bytes, storage: str) -> str:
     return f"ablate-{slug}-{digest.hexdigest()}"
 
 
-def submit(address: str, path: Path, name: str, storage: str, environment: dict[str, str]) -> Job:
+def submit(
+    address: str, path: Path, name: str, storage: str, environment: dict[str, str]
+) -> tuple[str, bool]:
     """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
 
-    ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI.
+    ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and
+    whether it was there.
     """
     client = _client(address)
     text = path.read_bytes()
@@ -57,7 +51,7 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
     try:
         if identity in {job.submission_id for job in client.list_jobs()}:
             if str(client.get_job_status(identity).value) in _LIVE:
-                return Job(job_id=identity, was_there=True)
+                return identity, True
             client.delete_job(identity)  # it has ended; `ablate run` finds the runs that are left
         with tempfile.TemporaryDirectory() as folder:
             work, package = Path(folder) / "work", Path(folder) / "ablate"
@@ -78,7 +72,7 @@ def submit(address: str, path: Path, name: str, storage: str, environment: dict[
             )  # fmt: skip
     except RuntimeError as error:  # Ray's client has no other
         raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
-    return Job(job_id=identity, was_there=False)
+    return identity, False
 
 
 def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:

@@ -63,7 +63,6 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
 
     ``corpora``: token files by the digest of their data.
     """
-    order = sorted(((run.seed, n, arm, run) for n, (arm, run) in enumerate(plan.runs())), key=lambda t: t[:2])
     return [
         RunRequest(
             run_id=run.id,
@@ -73,7 +72,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             resources=arm.resources,
             diagnostics=plan.diagnostics,
         )
-        for _, _, arm, run in order
+        for arm, run in sorted(plan.runs(), key=lambda pair: pair[1].seed)
         if run.id in chosen
     ]
 

@@ -124,8 +124,7 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
         contextlib.redirect_stderr(file),
     ):
         try:
-            status, preempted = _train(task, run, lease, status, begin)
-            transient = preempted
+            status, transient = _train(task, run, lease, status, begin)
         except _TakenOverError:
             print("another worker has taken this run over")
             raise

@@ -1,4 +1,4 @@
-"""The search over a study's recipes: its runs, its reading of their results, and which search may be resumed.
+"""The search over a study's recipes: its runs, its reading of their results, and which may be resumed.
 
 A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
 bound, with a violation, because Optuna would take an infinity for a success.
@@ -6,7 +6,8 @@ bound, with a violation, because Optuna would take an infinity for a success.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from ablate.plan import Plan
+    from ablate.recipes import RecipeSpec
     from ablate.search.engine import Asked, Curve
     from ablate.search.ledger import Trial
     from ablate.search.plan import SearchPlan
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
 
 LOCK = "search.lock.json"
+SEEDS = 5
+"""Seeds of the study that confirms a search."""
+_LONGEST_NAME = 70
 _FORMAT = 1
 
 
@@ -195,3 +200,74 @@ def _tokens_to_target(found: SearchPlan, curve: Curve) -> float | None:
     rule = found.plans[0].target.crossing
     crossing = find_crossing(list(curve), list(curve.values()), _target(found), rule)
     return None if crossing is None else crossing.tokens
+
+
+def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
+    """Return a study file that runs the baseline and these arms at the last budget, with fresh seeds.
+
+    The winner of a search looks better than it is: the best of many single runs is partly luck. ``source``:
+    the file of the search, named in the study file.
+    """
+    from ruamel.yaml import YAML
+
+    arms = {arm.name: arm for arm in found.study.arms}
+    baseline = found.plans[-1].arm(found.baseline)
+    first = found.search.seed + 1
+    config = baseline.config
+    sections = {
+        "model": config.model,
+        "data": config.data,
+        "training": config.training,
+        "resources": baseline.resources,
+    }
+    base = {name: content for name, section in sections.items() if (content := _written(section))}
+    if config.backend != "auto":
+        base["backend"] = config.backend
+    if config.trainer is not None:
+        base["trainer"] = config.trainer
+    target = found.plans[0].target
+    content = {
+        "name": f"{found.name[:_LONGEST_NAME]}-confirm",
+        "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
+        "the best of many single runs is partly the luckiest.",
+        "baseline": found.baseline,
+        "target": {target.kind: target.value}
+        | ({} if target.crossing == "confirmed" else {"crossing": target.crossing}),
+        "seeds": list(range(first, first + SEEDS)),
+        "base": base,
+        "arms": {
+            name: {"recipe": _recipe(arms[name].recipe_spec)}
+            for name in dict.fromkeys([found.baseline, *names])
+        },
+    }
+    yaml = YAML()
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = io.StringIO()
+    yaml.dump(content, text)
+    written_by = f"# Written by `ablate search {source}`; `ablate run` of this file confirms what it found."
+    return f"{written_by}\n{text.getvalue()}"
+
+
+def _recipe(spec: RecipeSpec) -> Any:
+    """Return a recipe in a study file's notation, as one word if that is enough."""
+    content = _written(spec)
+    if not content:
+        return "bf16"
+    return content["preset"] if set(content) == {"preset"} else content
+
+
+def _written(section: Any) -> Any:
+    """Return a section in a study file's notation, without default values."""
+    if isinstance(section, list):
+        return [_written(item) for item in section]
+    if not is_dataclass(section) or isinstance(section, type):
+        return section
+    required = {"recipe": section.recipe} if hasattr(section, "recipe") else {}
+    usual = type(section)(**required)
+    content = {field.name: getattr(section, field.name) for field in fields(section)}
+    return {
+        name: _written(value)
+        for name, value in content.items()
+        if name in required or value != getattr(usual, name)
+    }

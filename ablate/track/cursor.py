@@ -14,13 +14,13 @@ import hashlib
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_json, write_bytes_atomic, write_json_atomic
+from ablate.base.files import read_json, write_bytes_atomic
 from ablate.track.describe import read_points, tail_digest
-from ablate.track.uri import uri_digest
+from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +72,9 @@ class RunCursor:
 
 @dataclass(kw_only=True)
 class Cursor:
-    """The part of one study that one tracking store has accepted."""
+    """The part of one study that one tracking store has accepted, as its file has it."""
 
+    format: int = _FORMAT
     experiment_id: str | None = None
     note: str = ""
     runs: dict[str, RunCursor] = field(default_factory=dict)
@@ -88,25 +89,18 @@ def mirror_dir(store: StudyStore) -> Path:
 
 
 def cursor_path(store: StudyStore, tracking_uri: str) -> Path:
-    """Return the cursor's file."""
-    return mirror_dir(store) / f"{uri_digest(tracking_uri)}.json"
+    """Return the cursor's file; a password in the address, which may change, does not change its name."""
+    return mirror_dir(store) / f"{digest(redact(tracking_uri))}.json"
 
 
 def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
     """Return the cursor, an empty one if no file can be read."""
     try:
         content = read_json(cursor_path(store, tracking_uri))
-        if content.pop("format") != _FORMAT:
-            return Cursor()
-        runs = {run_id: RunCursor(**entry) for run_id, entry in content.pop("runs").items()}
-        return Cursor(runs=runs, **content)
+        runs = {run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()}
+        return Cursor(**content | {"runs": runs}) if content["format"] == _FORMAT else Cursor()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Cursor()
-
-
-def save_cursor(store: StudyStore, tracking_uri: str, cursor: Cursor) -> None:
-    """Replace the cursor's file."""
-    write_json_atomic(cursor_path(store, tracking_uri), {"format": _FORMAT} | asdict(cursor))
 
 
 @contextmanager
@@ -164,15 +158,10 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
-    folder = report_dir(store)
+    folder = store.path / "report"
     if (folder / "report.html").exists() and folder_digest(folder) != cursor.report:
         unsent.append("report")
     return MirrorReport(unsent=tuple(unsent), problem=cursor.problem, experiment_id=cursor.experiment_id)
-
-
-def report_dir(store: StudyStore) -> Path:
-    """Return the folder of the study's report."""
-    return store.path / "report"
 
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ablate.base.files import write_json_atomic
 from ablate.track import describe
 from ablate.track.cursor import (
     FILES,
@@ -26,10 +28,7 @@ from ablate.track.cursor import (
     folder_digest,
     is_rewound,
     load_cursor,
-    mirror_dir,
     pending,
-    report_dir,
-    save_cursor,
     state_key,
     store_id,
 )
@@ -241,7 +240,7 @@ class Mirror:
                 entry.artifacts[file] = content
 
     def _sync_report(self, cursor: Cursor) -> None:
-        folder = report_dir(self._store)
+        folder = self._store.path / "report"
         if cursor.report_run is None or not (folder / "report.html").exists():
             return
         stamp = _stamp(path for path in sorted(folder.rglob("*")) if path.is_file())
@@ -269,8 +268,7 @@ class Mirror:
     def _save(self, cursor: Cursor) -> None:
         content = repr(cursor)
         if content != self._saved:
-            mirror_dir(self._store).mkdir(parents=True, exist_ok=True)
-            save_cursor(self._store, self._uri, cursor)
+            write_json_atomic(cursor_path(self._store, self._uri), asdict(cursor))
             self._saved = content
         self._saved_sec = time.monotonic()
 

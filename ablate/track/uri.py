@@ -6,7 +6,6 @@ shown passes through ``redact`` first.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -65,8 +64,3 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
         )
     path = sqlite_path(uri)
     return f"sqlite:///{path.resolve()}" if path else uri
-
-
-def uri_digest(uri: str) -> str:
-    """Return a short name for an address, independent of its password, which may change."""
-    return hashlib.sha256(redact(uri).encode()).hexdigest()[:16]

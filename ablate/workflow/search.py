@@ -145,7 +145,7 @@ def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: st
     """Write the pages so far and, after the search, the study that confirms it."""
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.beside import write_search
-    from ablate.search.confirm import confirm_study
+    from ablate.search.recipes import confirm_study
 
     found = found_of(planned, planned.halving.read(trials))
     names = [one.name for one in found.last.front if not one.is_baseline]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.differences import NOT_TOLD
-from ablate.search.front import front, importances, is_feasible, with_levels
 from ablate.search.grid import IRRELEVANT, candidate_of
-from ablate.search.halving import DIVERGED
+from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

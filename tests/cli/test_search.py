@@ -19,9 +19,8 @@ from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.plan import to_lock
 from ablate.search.engine import Result
-from ablate.search.front import dominates
 from ablate.search.grid import candidate_of
-from ablate.search.halving import search_grid
+from ablate.search.halving import dominates, search_grid
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
 from ablate.search.recipes import tried_plan

@@ -1,7 +1,9 @@
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.track.uri import default_tracking_uri, redact, resolve_tracking_uri, sqlite_path, uri_digest
+from ablate.store import StudyStore
+from ablate.track.cursor import cursor_path
+from ablate.track.uri import default_tracking_uri, redact, resolve_tracking_uri, sqlite_path
 
 
 def test_option_before_environment_before_default(tmp_path, monkeypatch):
@@ -43,5 +45,9 @@ def test_redact(text, shown):
     assert redact(text) == shown
 
 
-def test_digest_outlives_a_password():
-    assert uri_digest("http://a:old@host") == uri_digest("http://a:new@host") != uri_digest("http://other")
+def test_the_cursors_name_outlives_a_password(tmp_path):
+    old, new, other = (
+        cursor_path(StudyStore(tmp_path), f"http://{place}")
+        for place in ("a:old@host", "a:new@host", "other")
+    )
+    assert old == new != other

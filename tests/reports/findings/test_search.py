@@ -14,8 +14,8 @@ from ablate.reports.findings.search import Rung
 from ablate.reports.pages.beside import write_search
 from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
-from ablate.search.front import importances
 from ablate.search.grid import Candidate, Grid
+from ablate.search.halving import importances
 from ablate.search.ledger import Trial
 
 

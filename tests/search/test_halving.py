@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.search.front import crowding, dominates, front, promoted
-from ablate.search.halving import DIVERGED
+from ablate.search.halving import DIVERGED, crowding, dominates, front, promoted
 from ablate.search.ledger import Trial
 
 
