@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import queue
 import traceback
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -51,8 +52,8 @@ def changed(config, **settings):
 
 def member(rank, size, folder, stop_after):
     """One process of a group; the first writes its rows and how it ended."""
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    config, tokens, options = pickle.loads((folder / "task").read_bytes())
+    config, tokens, meet, options = pickle.loads((folder / "task").read_bytes())
+    distributed.init_process_group("gloo", init_method=f"file://{folder / meet}", rank=rank, world_size=size)
     group = join_group("cpu")
     rows, steps = [], [0]
 
@@ -148,8 +149,9 @@ def together(gangs):
                 keeper = Keeper(folder / "c", metrics, start, every_sec=1e9)
                 result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
             return result.state, result.step, clean(rows)
-        (folder / "meet").unlink(missing_ok=True)
-        (folder / "task").write_bytes(pickle.dumps((config, tokens, options)))
+        # A file of its own for each group: an old group writes into its file once more when it is collected.
+        meet = f"meet-{uuid.uuid4().hex}"
+        (folder / "task").write_bytes(pickle.dumps((config, tokens, meet, options)))
         gang = gangs[size] = gangs.get(size) or Gang(size)
         if fault := gang.run(folder, stop_after):
             gangs.pop(size).end()
