@@ -69,8 +69,7 @@ class Case:
 
     def modelled(self, devices: int = 1) -> Memory:
         """Return what the plan says of it."""
-        run, resources = self.config(), ResourcesConfig(devices_per_run=devices)
-        return step_memory(run.model, run.vocab_size, run.training, run.recipe, resources, hardware=None).peak
+        return step_memory(self.config(), ResourcesConfig(devices_per_run=devices), hardware=None).peak
 
 
 CASES = {

@@ -53,8 +53,7 @@ def stages(folder: Path, tokenizer: Path) -> None:
     """Print what one process does of each stage, alone."""
     from ablate.data.documents import json_documents
     from ablate.data.sources import find_files
-    from ablate.data.split import line_hashes, near_copies
-    from ablate.data.spool import encoded, hash_all
+    from ablate.data.split import encoded, hash_all, line_hashes, near_copies
     from ablate.data.tokenizer import END_OF_TEXT, open_json
 
     def read(name: str) -> list[bytes]:

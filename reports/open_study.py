@@ -16,7 +16,7 @@ import pandas as pd
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.pages.csv_files import RUN_FIGURES, arm_rows, run_rows
 from ablate.reports.read.load import load_frames
-from ablate.store.find import default_storage, study_at, study_named
+from ablate.store.runs import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis

@@ -26,10 +26,18 @@ class Problem:
 
 
 class UserError(Exception):
-    """Input that cannot be used. ``problems`` holds every problem found, in the order of the file."""
+    """Input that cannot be used. ``problems`` holds every problem found, in the order of the file.
 
-    def __init__(self, *problems: Problem | str) -> None:
-        self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
+    ``file``, ``line`` and ``hint`` belong to a problem that is given as text.
+    """
+
+    def __init__(
+        self, *problems: Problem | str, file: object = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        path = None if file is None else str(file)
+        self.problems = tuple(
+            Problem(file=path, line=line, what=p, hint=hint) if isinstance(p, str) else p for p in problems
+        )
         super().__init__("\n".join(str(p) for p in self.problems))
 
 

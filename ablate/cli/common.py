@@ -11,7 +11,7 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.store import StudyStore
-from ablate.store.find import default_storage, study_at, study_named
+from ablate.store.runs import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

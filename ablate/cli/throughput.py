@@ -133,9 +133,7 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
     config = arm.config
     if hardware is None or not config.model.is_built_in or config.trainer is not None:
         return measured
-    modelled = step_memory(
-        config.model, config.vocab_size, config.training, config.recipe, ResourcesConfig(), hardware=hardware
-    )
+    modelled = step_memory(config, ResourcesConfig(), hardware=hardware)
     return f"{measured} (modelled {modelled.peak.total / 1e9:.2f})"
 
 

@@ -9,7 +9,6 @@ An unusable corpus raises ``UserError``: one line that names the file and the li
 """
 
 from ablate.data.identity import DataIdentity, identify
-from ablate.data.prepare import prepare
-from ablate.data.token_files import TokenFiles, load, open_tokens
+from ablate.data.prepare import TokenFiles, load, open_tokens, prepare
 
 __all__ = ["DataIdentity", "TokenFiles", "identify", "load", "open_tokens", "prepare"]

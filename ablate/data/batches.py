@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
     windows = (num_train_tokens - 1) // seq_len
     if windows < 1:
         what = f"the training text has {num_train_tokens} tokens, less than one sequence of {seq_len} + 1"
-        raise UserError(Problem(what=what, hint="lower training.seq_len or add text"))
+        raise UserError(what, hint="lower training.seq_len or add text")
     return windows
 
 
@@ -47,12 +47,12 @@ def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens
     windows = -(-eval_tokens // seq_len)
     there = max(0, (num_validation_tokens - 1) // seq_len)
     if windows > there:
-        what = (
+        fewer = f"lower training.eval_tokens to {there * seq_len} or less, or name more data.validation_paths"
+        raise UserError(
             f"the validation text has {num_validation_tokens} tokens, but training.eval_tokens asks for "
-            f"{windows} sequences of {seq_len} + 1"
+            f"{windows} sequences of {seq_len} + 1",
+            hint=fewer if there else "lower training.seq_len or add text",
         )
-        hint = f"lower training.eval_tokens to {there * seq_len} or less, or name more data.validation_paths"
-        raise UserError(Problem(what=what, hint=hint if there else "lower training.seq_len or add text"))
     return windows
 
 

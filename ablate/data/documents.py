@@ -17,9 +17,10 @@ import io
 import re
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.base.files import parse_json
 from ablate.data.sources import unreadable
 
@@ -36,16 +37,25 @@ _GZIP_BUFFER = 1 << 15  # at most lost at a damaged place; lines are counted bef
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
+def file_documents(file: SourceFile, text_field: str | None, report: Callable[[int], None]) -> Iterator[str]:
+    """Yield the documents of a file of JSON lines, or of plain text if ``text_field`` is None.
+
+    ``report`` receives the number of bytes read so far.
+    """
+    if text_field is None:
+        return text_documents(file, report)
+    return json_documents(file, text_field, report)
+
+
 def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
     """Yield the documents of a text file; ``report`` receives the number of bytes read so far."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    place = _Place(file)
-    with _open(file, place) as (stream, raw):
+    with _open(file) as opened:
         buffer = ""
         cutting = False
-        while block := stream.read(_BLOCK):
-            report(raw.tell())
-            place.line += block.count(b"\n")
+        while block := opened.content.read(_BLOCK):
+            report(opened.raw.tell())
+            opened.line += block.count(b"\n")
             buffer += decoder.decode(block)
             cutting = cutting or len(buffer) > WHOLE_CHARACTERS
             if cutting:
@@ -75,16 +85,15 @@ def _cut(text: str, start: int) -> int:
 
 def json_documents(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
     """Yield the text of each JSON line, with or without gzip."""
-    place = _Place(file)
-    with _open(file, place) as (stream, raw):
-        for number, line in enumerate(stream, start=1):
+    with _open(file) as opened:
+        for number, line in enumerate(opened.content, start=1):
             if number % 256 == 0:
-                report(raw.tell())
+                report(opened.raw.tell())
             content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if content.strip():
                 yield _json_text(file, number, content, text_field)
-            place.line = number
-        report(raw.tell())
+            opened.line = number
+        report(opened.raw.tell())
 
 
 def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> str:
@@ -94,41 +103,43 @@ def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> s
         value = None
     if not isinstance(value, dict):
         hint = "expected one JSON object a line"
-        raise UserError(Problem(file=file.path, line=number, what="is not a JSON object", hint=hint))
-    text = value.get(text_field)
+        raise UserError("is not a JSON object", file=file.path, line=number, hint=hint)
+    return text_of(value, text_field, file.path, number)
+
+
+def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str:
+    """Return the text of a row; ``path`` and ``number`` say in an error where it is."""
+    text = row.get(text_field)
     if not isinstance(text, str):
-        hint = f"fields here: {', '.join(value) or 'none'}; set data.text_field"
-        raise UserError(
-            Problem(file=file.path, line=number, what=f"no text in field '{text_field}'", hint=hint)
-        )
+        hint = f"fields here: {', '.join(row) or 'none'}; set data.text_field"
+        raise UserError(f"no text in field '{text_field}'", file=path, line=number, hint=hint)
     return text
 
 
-class _Place:
-    """The last valid line, for the error message about the next one."""
+@dataclass(kw_only=True)
+class _Opened:
+    """A file's content, the raw file whose position is the progress, and the last valid line, for errors."""
 
-    def __init__(self, file: SourceFile) -> None:
-        self.file = file
-        self.line = 0
+    content: BinaryIO
+    raw: BinaryIO
+    line: int = 0
 
 
 @contextmanager
-def _open(file: SourceFile, place: _Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file as (decompressed stream, raw file whose position is the progress)."""
+def _open(file: SourceFile) -> Iterator[_Opened]:
+    line = 0
     try:
         with open(file.path, "rb") as raw:  # noqa: PTH123
-            if file.path.endswith(".gz"):
-                with io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) as stream:
-                    yield stream, raw
-            else:
-                yield raw, raw
+            packed = file.path.endswith(".gz")
+            content = io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) if packed else raw
+            opened = _Opened(content=content, raw=raw)
+            try:
+                yield opened
+            finally:
+                line = opened.line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         hint = "the download or copy is incomplete; fetch the file again"
-        what = (
-            f"gzip data is damaged after this line: {error}"
-            if place.line
-            else f"gzip data is damaged: {error}"
-        )
-        raise UserError(Problem(file=file.path, line=place.line or None, what=what, hint=hint)) from error
+        what = f"gzip data is damaged{' after this line' if line else ''}: {error}"
+        raise UserError(what, file=file.path, line=line or None, hint=hint) from error
     except OSError as error:
         raise unreadable(file.path, error) from error

@@ -12,12 +12,14 @@ is found (documents could then not be separated).
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.base.files import parse_json
+from ablate.data.hub import cached_first
 from ablate.data.sources import unreadable
 
 _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
@@ -47,11 +49,7 @@ def locate(name: str) -> HfTokenizer:
         json_path, config_path = path, path.with_name("tokenizer_config.json")
     elif name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
         raise UserError(
-            Problem(
-                file=name,
-                what="no such tokenizer file or folder",
-                hint="relative paths start at the study file",
-            )
+            "no such tokenizer file or folder", file=name, hint="relative paths start at the study file"
         )
     else:
         json_path, config_path = _from_hub(name)
@@ -59,7 +57,7 @@ def locate(name: str) -> HfTokenizer:
         content = json_path.read_bytes()
     except FileNotFoundError:
         hint = "only fast tokenizers can be used; save one with tokenizers' Tokenizer.save"
-        raise UserError(Problem(file=str(json_path), what="no such file", hint=hint)) from None
+        raise UserError("no such file", file=json_path, hint=hint) from None
     except OSError as error:
         raise unreadable(json_path, error) from error
     try:
@@ -68,7 +66,7 @@ def locate(name: str) -> HfTokenizer:
         vocab_size = max(tokens.values()) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "expected the file that tokenizers' Tokenizer.save writes"
-        raise UserError(Problem(file=str(json_path), what="is not a tokenizer", hint=hint)) from error
+        raise UserError("is not a tokenizer", file=json_path, hint=hint) from error
     return HfTokenizer(
         name=name,
         json_path=json_path,
@@ -81,25 +79,17 @@ def locate(name: str) -> HfTokenizer:
 def _from_hub(name: str) -> tuple[Path, Path]:
     from huggingface_hub import HfApi, hf_hub_download
 
-    def fetch(file: str, *, local: bool) -> Path:
-        return Path(hf_hub_download(name, file, local_files_only=local))
-
-    try:
-        local, json_path = True, fetch("tokenizer.json", local=True)
-    except Exception:  # not in the local hub cache, which raises many types
-        try:
-            # This call fails at once when offline; the download would try for half a minute.
+    def fetch(local: bool) -> tuple[Path, Path]:
+        if not local:  # This call fails at once when offline; the download would try for half a minute.
             HfApi().model_info(name, timeout=20)
-            local, json_path = False, fetch("tokenizer.json", local=False)
-        except Exception as error:
-            first_line = str(error).strip().split("\n")[0] or type(error).__name__
-            hint = "check the name and the connection, or give the path of a tokenizer.json"
-            what = f"tokenizer '{name}' is neither a path nor to be had from the hub: {first_line}"
-            raise UserError(Problem(what=what, hint=hint)) from error
-    try:
-        return json_path, fetch("tokenizer_config.json", local=local)
-    except Exception:  # optional: the end-of-text token may be found by name
-        return json_path, json_path.with_name("tokenizer_config.json")
+        json_path = Path(hf_hub_download(name, "tokenizer.json", local_files_only=local))
+        config_path = json_path.with_name("tokenizer_config.json")
+        with suppress(Exception):  # optional: the end-of-text token may be found by name
+            config_path = Path(hf_hub_download(name, config_path.name, local_files_only=local))
+        return json_path, config_path
+
+    hint = "check the name and the connection, or give the path of a tokenizer.json"
+    return cached_first(fetch, f"tokenizer '{name}' is neither a path nor to be had from the hub", hint)
 
 
 def _vocabulary(value: dict[str, Any]) -> dict[str, int]:
@@ -121,4 +111,4 @@ def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> 
         if candidate in tokens:
             return str(candidate)
     hint = "put a tokenizer_config.json with eos_token beside it"
-    raise UserError(Problem(file=str(json_path), what="the tokenizer has no end-of-text token", hint=hint))
+    raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)

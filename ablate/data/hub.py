@@ -17,19 +17,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError, first_line
+from ablate.data.documents import text_of
 from ablate.data.kept import find, keep, key_of
-from ablate.data.sources import SourceFile, find_files
+from ablate.data.sources import SourceFile, find_files, stat_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
     from ablate.run.config import DataConfig
+
+Found = TypeVar("Found")
 
 TRAIN_SPLIT = "train"
 SHARD_FIELD = "text"
@@ -63,23 +67,17 @@ def locate(data: DataConfig) -> HubSource:
     paths, validation_paths = data.paths, data.validation_paths
     if len(paths) > 2 or len(validation_paths) > 1:
         raise UserError(
-            Problem(
-                what="data.source: hub takes one data set",
-                hint="paths: [name] or [name, configuration]; validation_paths: [split]",
-            )
+            "data.source: hub takes one data set",
+            hint="paths: [name] or [name, configuration]; validation_paths: [split]",
         )
     if importlib.util.find_spec("datasets") is None:
-        raise UserError(
-            Problem(
-                what="data.source: hub needs the package 'datasets'", hint="pip install 'ablate-fp4[hub]'"
-            )
-        )
+        raise UserError("data.source: hub needs the package 'datasets'", hint="pip install 'ablate-fp4[hub]'")
     name, _, revision = paths[0].partition("@")
     folder = Path(paths[0]).expanduser()
     files = tuple(find_files([str(folder)], ())) if folder.is_dir() else ()
     if not files and data.max_bytes is None:
         hint = "a data set on the hub is streamed; say how much text to take, such as 1_000_000_000"
-        raise UserError(Problem(what="data.max_bytes is missing, but data.source: hub needs it", hint=hint))
+        raise UserError("data.max_bytes is missing, but data.source: hub needs it", hint=hint)
     return HubSource(
         name=str(folder.absolute()) if files else name,
         configuration=paths[1] if len(paths) == 2 else None,
@@ -100,9 +98,7 @@ def _commit(name: str, revision: str) -> str:
         hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
         raise _unusable(name, error, hint) from error
     if commit is None:
-        raise UserError(
-            Problem(what=f"the hub names no commit of data set '{name}'", hint="pin one as name@commit")
-        )
+        raise UserError(f"the hub names no commit of data set '{name}'", hint="pin one as name@commit")
     return commit
 
 
@@ -111,7 +107,7 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
     try:
         rows = _rows(source, split)
         for number, row in enumerate(rows.skip(skip) if skip else rows, start=skip + 1):
-            yield _text(source, number, row, text_field)
+            yield text_of(row, text_field, source.name, number)
     except UserError:
         raise
     except Exception as error:
@@ -121,13 +117,7 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
 
 
 def fetch(
-    source: HubSource,
-    text_field: str,
-    max_bytes: int | None,
-    folder: Path,
-    report: Callable[[int], None],
-    *,
-    key: str,
+    source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None], *, key: str
 ) -> list[tuple[SourceFile, str]]:
     """Write the training split as shards of JSON lines with the field ``SHARD_FIELD``.
 
@@ -139,81 +129,70 @@ def fetch(
     """
     shards: list[tuple[SourceFile, str]] = []
     rows = text_bytes = 0
-
-    def path() -> Path:
-        return folder / f"{key_of([key, len(shards)])}.jsonl"
-
-    def add(record: dict[str, Any]) -> None:
-        nonlocal rows, text_bytes
-        (file,) = find_files([str(path())], ())
-        shards.append((file, record["sha256"]))
-        rows += record["rows"]
-        text_bytes += record["text_bytes"]
-        report(text_bytes)
-
-    while record := find(path()):
-        add(record)
-    stream = documents(source, TRAIN_SPLIT, text_field, rows)
+    stream: Iterator[str] | None = None
     ended = False
 
+    def enough(size: int) -> bool:
+        return data.max_bytes is not None and size >= data.max_bytes
+
     def write(file: BinaryIO) -> dict[str, Any]:
-        nonlocal ended
         count = size = 0
-        for text in stream:
+        for text in stream or ():
             file.write(json.dumps({SHARD_FIELD: text}).encode() + b"\n")
             count += 1
             if text.strip():  # as ``max_bytes`` counts it
                 size += len(text.encode("utf-8", "replace"))
             report(text_bytes + size)
-            if size >= _SHARD_BYTES or _enough(text_bytes + size):
-                break
-        else:
-            ended = True
-        return {"rows": count, "text_bytes": size}
+            if size >= _SHARD_BYTES or enough(text_bytes + size):
+                return {"rows": count, "text_bytes": size, "ended": False}
+        return {"rows": count, "text_bytes": size, "ended": True}
 
-    def _enough(size: int) -> bool:
-        return max_bytes is not None and size >= max_bytes
-
-    while not ended and not _enough(text_bytes):
-        add(keep(path(), write))
+    while not ended and not enough(text_bytes):
+        path = folder / f"{key_of([key, len(shards)])}.jsonl"
+        record = find(path) if stream is None else None
+        if record is None:
+            stream = stream or documents(source, TRAIN_SPLIT, data.text_field, rows)
+            record = keep(path, write)
+        shards.append((stat_file(str(path.absolute()), path.name), record["sha256"]))
+        rows += record["rows"]
+        text_bytes += record["text_bytes"]
+        ended = record.get("ended", False)
+        report(text_bytes)
     return shards
 
 
 def _rows(source: HubSource, split: str) -> Any:
     import datasets
 
-    if not source.files or not (kind := _saved(Path(source.name))):
+    has_splits = (Path(source.name) / "dataset_dict.json").is_file()
+    whole = all((Path(source.name) / name).is_file() for name in ("state.json", "dataset_info.json"))
+    if not source.files or not (has_splits or whole):
         return datasets.load_dataset(
             source.name, source.configuration, split=split, streaming=True, revision=source.commit
         )
     if source.configuration is not None:
         what, hint = "what save_to_disk wrote has no configurations", f"paths: [{source.name}]"
-        raise UserError(Problem(file=source.name, what=what, hint=hint))
+        raise UserError(what, file=source.name, hint=hint)
     saved = datasets.load_from_disk(source.name)
-    splits = dict(saved) if kind == "splits" else {TRAIN_SPLIT: saved}
+    splits = dict(saved) if has_splits else {TRAIN_SPLIT: saved}
     if split not in splits:
-        hint = f"splits here: {', '.join(splits)}"
-        raise UserError(Problem(file=source.name, what=f"has no split '{split}'", hint=hint))
+        raise UserError(f"has no split '{split}'", file=source.name, hint=f"splits here: {', '.join(splits)}")
     return splits[split]
 
 
-def _saved(folder: Path) -> Literal["splits", "one"] | None:
-    """Return the form in which ``save_to_disk`` wrote a folder, or None if it did not."""
-    if (folder / "dataset_dict.json").is_file():
-        return "splits"
-    return "one" if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file() else None
-
-
-def _text(source: HubSource, number: int, row: dict[str, Any], text_field: str) -> str:
-    text = row.get(text_field)
-    if not isinstance(text, str):
-        hint = f"fields here: {', '.join(row)}; set data.text_field"
-        raise UserError(
-            Problem(file=source.name, line=number, what=f"no text in field '{text_field}'", hint=hint)
-        )
-    return text
-
-
 def _unusable(name: str, error: Exception, hint: str) -> UserError:
-    first_line = str(error).strip().split("\n")[0] or type(error).__name__
-    return UserError(Problem(what=f"hub data set '{name}' cannot be read: {first_line}", hint=hint))
+    return UserError(f"hub data set '{name}' cannot be read: {first_line(error)}", hint=hint)
+
+
+def cached_first(fetch: Callable[[bool], Found], what: str, hint: str) -> Found:
+    """Return what ``fetch(local_files_only)`` finds in the local hub cache, else on the hub.
+
+    Raises:
+        UserError: ``what`` and the first line of the hub's error.
+    """
+    with suppress(Exception):  # not in the cache, which raises many types
+        return fetch(True)
+    try:
+        return fetch(False)
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}", hint=hint) from error

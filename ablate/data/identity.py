@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.data import hf_tokenizer, hub
-from ablate.data.hashes import content_hashes
 from ablate.data.sources import (
     JSON_SUFFIXES,
     TEXT_SUFFIXES,
     TOKEN_SUFFIXES,
     SourceFile,
+    content_hashes,
     find_files,
     stdlib_files,
 )
@@ -87,22 +87,21 @@ def resolve(data: DataConfig) -> Corpus:
     hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
         what = f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}"
-        raise UserError(Problem(file=str(hf.json_path), what=what, hint="is it the one that was meant?"))
-    train: list[SourceFile]
+        raise UserError(what, file=hf.json_path, hint="is it the one that was meant?")
     validation: list[SourceFile] = []
     if data.source == "stdlib":
         train = stdlib_files()
     elif hub_source is not None:
         train = list(hub_source.files)
     else:
-        train = find_files(data.paths, _SUFFIXES[data.source])
-        validation = find_files(data.validation_paths, _SUFFIXES[data.source])
-    if data.source == "tokens":
-        _check_token_files(data, [*train, *validation])
+        train, validation = (
+            find_files(paths, _SUFFIXES[data.source]) for paths in (data.paths, data.validation_paths)
+        )
     files = [*train, *validation]
+    if data.source == "tokens":
+        _check_token_files(data, files)
     places = [*data.paths, "", *data.validation_paths] if data.paths else [sysconfig.get_path("stdlib")]
-    key = "\n".join([data.source, *map(os.path.abspath, places)])
-    hashes = content_hashes(files, key)
+    hashes = content_hashes(files, "\n".join([data.source, *map(os.path.abspath, places)]))
     if data.source == "tokens":
         _check_no_shared_file(train, validation, hashes)
     hashed_train = _ordered(train, hashes[: len(train)])
@@ -142,58 +141,45 @@ def _check_fields(data: DataConfig) -> None:
     """Reject missing fields, and fields without effect, over which a grid would compare equal arms."""
     wrong: list[Problem] = []
 
-    def need(condition: bool, what: str, hint: str) -> None:
-        if not condition:
-            wrong.append(Problem(what=what, hint=hint))
+    def refuse(what: str, hint: str) -> None:
+        wrong.append(Problem(what=what, hint=hint))
 
     source, tokenizer = f"data.source: {data.source}", f"data.tokenizer: {data.tokenizer}"
-    if data.source == "stdlib":
-        need(not data.paths, f"data.paths has no effect with {source}", "leave it out, or use source: text")
-        need(
-            not data.validation_paths,
-            f"data.validation_paths has no effect with {source}",
-            "leave it out: validation text is held out by itself",
-        )
-    else:
-        need(bool(data.paths), f"data.paths is empty, but {source} needs it", "name files, folders or globs")
+    out = "leave it out"
+    if data.source != "stdlib" and not data.paths:
+        refuse(f"data.paths is empty, but {source} needs it", "name files, folders or globs")
+    if data.source == "stdlib" and data.paths:
+        refuse(f"data.paths has no effect with {source}", f"{out}, or use source: text")
+    if data.source == "stdlib" and data.validation_paths:
+        hint = f"{out}: validation text is held out by itself"
+        refuse(f"data.validation_paths has no effect with {source}", hint)
     if data.source == "tokens":
-        need(data.tokenizer == "bytes", f"{tokenizer} has no effect with {source}", "leave it out")
-        need(
-            data.vocab_size is not None,
-            f"data.vocab_size is missing, but {source} needs it",
-            "highest id + 1",
-        )
+        if data.tokenizer != "bytes":
+            refuse(f"{tokenizer} has no effect with {source}", out)
+        if data.vocab_size is None:
+            refuse(f"data.vocab_size is missing, but {source} needs it", "highest id + 1")
     elif data.tokenizer == "bpe":
-        enough = data.vocab_size is not None and data.vocab_size >= BPE_MINIMUM
-        got = data.vocab_size or "missing"
-        need(
-            enough, f"data.vocab_size is {got}", f"tokenizer: bpe needs at least {BPE_MINIMUM}, such as 4096"
-        )
-    elif data.tokenizer != "hf":
-        need(data.vocab_size is None, f"data.vocab_size has no effect with {tokenizer}", "leave it out")
-    if data.tokenizer == "hf":
+        if (data.vocab_size or 0) < BPE_MINIMUM:
+            hint = f"tokenizer: bpe needs at least {BPE_MINIMUM}, such as 4096"
+            refuse(f"data.vocab_size is {data.vocab_size or 'missing'}", hint)
+    elif data.tokenizer != "hf" and data.vocab_size is not None:
+        refuse(f"data.vocab_size has no effect with {tokenizer}", out)
+    if data.tokenizer == "hf" and not data.tokenizer_path:
         hint = "a tokenizer.json, its folder or a hub name"
-        need(bool(data.tokenizer_path), "data.tokenizer_path is missing, but tokenizer: hf needs it", hint)
-    else:
-        need(
-            data.tokenizer_path is None, f"data.tokenizer_path has no effect with {tokenizer}", "leave it out"
-        )
+        refuse("data.tokenizer_path is missing, but tokenizer: hf needs it", hint)
+    if data.tokenizer != "hf" and data.tokenizer_path is not None:
+        refuse(f"data.tokenizer_path has no effect with {tokenizer}", out)
     if wrong:
         raise UserError(*wrong)
 
 
 def _check_token_files(data: DataConfig, files: Sequence[SourceFile]) -> None:
     width = {"uint16": 2, "uint32": 4}[data.token_dtype]
-    wrong = [
-        Problem(
-            file=file.path,
-            what=f"{file.size} bytes are no whole number of {data.token_dtype} tokens",
-            hint="set data.token_dtype to the type it was written with",
-        )
-        for file in files
-        if file.size % width
-    ]
-    if wrong:
+    hint = "set data.token_dtype to the type it was written with"
+    what = f"bytes are no whole number of {data.token_dtype} tokens"
+    if wrong := [
+        Problem(file=file.path, what=f"{file.size} {what}", hint=hint) for file in files if file.size % width
+    ]:
         raise UserError(*wrong)
 
 
@@ -205,4 +191,4 @@ def _check_no_shared_file(
     for file, digest in zip(validation, hashes[len(train) :], strict=True):
         if digest in in_training:
             what = f"has the same content as the training file {in_training[digest].path}"
-            raise UserError(Problem(file=file.path, what=what, hint="validate on other tokens"))
+            raise UserError(what, file=file.path, hint="validate on other tokens")

@@ -10,20 +10,18 @@ How it fails: ``UserError`` for unreadable text (see ``documents``) or a file th
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.base.errors import Problem, UserError
-from ablate.data.documents import json_documents, text_documents
+from ablate.base.errors import UserError
+from ablate.data.documents import file_documents
 from ablate.data.kept import find, keep, key_of
-from ablate.data.sources import SourceFile, unreadable
-from ablate.data.split import is_among, near_copies
-from ablate.data.spool import DocumentTable, encoded
+from ablate.data.sources import SourceFile, stat_file
+from ablate.data.split import DocumentTable, encoded, is_among, near_copies
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json, train_bpe
 
 if TYPE_CHECKING:
@@ -59,9 +57,10 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartTable:
+class Listed:
     """The first documents of a part. The file holds the hashes of all listed documents, then lengths."""
 
+    part: Part
     path: Path
     num_documents: int
     num_bytes: int
@@ -71,11 +70,11 @@ class PartTable:
         hashes, lengths = np.fromfile(self.path, dtype="<u8").reshape(2, -1)[:, : self.num_documents]
         return hashes.astype(np.uint64), lengths.astype(np.int64)
 
-    def cut(self, num_bytes: int) -> PartTable:
+    def cut(self, num_bytes: int) -> Listed:
         """Return the shortest prefix with this many bytes of text; the part must have enough."""
         ends = np.cumsum(self.read()[1])
         last = int(np.searchsorted(ends, num_bytes))
-        return PartTable(path=self.path, num_documents=last + 1, num_bytes=int(ends[last]))
+        return replace(self, num_documents=last + 1, num_bytes=int(ends[last]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,23 +95,32 @@ class Encoding:
     dtype: str
     key: str
 
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the tokens of texts, little-endian."""
+        return _opened(self).encode(texts).astype(np.dtype(self.dtype).newbyteorder("<"))
+
 
 def cut_into_parts(
     files: Sequence[tuple[SourceFile, str]], text_field: str | None, rules_version: int
 ) -> list[Part]:
     """Group files, each given with its content hash, into parts."""
-    parts: list[Part] = []
-    group: list[tuple[SourceFile, str]] = []
-    for number, entry in enumerate(files, start=1):
-        group.append(entry)
-        if number == len(files) or sum(file.size for file, _ in group) >= PART_BYTES:
-            key = key_of([rules_version, text_field, [content_hash for _, content_hash in group]])
-            parts.append(Part(files=tuple(file for file, _ in group), text_field=text_field, key=key))
-            group = []
-    return parts
+    groups: list[list[tuple[SourceFile, str]]] = [[]]
+    for entry in files:
+        if sum(file.size for file, _ in groups[-1]) >= PART_BYTES:
+            groups.append([])
+        groups[-1].append(entry)
+    return [
+        Part(
+            files=tuple(file for file, _ in group),
+            text_field=text_field,
+            key=key_of([rules_version, text_field, [content_hash for _, content_hash in group]]),
+        )
+        for group in groups
+        if group
+    ]
 
 
-def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -> PartTable:
+def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -> Listed:
     """List the documents of a part, up to ``max_bytes`` of text; ``report`` receives stored bytes."""
     path = folder / f"{key_of([part.key, max_bytes])}.documents"
 
@@ -126,23 +134,22 @@ def read_part(part: Part, max_bytes: int | None, folder: Path, report: Report) -
 
     record = find(path) or keep(path, write)
     report(part.num_bytes)
-    return PartTable(path=path, num_documents=record["documents"], num_bytes=record["text_bytes"])
+    return Listed(part=part, path=path, num_documents=record["documents"], num_bytes=record["text_bytes"])
 
 
-def pick_documents(part: Part, table: PartTable, wanted: Path, report: Report) -> list[tuple[int, bytes]]:
+def pick_documents(listed: Listed, wanted: Path, report: Report) -> list[tuple[int, bytes]]:
     """Return (hash, text) of the documents whose hash is in a file of sorted hashes."""
-    hashes = table.read()[0]
+    hashes = listed.read()[0]
     picked = is_among(hashes, _mapped(wanted))
-    texts = _texts(part, len(hashes), report)
-    return [(int(key), text) for key, text, take in zip(hashes, texts, picked, strict=True) if take]
+    return [
+        (int(key), text)
+        for key, text, take in zip(hashes, _texts(listed, report), picked, strict=True)
+        if take
+    ]
 
 
 def learn_bpe(
-    listed: Sequence[tuple[Part, PartTable]],
-    side: ValidationSide,
-    vocab_size: int,
-    folder: Path,
-    report: Report,
+    parts: Sequence[Listed], side: ValidationSide, vocab_size: int, folder: Path, report: Report
 ) -> int:
     """Learn a BPE from training documents, write its ``tokenizer.json`` and return its vocabulary size.
 
@@ -151,66 +158,52 @@ def learn_bpe(
 
     def sample() -> Iterator[bytes]:
         before = 0
-        for part, table in listed:
-            for batch in _training_batches(part, table, side):
-                yield from batch.texts
-                report(before + batch.num_bytes_read)
-            before += table.num_bytes
+        for listed in parts:
+            for texts, read, _ in _training_batches(listed, side):
+                yield from texts
+                report(before + read)
+            before += listed.num_bytes
 
     tokenizer = train_bpe(sample(), vocab_size)
     tokenizer.save(folder)
     return tokenizer.vocab_size
 
 
+def tokens_path(number: int, listed: Listed, side: ValidationSide, encoding: Encoding, folder: Path) -> Path:
+    """Return the path of ``encode_part``'s tokens. The number distinguishes equal parts."""
+    key = key_of([number, listed.part.key, listed.num_documents, side.key, encoding.key])
+    return folder / f"{key}.tokens"
+
+
 def encode_part(
-    number: int,
-    part: Part,
-    table: PartTable,
-    side: ValidationSide,
-    encoding: Encoding,
-    folder: Path,
-    report: Report,
+    path: Path, listed: Listed, side: ValidationSide, encoding: Encoding, report: Report
 ) -> dict[str, int | str]:
     """Write the tokens of a part's training documents, and return the record; units are bytes of text."""
-    path = tokens_path(number, part, table, side, encoding, folder)
 
     def write(file: BinaryIO) -> dict[str, Any]:
-        tokenizer = open_tokenizer(encoding)
         counts = {"tokens": 0, "documents": 0, "text_bytes": 0, "near_copies": 0}
-        for batch in _training_batches(part, table, side):
-            if batch.texts:
-                ids = encode(tokenizer, batch.texts, encoding.dtype)
+        for texts, read, near in _training_batches(listed, side):
+            if texts:
+                ids = encoding.encode(texts)
                 file.write(ids.tobytes())
                 counts["tokens"] += len(ids)
-            counts["documents"] += len(batch.texts)
-            counts["text_bytes"] += sum(map(len, batch.texts))
-            counts["near_copies"] += batch.num_near_copies
-            report(batch.num_bytes_read)
+            counts["documents"] += len(texts)
+            counts["text_bytes"] += sum(map(len, texts))
+            counts["near_copies"] += near
+            report(read)
         return counts
 
     record = find(path) or keep(path, write)
-    report(table.num_bytes)
+    report(listed.num_bytes)
     return record
 
 
-def tokens_path(
-    number: int, part: Part, table: PartTable, side: ValidationSide, encoding: Encoding, folder: Path
-) -> Path:
-    """Return the path of ``encode_part``'s tokens. The number distinguishes equal parts."""
-    return folder / f"{key_of([number, part.key, table.num_documents, side.key, encoding.key])}.tokens"
-
-
 @lru_cache(maxsize=1)
-def open_tokenizer(encoding: Encoding) -> Tokenizer:
+def _opened(encoding: Encoding) -> Tokenizer:
     """Open a tokeniser once per process."""
     if encoding.tokenizer is None:
         return ByteTokenizer()
     return open_json(encoding.tokenizer, encoding.end_of_text)
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[bytes], dtype: str) -> NDArray[Any]:
-    """Return the tokens of texts, little-endian."""
-    return tokenizer.encode(texts).astype(np.dtype(dtype).newbyteorder("<"))
 
 
 def batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -227,37 +220,28 @@ def batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Batch:
-    """Training documents, and the amounts read and left out since the previous batch."""
+def _training_batches(listed: Listed, side: ValidationSide) -> Iterator[tuple[list[bytes], int, int]]:
+    """Yield a part's documents that are neither validation documents nor near copies of one.
 
-    texts: list[bytes]
-    num_bytes_read: int
-    num_near_copies: int
-
-
-def _training_batches(part: Part, table: PartTable, side: ValidationSide) -> Iterator[_Batch]:
-    """Yield the documents of a part that are neither validation documents nor near copies of one."""
-    hashes = table.read()[0]
-    outside = iter(~is_among(hashes, _mapped(side.documents)))
-    lines = _mapped(side.lines)
+    In batches: (texts, bytes of text read so far, near copies left out of this batch).
+    """
+    outside = iter(~is_among(listed.read()[0], _mapped(side.documents)))
     read = 0
-    for texts in batches(_texts(part, len(hashes), lambda _position: None)):
+    for texts in batches(_texts(listed, lambda _position: None)):
         read += sum(map(len, texts))
         candidates = [text for text, keep in zip(texts, islice(outside, len(texts)), strict=True) if keep]
-        near = near_copies(candidates, lines)
-        kept = [text for text, is_near in zip(candidates, near, strict=True) if not is_near]
-        yield _Batch(texts=kept, num_bytes_read=read, num_near_copies=int(near.sum()))
+        near = near_copies(candidates, _mapped(side.lines))
+        yield list(compress(candidates, ~near)), read, int(near.sum())
 
 
-def _texts(part: Part, count: int, report: Report) -> Iterator[bytes]:
-    """Yield the first ``count`` documents of a part that was listed before."""
-    found = 0
-    for text in islice(encoded(_documents(part, report), None), count):
+def _texts(listed: Listed, report: Report) -> Iterator[bytes]:
+    """Yield the documents of a part that was listed before."""
+    part, found = listed.part, 0
+    for text in islice(encoded(_documents(part, report), None), listed.num_documents):
         yield text
         found += 1
     _check_unchanged(part)
-    if found < count:
+    if found < listed.num_documents:
         raise _changed(part.files[-1])
 
 
@@ -268,27 +252,21 @@ def _documents(part: Part, report: Report) -> Iterator[str]:
         def read(position: int, before: int = before) -> None:
             report(before + position)
 
-        if part.text_field is not None:
-            yield from json_documents(file, part.text_field, read)
-        else:
-            yield from text_documents(file, read)
+        yield from file_documents(file, part.text_field, read)
         before += file.size
 
 
 def _check_unchanged(part: Part) -> None:
     """Reject files that changed since they were hashed, because results made from them would be kept."""
     for file in part.files:
-        try:
-            status = os.stat(file.path)  # noqa: PTH116  as in sources
-        except OSError as error:
-            raise unreadable(file.path, error) from error
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        now = stat_file(file.path, file.name)
+        if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
             raise _changed(file)
 
 
 def _changed(file: SourceFile) -> UserError:
     hint = "run again when nothing writes to it"
-    return UserError(Problem(file=file.path, what="the corpus changed while it was read", hint=hint))
+    return UserError("the corpus changed while it was read", file=file.path, hint=hint)
 
 
 @lru_cache(maxsize=2)

@@ -8,6 +8,10 @@ An interrupted preparation of text leaves finished parts in ``<cache>/.<hash of 
 The next one with the same section continues from there, even if a damaged file was replaced meanwhile.
 Without locks, other processes at work would be unknown, so nothing is kept.
 
+``meta.json`` is written last: a folder without it is not prepared, and one whose file sizes differ from it is
+damaged. The user's own token files are used in place; ``meta.json`` then records their size and modification
+time, and ``load`` rejects a file that has changed since.
+
 How it fails: ``UserError`` for unreadable text (see ``documents``), too little text, a corpus that
 changed while it was read, or an unwritable cache.
 """
@@ -21,24 +25,51 @@ import socket
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.errors import Problem, UserError
-from ablate.base.files import write_json_atomic
+from ablate.base.errors import UserError
+from ablate.base.files import read_json, write_json_atomic
 from ablate.data.identity import Corpus, resolve
 from ablate.data.kept import key_of, remove_unfinished
-from ablate.data.token_files import FORMAT, META, TokenFiles, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import numpy as np
+
     from ablate.data.tokenise import OnProgress
     from ablate.run.config import DataConfig, TrainingConfig
 
+_META = "meta.json"
+_FORMAT = 1
 _DIGEST_CHARACTERS = 16
 _POLL_SEC = 0.1
+
+TokenType = Literal["uint16", "uint32"]
+ITEM_BYTES: dict[TokenType, int] = {"uint16": 2, "uint32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFiles:
+    """The location and description of a corpus's tokens. Plain data that can be sent to a worker.
+
+    ``train`` may be longer than ``train_tokens``: a token file used in place whose end is held out.
+    ``validation_bytes_per_token`` converts nats per token to bits per byte: bits/byte = nats / ln 2 / it. It
+    counts end-of-text tokens as tokens, and is None if the source was already tokens.
+    """
+
+    folder: Path
+    train: Path
+    validation: Path
+    dtype: TokenType
+    vocab_size: int
+    train_tokens: int
+    validation_tokens: int
+    digest: str
+    tokenizer: str
+    validation_bytes_per_token: float | None
 
 
 def prepare(
@@ -60,15 +91,58 @@ def prepare(
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             with _alone(folder, lambda: report(0.0, "another process prepares these tokens")) as locked:
-                if locked:
-                    _remove_partial(folder)
+                # Leftovers of dead processes on this host: only the lock's holder works here.
+                for left in cache_dir.glob(f"{_partial_prefix(folder)}*") if locked else ():
+                    shutil.rmtree(left, ignore_errors=True)
                 files = _ready(folder, corpus) or _make(data, corpus, folder, num_workers, report)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
-            raise UserError(Problem(file=str(folder), what=what, hint=hint)) from error
+            raise UserError(what, file=folder, hint=hint) from error
     report(1.0, "tokens are ready")
     return files
+
+
+def load(folder: Path) -> TokenFiles:
+    """Reopen tokens that ``prepare`` made.
+
+    Raises:
+        UserError: the folder is not prepared, or is damaged.
+    """
+    try:
+        meta = read_json(folder / _META)
+        if meta["format"] != _FORMAT:
+            raise _damaged(folder, f"has format {meta['format']}, not {_FORMAT}")
+        content = {field.name: meta[field.name] for field in fields(TokenFiles) if field.name != "folder"}
+        # Joining an absolute path gives that path.
+        content |= {name: folder / content[name] for name in ("train", "validation")}
+        files = TokenFiles(folder=folder, **content)
+        item = ITEM_BYTES[files.dtype]
+        sizes = {files.train: files.train_tokens * item, files.validation: files.validation_tokens * item}
+        if meta["in_place"] is not None:
+            status = files.train.stat()
+            if [status.st_size, status.st_mtime_ns] != meta["in_place"]:
+                raise _damaged(folder, f"{files.train} changed since the tokens were prepared")
+            del sizes[files.train]
+        for path, size in sizes.items():
+            if path.stat().st_size != size:
+                raise _damaged(folder, f"{path.name} has {path.stat().st_size} bytes, not {size}")
+    except OSError as error:
+        raise _damaged(folder, f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, f"{_META} cannot be understood") from error
+    return files
+
+
+def open_tokens(files: TokenFiles) -> tuple[np.memmap[Any, Any], np.memmap[Any, Any]]:
+    """Map the (training, validation) tokens into memory, read-only."""
+    import numpy as np
+
+    dtype = np.dtype(files.dtype).newbyteorder("<")
+    return (
+        np.memmap(files.train, dtype=dtype, mode="r", shape=(files.train_tokens,)),
+        np.memmap(files.validation, dtype=dtype, mode="r", shape=(files.validation_tokens,)),
+    )
 
 
 def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
@@ -103,10 +177,11 @@ def _make(
         meta = _write_tokens(data, corpus, partial, num_workers, progress)
         if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
-        identity = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
-        for file in partial.iterdir():
-            _sync(file)
-        write_json_atomic(partial / META, {"format": FORMAT, **identity, **meta})
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        of_corpus = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
+        write_json_atomic(partial / _META, {"format": _FORMAT, **of_corpus, **meta})
         _publish(partial, folder, corpus)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -180,16 +255,6 @@ def _partial_prefix(folder: Path) -> str:
     return f".{folder.name}.{socket.gethostname()}."
 
 
-def _remove_partial(folder: Path) -> None:
-    """Remove leftovers of dead processes on this host; only the lock's holder works here."""
-    for left in folder.parent.iterdir():
-        if left.name.startswith(_partial_prefix(folder)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _damaged(folder: Path, what: str) -> UserError:
+    hint = "start the study again: tokens are then prepared anew"
+    return UserError(f"no usable token files: {what}", file=folder, hint=hint)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.data.split import held_out_size
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ def prepare_tokens(
     held_out = 0 if corpus.validation else held_out_size(total, _HELD_OUT_AT_LEAST_TOKENS)
     if total - held_out < 1 or (held_out < 1 and not corpus.validation):
         hint = "add tokens to data.paths, or name others in data.validation_paths"
-        raise UserError(
-            Problem(
-                file=corpus.train[0].path, what=f"too few tokens for a validation set: {total}", hint=hint
-            )
-        )
+        raise UserError(f"too few tokens for a validation set: {total}", file=corpus.train[0].path, hint=hint)
     done = 0
 
     def checked(files: tuple[SourceFile, ...], start: int, stop: int | None) -> Iterator[NDArray[Any]]:
@@ -73,7 +69,7 @@ def prepare_tokens(
         validation_chunks = checked(corpus.train, total - held_out, total)
     validation_tokens = _write(folder / "validation.bin", validation_chunks)
     if not validation_tokens:
-        raise UserError(Problem(file=corpus.validation[0].path, what="no tokens", hint="check the file"))
+        raise UserError("no tokens", file=corpus.validation[0].path, hint="check the file")
     return {
         "train": train_path,
         "validation": "validation.bin",
@@ -101,7 +97,7 @@ def _chunks(
         tokens = _map(file, dtype)
         if tokens[:4].tobytes().startswith(_NPY_MAGIC):
             hint = "write the bare numbers with array.tofile"
-            raise UserError(Problem(file=file.path, what="is a NumPy file with a header", hint=hint))
+            raise UserError("is a NumPy file with a header", file=file.path, hint=hint)
         low = min(max(start - before, 0), len(tokens))
         high = len(tokens) if stop is None else min(max(stop - before, 0), len(tokens))
         for at in range(low, high, _CHUNK_TOKENS):
@@ -109,7 +105,7 @@ def _chunks(
             if int(chunk.max()) >= vocab_size:
                 where = int(np.argmax(chunk >= vocab_size))
                 what = f"token {at + where} has id {chunk[where]}, but data.vocab_size is {vocab_size}"
-                raise UserError(Problem(file=file.path, what=what, hint="check vocab_size and token_dtype"))
+                raise UserError(what, file=file.path, hint="check vocab_size and token_dtype")
             yield chunk
         before += len(tokens)
 

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,22 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     Report = Callable[[int], None]
+    """Takes the number of units of a job done so far."""
+    Job = Callable[[Report], Any]
+    """A module's function and its arguments but the last, ``report``, in a ``partial``."""
 
 _REPORT_EVERY_SEC = 0.05
 # How many jobs per worker may run ahead of the next result. Early results occupy the disk, and with a
 # limit on the text they may be useless.
 _AHEAD = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A module's function and its arguments; the call adds one more argument, ``report``.
-
-    ``report`` takes the number of units of this job done so far.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
 
 
 def num_cores() -> int:
@@ -74,22 +66,30 @@ class Workers:
         return self._run_elsewhere(jobs, report) if self._num_workers else _run_here(jobs, report)
 
     def _run_elsewhere(self, jobs: Sequence[Job], report: Report) -> Generator[Any]:
-        board = _Board(units=[0] * len(jobs))
+        units = [0] * len(jobs)
+        outcomes: dict[int, tuple[str, Any]] = {}
         given = wanted = 0
         try:
             while wanted < len(jobs):
                 soon = min(len(jobs), wanted + _AHEAD * self._num_workers)
                 while given < soon and (worker := self._idle()):
-                    worker.connection.send((jobs[given].function, jobs[given].arguments))
+                    worker.connection.send(jobs[given])
                     worker.job, given = given, given + 1
-                for connection in wait([worker.connection for worker in self._running]):
-                    _hear(next(worker for worker in self._running if worker.connection is connection), board)
-                report(sum(board.units))
-                while wanted in board.results:
-                    yield board.results.pop(wanted)
+                ready = wait([worker.connection for worker in self._running])
+                for worker in [worker for worker in self._running if worker.connection in ready]:
+                    assert worker.job is not None
+                    kind, value = _hear(worker)
+                    if kind == "units":
+                        units[worker.job] = value
+                    else:
+                        outcomes[worker.job], worker.job = (kind, value), None
+                report(sum(units))
+                while wanted in outcomes:
+                    kind, value = outcomes.pop(wanted)
+                    if kind == "error":
+                        raise value
+                    yield value
                     wanted += 1
-                if wanted in board.failures:
-                    raise board.failures[wanted]
         finally:
             self._end([worker for worker in self._running if worker.job is not None])
 
@@ -122,7 +122,7 @@ def _run_here(jobs: Sequence[Job], report: Report) -> Generator[Any]:
 
     for job in jobs:
         done = 0
-        yield job.function(*job.arguments, hear)
+        yield job(hear)
         before += done
 
 
@@ -131,15 +131,6 @@ class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection[Any, Any]
     job: int | None = None
-
-
-@dataclass(kw_only=True)
-class _Board:
-    """The state of all jobs."""
-
-    units: list[int]
-    results: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, Exception] = field(default_factory=dict)
 
 
 def _start(num_threads: int) -> _Worker:
@@ -161,21 +152,11 @@ def _start(num_threads: int) -> _Worker:
     return _Worker(process=process, connection=ours)
 
 
-def _hear(worker: _Worker, board: _Board) -> None:
+def _hear(worker: _Worker) -> Any:
     try:
-        kind, value = worker.connection.recv()
+        return worker.connection.recv()
     except (EOFError, ConnectionResetError):
         raise _ended(worker.process.wait()) from None
-    job = worker.job
-    assert job is not None
-    if kind == "units":
-        board.units[job] = value
-        return
-    worker.job = None
-    if kind == "result":
-        board.results[job] = value
-    else:
-        board.failures[job] = UserError(*value) if kind == "problems" else value
 
 
 def _ended(code: int) -> Exception:
@@ -196,35 +177,26 @@ def _serve(connection: Connection[Any, Any]) -> None:
         except OSError:  # the parent has ended
             os._exit(1)
 
-    sent = 0.0
-
-    def report(units: int) -> None:
-        nonlocal sent
-        if time.monotonic() - sent >= _REPORT_EVERY_SEC:
-            sent = time.monotonic()
-            send("units", units)
-
     while True:
         try:
-            function, arguments = connection.recv()
+            job = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        last = 0
+        done, sent = 0, 0.0
 
-        def hear(units: int) -> None:
-            nonlocal last
-            last = units
-            report(units)
+        def report(units: int) -> None:
+            nonlocal done, sent
+            done = units
+            if time.monotonic() - sent >= _REPORT_EVERY_SEC:
+                sent = time.monotonic()
+                send("units", units)
 
         try:
-            result = function(*arguments, hear)
-        except UserError as error:
-            send("problems", error.problems)
-        except OSError as error:
-            send("error", error)
-        else:
-            send("units", last)
-            send("result", result)
+            outcome = "result", job(report)
+        except (UserError, OSError) as error:
+            outcome = "error", error
+        send("units", done)
+        send(*outcome)
 
 
 if __name__ == "__main__":

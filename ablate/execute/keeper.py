@@ -12,7 +12,7 @@ import time
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from ablate.store.checkpoints import Manifest, save_manifest, save_part
+from ablate.store.checkpoints import save_manifest, save_part
 from ablate.train import Snapshot
 from ablate.train.group import ALONE, Group
 
@@ -78,16 +78,14 @@ class Keeper:
         fault = next(filter(None, faults), "")
         if not fault and self.metrics is not None:
             try:
-                count, digest = self.metrics.sync()
-                manifest = Manifest(
-                    step=snapshot.step,
-                    parts=parts,
+                save_manifest(
+                    self.folder,
+                    snapshot.step,
+                    parts,
                     numbers=snapshot.numbers,
+                    metrics=self.metrics.sync(),
                     sharded=snapshot.sharded,
-                    metrics_bytes=count,
-                    metrics_hash=digest,
                 )
-                save_manifest(self.folder, manifest)
             except OSError as error:
                 fault = str(error)
         if fault:

@@ -1,13 +1,13 @@
 """The bytes that a built-in model's block keeps for its backward pass, and those alive during that pass.
 
-Counted tensor by tensor from the model's code (``ablate.models.decoder``, ``experts``) and torch's autograd.
+Counted tensor by tensor from the model's code (``ablate.models.decoder``) and torch's autograd.
 Two operations differ by device: attention is written out with its scores on the CPU and fused on a GPU; the
 root mean square norm is fused on a GPU only. ``torch.compile`` may keep less than counted here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def block_stages(work: Pass) -> tuple[int, list[Stage]]:
     ffn_kept, ffn_stages = _feed_forward(work) if work.model.experts is None else _experts(work)
     residual = work.rows(work.model.width)  # the gradient that flows past both halves
     below = attention_kept + residual
-    stages = [
-        *(Stage(live=one.live + below, layer=one.layer, rows=one.rows) for one in ffn_stages),
-        *(Stage(live=one.live + residual, layer=one.layer, rows=one.rows) for one in attention_stages),
-    ]
-    return attention_kept + ffn_kept, stages
+    return attention_kept + ffn_kept, [*_above(below, ffn_stages), *_above(residual, attention_stages)]
 
 
 def norm_backward(work: Pass) -> int:
@@ -84,10 +80,12 @@ def _feed_forward(work: Pass) -> tuple[int, list[Stage]]:
     width, ffn = work.rows(work.model.width), work.rows(work.model.ffn)
     below = work.norm + width
     kept, stages = _dense(work.model, "ffn", work.tokens, ffn)
-    return below + kept, [
-        *(Stage(live=one.live + below, layer=one.layer, rows=one.rows) for one in stages),
-        Stage(live=norm_backward(work)),
-    ]
+    return below + kept, [*_above(below, stages), Stage(live=norm_backward(work))]
+
+
+def _above(below: int, stages: list[Stage]) -> list[Stage]:
+    """Return stages with more bytes alive."""
+    return [replace(stage, live=below + stage.live) for stage in stages]
 
 
 def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[Stage]]:
@@ -117,27 +115,22 @@ def _experts(work: Pass) -> tuple[int, list[Stage]]:
     seen = work.tokens * min(model.experts_per_token, model.experts) // model.experts
     filled = seen + (work.rows_multiple - 1) // 2
     taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
-    dense, inner = _dense(model, "{}", filled, _BF16 * filled * model.ffn)
+    inner = _BF16 * filled * model.ffn
+    dense, _ = _dense(model, "", filled, inner)
     # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
     expert = dense + 2 * padded + taken + 2 * _INT64 * seen
     router = 2 * width + 3 * _FP32 * work.tokens * model.experts  # the router's input and output, in fp32
     below = work.norm + router
-    stages = []
-    for index in reversed(range(model.experts)):
-        others = below + index * expert
-        flowing = (
-            2 * width + padded
-        )  # gradients of the experts' sum, of their common input, and of this expert's input
-        stages += [
-            Stage(
-                live=others + flowing + padded + one.live,
-                layer=None if one.layer is None else one.layer.format(f"ffn.experts.{index}"),
-                rows=one.rows,
-            )
-            for one in inner
-        ]
-    stages.append(Stage(live=below + 3 * width))
-    stages.append(Stage(live=norm_backward(work)))
+    # Gradients of the experts' sum and of their common input; of an expert's input and result.
+    flowing = 2 * width + 2 * padded
+    stages = [
+        stage
+        for index in reversed(range(model.experts))
+        for stage in _above(
+            below + index * expert + flowing, _dense(model, f"ffn.experts.{index}", filled, inner)[1]
+        )
+    ]
+    stages += [Stage(live=below + 3 * width), Stage(live=norm_backward(work))]
     return below + model.experts * expert, stages
 
 

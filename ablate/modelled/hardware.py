@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)  # positional: a row of the table below
 class Peaks:
     """Dense peaks in TFLOP/s by format class (None: no such unit), memory in TB/s, and their source.
 
@@ -25,56 +25,12 @@ class Peaks:
 
 
 PEAKS: dict[str, Peaks] = {
-    "H100": Peaks(
-        bf16=989,
-        fp8=1979,
-        fp4=None,
-        memory=3.35,
-        capacity=80,
-        source="NVIDIA H100 SXM datasheet, half of its sparse rates",
-    ),
-    "H200": Peaks(
-        bf16=989,
-        fp8=1979,
-        fp4=None,
-        memory=4.8,
-        capacity=141,
-        source="NVIDIA H200 SXM datasheet, half of its sparse rates",
-    ),
-    "B200": Peaks(
-        bf16=2250,
-        fp8=4500,
-        fp4=9000,
-        memory=8,
-        capacity=180,
-        source="NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200",
-    ),
-    "B300": Peaks(
-        bf16=2250,
-        fp8=4500,
-        fp4=13500,
-        memory=8,
-        capacity=288,
-        source="NVIDIA HGX B300 datasheet, an eighth, dense",
-    ),
-    "MI350X": Peaks(
-        bf16=2307,
-        fp8=4614,
-        fp4=9227,
-        memory=8,
-        capacity=288,
-        source="AMD Instinct MI350X datasheet, dense",
-        nvfp4=False,
-    ),
-    "MI355X": Peaks(
-        bf16=2517,
-        fp8=5033,
-        fp4=10066,
-        memory=8,
-        capacity=288,
-        source="AMD Instinct MI355X datasheet, dense",
-        nvfp4=False,
-    ),
+    "H100": Peaks(989, 1979, None, 3.35, 80, "NVIDIA H100 SXM datasheet, half of its sparse rates"),
+    "H200": Peaks(989, 1979, None, 4.8, 141, "NVIDIA H200 SXM datasheet, half of its sparse rates"),
+    "B200": Peaks(2250, 4500, 9000, 8, 180, "NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200"),
+    "B300": Peaks(2250, 4500, 13500, 8, 288, "NVIDIA HGX B300 datasheet, an eighth, dense"),
+    "MI350X": Peaks(2307, 4614, 9227, 8, 288, "AMD Instinct MI350X datasheet, dense", nvfp4=False),
+    "MI355X": Peaks(2517, 5033, 10066, 8, 288, "AMD Instinct MI355X datasheet, dense", nvfp4=False),
 }
 """By a part of the device's name. A card's own clock and power limit may keep it below its peak."""
 

@@ -1,15 +1,10 @@
 """*Modelled* peak memory of a training step on one device, by part, so that users know in advance what fits.
 
 The peak is the largest of the step's moments: the loss, each stage of each block's backward pass, and the
-embedding. ``activations`` counts the tensors that autograd keeps. The allocations of a linear layer's GEMMs
-(``ablate.layers.linear`` and the back ends) are counted here: the bf16 copy of a weight, quantised operands,
-results. Several devices (FSDP2) share weights, gradients and moments evenly; two blocks at a time are
-gathered, and the weights outside the blocks for the whole step.
-
-Not counted: memory of the allocator, the CUDA context, communication libraries and kernels; evaluation and
-checkpoints; plain torch's scratch memory where no compiled quantiser takes a policy; and the savings of
-``training.compile``. A test compares the result with the measured peak on the CPU; on GPUs it has not been
-measured.
+embedding. ``activations`` counts the tensors that autograd keeps, this module what a linear layer's GEMMs
+allocate (``ablate.layers.linear`` and the back ends). Several devices (FSDP2) share weights, gradients and
+moments evenly; two blocks at a time are gathered, and the weights outside the blocks for the whole step.
+``docs/planning.md`` says what is not counted. A test compares the result with the measured peak on the CPU.
 
 Only the built-in models are supported. How it fails: unknown hardware raises ``KeyError``.
 """
@@ -17,13 +12,14 @@ Only the built-in models are supported. How it fails: unknown hardware raises ``
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.activations import Pass, block_stages, norm_backward
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import has_unit, operand_bytes
 from ablate.models.arithmetic import model_size
-from ablate.recipes import GEMMS, block_shape
+from ablate.recipes import GEMMS, row_group
 from ablate.recipes.place import stages
 from ablate.run.architecture import HEAD, layer_places, linear_layers
 
@@ -31,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.modelled.hardware import Peaks
-    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy, Recipe
-    from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
+    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
+    from ablate.run.config import ArmConfig, ResourcesConfig
+
+Part = Literal["loss", "blocks", "embedding"]
 
 _BF16, _FP32 = 2, 4
 _FP32_SCALES = ("row", "1x128", "128x128", "searched")
@@ -60,13 +58,8 @@ class Memory:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: Memory) -> Memory:
-        return Memory(
-            weights=self.weights + other.weights,
-            gradients=self.gradients + other.gradients,
-            optimizer=self.optimizer + other.optimizer,
-            activations=self.activations + other.activations,
-            quantised=self.quantised + other.quantised,
-        )
+        names = [field.name for field in fields(self)]
+        return Memory(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,55 +70,36 @@ class StepMemory:
     """
 
     peak: Memory
-    at: Literal["loss", "blocks", "embedding"]
+    at: Part
     largest_copies: int
 
 
-def step_memory(
-    model: ModelConfig,
-    vocab_size: int,
-    training: TrainingConfig,
-    recipe: Recipe,
-    resources: ResourcesConfig,
-    *,
-    hardware: str | None,
-) -> StepMemory:
+def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str | None) -> StepMemory:
     """Return the peak memory of a step on one device of a run.
 
-    Args:
-        model: a built-in model.
-        vocab_size: vocabulary size of the data.
-        training: batch, sequence length and the precision of weights.
-        recipe: the recipe of the linear layers; the phase with the largest memory counts.
-        resources: devices of a run, and whether activations are recomputed.
-        hardware: a name of ``PEAKS``, or None for the CPU.
+    ``config`` has a built-in model; of its recipe the phase with the largest memory counts. ``hardware`` is a
+    name of ``PEAKS``, or None for the CPU.
     """
-    step = _Step(model, vocab_size, training, recipe, resources, hardware)
-    moments: list[tuple[Literal["loss", "blocks", "embedding"], Memory]]
-    moments = [("loss", one) for one in step.loss()]
-    moments += [("blocks", one) for one in step.blocks()]
-    moments.append(("embedding", step.embedding()))
-    at, peak = max(moments, key=lambda moment: moment[1].total)
-    return StepMemory(peak=peak, at=at, largest_copies=max(one.quantised for _, one in moments))
+    step = _Step(config, resources, hardware)
+    parts: dict[Part, list[Memory]] = {
+        "loss": list(step.loss()),
+        "blocks": list(step.blocks()),
+        "embedding": [step.embedding()],
+    }
+    moments = [(at, moment) for at, found in parts.items() for moment in found]
+    at, peak = max(moments, key=lambda found: found[1].total)
+    return StepMemory(peak=peak, at=at, largest_copies=max(moment.quantised for _, moment in moments))
 
 
 class _Step:
     """The moments of one training step on one device."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        vocab_size: int,
-        training: TrainingConfig,
-        recipe: Recipe,
-        resources: ResourcesConfig,
-        hardware: str | None,
-    ) -> None:
+    def __init__(self, config: ArmConfig, resources: ResourcesConfig, hardware: str | None) -> None:
+        model, vocab_size, training, recipe = config.model, config.vocab_size, config.training, config.recipe
         self._model, self._recipe = model, recipe
         self._peaks = None if hardware is None else PEAKS[hardware]
         self._layers = {layer.name: layer for layer in linear_layers(model, vocab_size)}
         self._places = layer_places(self._layers.values())
-        self._found: dict[tuple[int, int, int, int, LayerRecipe], tuple[list[Memory], int]] = {}
         devices = resources.devices_per_run
         sequences = training.micro_batch_size or max(1, training.batch_size // devices)
         self._accumulates = training.batch_size > sequences * devices
@@ -135,14 +109,21 @@ class _Step:
             sequences=sequences,
             seq_len=training.seq_len,
             on_gpu=hardware is not None,
-            rows_multiple=self._rows_multiple(),
+            rows_multiple=max(
+                (
+                    row_group(stage.recipe)
+                    for name, place in self._places.items()
+                    if ".experts." in name
+                    for stage in stages(recipe, place)
+                ),
+                default=1,
+            ),
         )
         kept, self._stages = block_stages(self._pass)
         self._kept = self._pass.rows(model.width) if self._twice else kept  # per block, until its backward
         self._logits = sequences * training.seq_len * vocab_size
         self._sharded = devices > 1
         self._master = _FP32 if training.master_weights == "fp32" else _BF16
-        self._reduced = _FP32 if training.reduction == "fp32" else _BF16
         # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
         self._in_block = _BF16 if self._sharded and model.experts is None else self._master
         parameters = model_size(model, vocab_size=vocab_size, seq_len=training.seq_len).parameters
@@ -164,14 +145,6 @@ class _Step:
             weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
             optimizer=2 * self._master * parameters // devices,
         )
-
-    def _rows_multiple(self) -> int:
-        sizes = [
-            max(*block_shape(policy), policy.hadamard)
-            for part in (self._recipe, *(rule.recipe for rule in self._recipe.rules))
-            for _, _, policy in part.operands()
-        ]
-        return max(sizes)
 
     def loss(self) -> Iterator[Memory]:
         """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
@@ -225,21 +198,20 @@ class _Step:
     def _gemms(self, name: str, rows: int) -> tuple[list[Memory], int]:
         """Return the moments of a layer's Dgrad and Wgrad without duplicates, and its gradient's bytes."""
         layer = self._layers[name]
-        found: list[Memory] = []
         at_use = self._master if layer.is_head else self._in_block
-        for stage in stages(self._recipe, self._places[name]):
-            key = (layer.inputs, layer.outputs, rows, at_use, stage.recipe)
-            if key not in self._found:
-                moments = list(_moments(stage.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks))
-                self._found[key] = moments, at_use * layer.inputs * layer.outputs
-            found += self._found[key][0]
-        return found, at_use * layer.inputs * layer.outputs
+        moments = [
+            moment
+            for stage in stages(self._recipe, self._places[name])
+            for moment in _moments(stage.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks)
+        ]
+        return moments, at_use * layer.inputs * layer.outputs
 
 
+@lru_cache(maxsize=1024)
 def _moments(
     recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
-) -> Iterator[Memory]:
-    """Yield the allocations in the backward pass of a layer with weight [n, k] for m rows, beside x and dy.
+) -> tuple[Memory, ...]:
+    """Return the allocations in the backward pass of a layer with weight [n, k] for m rows, beside x and dy.
 
     ``at_use``: bytes per element of the weight as the layer receives it.
     """
@@ -254,26 +226,24 @@ def _moments(
     cast = 0 if at_use == _BF16 else _BF16 * n * k
     dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
     dx, dw = _BF16 * m * k, _BF16 * n * k
+
     doubly = dgrad.right.source == "forward"
-    forward = copy("fprop", fprop.right, n * k) if doubly else 0
-    held = Memory(
-        weights=cast,
-        quantised=copy("dgrad", dgrad.left, m * n) + forward,
-        activations=dx,
-    )
-    yield held + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k))
-    yield held + Memory(activations=_back_bytes(fprop.left, doubly=doubly) * m * k)
+    copies = copy("dgrad", dgrad.left, m * n) + (copy("fprop", fprop.right, n * k) if doubly else 0)
+    in_dgrad = Memory(weights=cast, quantised=copies, activations=dx)
+    moments = [
+        in_dgrad + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k)),
+        in_dgrad + Memory(activations=_back_bytes(fprop.left, doubly=doubly) * m * k),
+    ]
     doubly = wgrad.right.source == "forward"
-    forward = copy("fprop", fprop.left, m * k) if doubly else 0
-    held = Memory(
-        quantised=copy("wgrad", wgrad.left, m * n) + forward,
-        activations=dx,
-        gradients=dw,
-    )
-    yield held + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k))
-    yield held + Memory(weights=cast, gradients=_back_bytes(fprop.right, doubly=doubly) * n * k)
+    copies = copy("wgrad", wgrad.left, m * n) + (copy("fprop", fprop.left, m * k) if doubly else 0)
+    in_wgrad = Memory(quantised=copies, activations=dx, gradients=dw)
+    moments += [
+        in_wgrad + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k)),
+        in_wgrad + Memory(weights=cast, gradients=_back_bytes(fprop.right, doubly=doubly) * n * k),
+    ]
     if at_use != _BF16:
-        yield held + Memory(weights=cast, gradients=at_use * n * k)
+        moments.append(in_wgrad + Memory(weights=cast, gradients=at_use * n * k))
+    return tuple(moments)
 
 
 def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:

@@ -1,17 +1,11 @@
 """*Modelled* time of a training token on named hardware, to estimate an arm's gain without that hardware.
 
-A roofline, summed over the parts of a step, each at a fixed share of the published peak:
-
-- the three GEMMs of every linear layer, at the rate of the wider of the two operands' formats, or at the
-  memory rate if memory is the limit;
-- quantising: each tensor is read once in bf16 (twice if its scale needs the largest value of the whole
-  tensor first) and written once for each GEMM that takes it in low precision; a Hadamard rotation happens
-  in the same pass, at the rate of bf16;
-- attention, norms, activations, logits and AdamW, which do not depend on the recipe.
-
-Communication is assumed to overlap with computation, and launches to cost nothing, so a small model is slower
-than modelled. The shares are assumptions, the same for every format and device, and not fitted to data;
-``published_checks`` compares the result with the two published figures.
+A roofline, summed over the parts of a step, each at a fixed share of the published peak: the GEMMs of every
+linear layer, at the rate of the wider of the two operands' formats or of memory; quantising (each tensor is
+read once in bf16, twice if its scale needs the tensor's largest value first, and written once for each GEMM
+that takes it in low precision; a Hadamard rotation happens in the same pass); and what no recipe changes.
+Communication and launches cost nothing. The shares are not fitted to data: ``docs/report.md`` compares the
+result with published figures.
 
 Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
 unknown hardware raises ``KeyError``.
@@ -27,7 +21,7 @@ from ablate.modelled.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
 from ablate.recipes.place import LayerPlace, stages
 from ablate.run.architecture import LinearLayer, layer_places, linear_layers
-from ablate.run.config import ModelConfig, TrainingConfig
+from ablate.run.config import ModelConfig
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
 
     from ablate.modelled.hardware import Peaks
     from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
+    from ablate.run.config import ArmConfig
 
 GEMM_SHARE = 0.7
 ATTENTION_SHARE = 0.4
@@ -91,13 +86,13 @@ class TokenTime:
         return self.fprop + self.quantise_forward + self.rest_forward + self.backward + self.optimizer
 
 
-def workload_of(model: ModelConfig, vocab_size: int, training: TrainingConfig) -> Workload:
+def workload_of(config: ArmConfig) -> Workload:
     """Return a study's own workload, on one device."""
     return Workload(
-        model=model,
-        vocab_size=vocab_size,
-        seq_len=training.seq_len,
-        tokens_per_step=plan_steps(training).tokens_per_step,
+        model=config.model,
+        vocab_size=config.vocab_size,
+        seq_len=config.training.seq_len,
+        tokens_per_step=plan_steps(config.training).tokens_per_step,
     )
 
 
@@ -122,34 +117,28 @@ LLAMA_70B_BLOCK = Workload(
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
     """Return the modelled time of a token in the run's last phase, or None without the required units."""
     peaks = PEAKS[hardware]
-    tokens = work.device_tokens
-    gemm: dict[Gemm, float] = dict.fromkeys(GEMMS, 0.0)
-    quantise = {"forward": 0.0, "backward": 0.0}
+    tokens, weights = work.device_tokens, 0
+    seconds = dict.fromkeys((*GEMMS, "quantise_forward", "quantise_backward"), 0.0)
     for linear, layer in _layers(work, recipe):
+        width, outputs = linear.inputs, linear.outputs
+        weights += width * outputs
         seen = max(1, round(tokens * linear.token_share))
+        elements = {"x": seen * width, "w": width * outputs, "dy": seen * outputs}
         for name in GEMMS:
-            seconds = _gemm_seconds(layer.gemm(name), seen, linear.inputs, linear.outputs, name, peaks)
-            if seconds is None:
+            found = _gemm_seconds(layer.gemm(name), name, elements, 2.0 * seen * width * outputs, peaks)
+            if found is None:
                 return None
-            gemm[name] += seconds / tokens
-        for phase, seconds in _quantise_seconds(layer, seen, linear.inputs, linear.outputs, peaks):
-            quantise[phase] += seconds / tokens
+            seconds[name] += found / tokens
+        for part, found in _quantise_seconds(layer, elements, peaks):
+            seconds[part] += found / tokens
     attention, moved = _rest(work)
-    forward = attention / _rate(peaks.bf16, ATTENTION_SHARE) + moved / _rate(peaks.memory, MEMORY_SHARE)
-    # Attention's backward recomputes the scores: 5 products where the forward has 2.
-    backward = 2.5 * attention / _rate(peaks.bf16, ATTENTION_SHARE) + 2 * moved / _rate(
-        peaks.memory, MEMORY_SHARE
-    )
-    parameters = sum(linear.inputs * linear.outputs for linear, _ in _layers(work, recipe)) / work.devices
+    attend, stream = _rate(peaks.bf16, ATTENTION_SHARE), _rate(peaks.memory, MEMORY_SHARE)
     return TokenTime(
-        fprop=gemm["fprop"],
-        dgrad=gemm["dgrad"],
-        wgrad=gemm["wgrad"],
-        quantise_forward=quantise["forward"],
-        quantise_backward=quantise["backward"],
-        rest_forward=forward,
-        rest_backward=backward,
-        optimizer=parameters * _ADAM_BYTES / _rate(peaks.memory, MEMORY_SHARE) / tokens,
+        **seconds,
+        rest_forward=attention / attend + moved / stream,
+        # Attention's backward recomputes the scores: 5 products where the forward has 2.
+        rest_backward=2.5 * attention / attend + 2 * moved / stream,
+        optimizer=weights / work.devices * _ADAM_BYTES / stream / tokens,
     )
 
 
@@ -213,30 +202,17 @@ def published_checks() -> tuple[Check, ...]:
         assert times[1] is not None  # MI355X and B200 have every unit
         return float(getattr(times[0], part) / getattr(times[1], part))
 
-    tseng = "Tseng et al. 2502.20586, abstract (estimated there)"
+    amd, tseng = "AMD 2605.09825 (measured there)", "Tseng et al. 2502.20586, abstract (estimated there)"
+    step = "step of Llama 3.1 8B on MI355X, MXFP4 with DHT16 on all GEMMs against FP8"
     block = "backward pass of a Llama 2 70B block, tseng against"
-    return (
-        Check(
-            what="step of Llama 3.1 8B on MI355X, MXFP4 with DHT16 on all GEMMs against FP8",
-            source="AMD 2605.09825 (measured there)",
-            published=1.20,
-            at_least=False,
-            modelled=ratio(LLAMA_8B, fp8, "amd-fdw-dht16", "MI355X", "total"),
-        ),
-        Check(
-            what=f"{block} FP8, on B200",
-            source=tseng,
-            published=1.3,
-            at_least=True,
-            modelled=ratio(LLAMA_70B_BLOCK, fp8, "tseng-fp8", "B200", "backward"),
-        ),
-        Check(
-            what=f"{block} BF16, on B200",
-            source=tseng,
-            published=1.7,
-            at_least=True,
-            modelled=ratio(LLAMA_70B_BLOCK, bf16, "tseng", "B200", "backward"),
-        ),
+    rows = (
+        (step, amd, 1.20, False, (LLAMA_8B, fp8, "amd-fdw-dht16", "MI355X", "total")),
+        (f"{block} FP8, on B200", tseng, 1.3, True, (LLAMA_70B_BLOCK, fp8, "tseng-fp8", "B200", "backward")),
+        (f"{block} BF16, on B200", tseng, 1.7, True, (LLAMA_70B_BLOCK, bf16, "tseng", "B200", "backward")),
+    )
+    return tuple(
+        Check(what=what, source=source, published=published, at_least=at_least, modelled=ratio(*setting))
+        for what, source, published, at_least, setting in rows
     )
 
 
@@ -283,12 +259,11 @@ def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
 
 
 def _gemm_seconds(
-    policy: GemmPolicy, tokens: int, inputs: int, outputs: int, name: Gemm, peaks: Peaks
+    policy: GemmPolicy, name: Gemm, elements: dict[str, int], flops: float, peaks: Peaks
 ) -> float | None:
     peak = _peak(policy, peaks)
     if peak is None:
         return None
-    elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
     left, right = OPERANDS[name]
     result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # the tensor of the same shape
     moved = (
@@ -296,8 +271,7 @@ def _gemm_seconds(
         + elements[right] * operand_bytes(policy.right)
         + elements[result] * _BF16_BYTES
     )
-    compute = 2.0 * tokens * inputs * outputs / _rate(peak, GEMM_SHARE)
-    return max(compute, moved / _rate(peaks.memory, MEMORY_SHARE))
+    return max(flops / _rate(peak, GEMM_SHARE), moved / _rate(peaks.memory, MEMORY_SHARE))
 
 
 _WHOLE_TENSOR = ("tensor", "two_level", "four_six", "ms_eden", "searched")
@@ -305,10 +279,9 @@ _WHOLE_TENSOR = ("tensor", "two_level", "four_six", "ms_eden", "searched")
 
 
 def _quantise_seconds(
-    layer: LayerRecipe, tokens: int, inputs: int, outputs: int, peaks: Peaks
+    layer: LayerRecipe, elements: dict[str, int], peaks: Peaks
 ) -> Iterator[tuple[str, float]]:
-    """Yield (pass, seconds) for each tensor quantised to low precision, all its copies in one read."""
-    elements = {"x": tokens * inputs, "w": inputs * outputs, "dy": tokens * outputs}
+    """Yield (part, seconds) for each tensor quantised to low precision, all its copies in one read."""
     uses: dict[str, list[OperandPolicy]] = {}
     for _, operand, policy in layer.operands():
         if _bits(policy) < 16:
@@ -318,7 +291,7 @@ def _quantise_seconds(
         moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
         rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
         seconds = max(moved / _rate(peaks.memory, MEMORY_SHARE), rotations / _rate(peaks.bf16, GEMM_SHARE))
-        yield ("backward" if operand == "dy" else "forward"), seconds
+        yield ("quantise_backward" if operand == "dy" else "quantise_forward"), seconds
 
 
 def _rest(work: Workload) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from ablate.run.architecture import block_layers
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from ablate.models.outline import Outline
+    from ablate.models.foreign import Outline
     from ablate.run.config import ModelConfig, TrainingConfig
 
 

@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ablate.layers.linear import QuantLinear
-from ablate.models.experts import Experts
-from ablate.models.rows import local_rows
+from ablate.recipes import row_group
 from ablate.run.architecture import HEAD, model_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ablate.layers.state import RecipeState
     from ablate.recipes.place import LayerPlace
@@ -44,7 +43,7 @@ class Decoder(nn.Module):
             self.positions = nn.Parameter(torch.empty(seq_len, config.width))
         where = model_places(config)
         self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state, where) for i in range(config.layers))
-        self.norm = _norm(config)
+        self.norm = _Norm(config)
         self.head = QuantLinear(
             config.width,
             vocab_size,
@@ -92,29 +91,20 @@ class Decoder(nn.Module):
         return logits
 
 
-def _norm(config: ModelConfig) -> nn.Module:
-    return _LayerNorm(config) if config.architecture == "gpt" else _RMSNorm(config)
+class _Norm(nn.Module):
+    """GPT's layer norm, which has a bias, or Llama's root mean square norm."""
 
-
-class _LayerNorm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.eps = config.norm_eps
         self.weight = nn.Parameter(torch.empty(config.width))
-        self.bias = nn.Parameter(torch.empty(config.width))
+        self.bias = nn.Parameter(torch.empty(config.width)) if config.architecture == "gpt" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
-
-
-class _RMSNorm(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.eps = config.norm_eps
-        self.weight = nn.Parameter(torch.empty(config.width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        weight = self.weight.to(x.dtype)
+        if self.bias is None:
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        return F.layer_norm(x, weight.shape, weight, self.bias.to(x.dtype), self.eps)
 
 
 class _Block(nn.Module):
@@ -128,9 +118,9 @@ class _Block(nn.Module):
             bias = nn.Parameter(torch.empty(outputs)) if config.architecture == "gpt" else None
             return QuantLinear(inputs, outputs, name=full, state=state, place=where[full], bias=bias)
 
-        self.attention_norm = _norm(config)
+        self.attention_norm = _Norm(config)
         self.attention = _Attention(config, linear)
-        self.ffn_norm = _norm(config)
+        self.ffn_norm = _Norm(config)
         self.ffn = _feed_forward(config, linear)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -193,6 +183,59 @@ class _GELU(nn.Module):
         return out
 
 
+class Experts(nn.Module):
+    """x [batch, positions, width] → the same, each token through the few experts of its route.
+
+    No token is dropped (as in Mixtral, Jiang et al. 2401.04088). The router computes in fp32 and follows no
+    recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad lie along the tokens, so the
+    tokens of an expert are padded with zero rows to whole groups, which changes neither its output nor its
+    gradients. ``balance``: the last pass's load-balancing loss, at best 1.
+    As in Switch (Fedus et al. 2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
+    """
+
+    def __init__(self, experts: Iterable[nn.Module], *, width: int, per_token: int) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(experts)
+        self.router = nn.Parameter(torch.empty(len(self.experts), width))
+        self.per_token = min(per_token, len(self.experts))
+        self.rows_multiple = max(
+            (
+                row_group(recipe)
+                for layer in self.experts.modules()
+                if isinstance(layer, QuantLinear)
+                for _, recipe in layer.state.stages(layer.place)
+            ),
+            default=1,
+        )
+        self.balance: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the experts' outputs, weighted by the router's probabilities among the chosen experts."""
+        rows = x.reshape(-1, x.shape[-1])
+        probabilities = torch.softmax(rows.float() @ self.router.float().t(), dim=-1)
+        taken, chosen = probabilities.topk(self.per_token, dim=-1)
+        weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
+        shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
+        self.balance = len(self.experts) * (shares * probabilities.mean(dim=0)).sum()
+        out = torch.zeros_like(rows)
+        for index, expert in enumerate(self.experts):
+            tokens, place = _of_expert(chosen, index, len(self.experts))
+            fill = -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
+            y = expert(F.pad(rows[tokens], (0, 0, 0, fill)))[: len(tokens)]
+            # A token reaches an expert at most once, so the order of these sums is always the same.
+            out = out.index_add(0, tokens, y * weights[tokens, place, None])
+        return out.view_as(x)
+
+
+def _of_expert(chosen: Tensor, index: int, experts: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens of an expert, and the expert's place among each token's choices."""
+    if chosen.is_meta:  # the routes are unknown without values: assume an even share
+        even = torch.zeros(math.ceil(chosen.numel() / experts), dtype=torch.long, device="meta")
+        return even, even
+    tokens, place = torch.where(chosen == index)
+    return tokens, place
+
+
 def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
     half = config.width // config.heads // 2
@@ -239,3 +282,26 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask
     return torch.matmul(torch.softmax(scores, dim=-1), v)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes hold the rest of a tensor."""
+    return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
+    """Return this process's part of a tensor, and the rows of the whole tensor that it covers.
+
+    FSDP2 splits the first dimension like ``torch.chunk``.
+    """
+    if not is_sharded(tensor):
+        return tensor, slice(None)
+    whole: Any = tensor
+    (placement,) = whole.placements
+    assert placement.is_shard(0)
+    rows, size = whole.shape[0], whole.device_mesh.size()
+    chunk = -(-rows // size)
+    start = min(chunk * whole.device_mesh.get_local_rank(), rows)
+    local: Tensor = whole.to_local()
+    assert local.shape[0] == min(start + chunk, rows) - start
+    return local, slice(start, start + local.shape[0])

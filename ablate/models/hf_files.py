@@ -13,9 +13,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import Problem, UserError
-from ablate.data.hashes import content_hashes
-from ablate.data.sources import find_files, unreadable
+from ablate.base.errors import UserError
+from ablate.data.hub import cached_first
+from ablate.data.sources import content_hashes, find_files, unreadable
 
 if TYPE_CHECKING:
     from ablate.run.config import ModelConfig
@@ -33,14 +33,13 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             what = f"model.hf: no config.json in {name}"
-            raise UserError(Problem(what=what, hint="expected a folder as save_pretrained writes it"))
+            raise UserError(what, hint="expected a folder as save_pretrained writes it")
         if weights and not any(folder.glob("*.safetensors")):
             what = f"model.hf: no *.safetensors in {name}"
-            raise UserError(Problem(what=what, hint="pretrained: false takes random weights"))
+            raise UserError(what, hint="pretrained: false takes random weights")
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        what = f"model.hf: no such folder {name}"
-        raise UserError(Problem(what=what, hint="relative paths start at the study file"))
+        raise UserError(f"model.hf: no such folder {name}", hint="relative paths start at the study file")
     return _from_hub(name, weights=weights)
 
 
@@ -69,24 +68,16 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     repository, _, revision = name.partition("@")
     patterns = ["config.json", *(f"*{suffix}" for suffix in _WEIGHTS if weights)]
 
-    def fetch(*, local: bool) -> Path:
-        found = snapshot_download(
-            repository, revision=revision or None, allow_patterns=patterns, local_files_only=local
+    def fetch(local: bool) -> Path:
+        folder = Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns, local_files_only=local
+            )
         )
-        folder = Path(found)
         if not (folder / "config.json").exists() or (weights and not any(folder.glob("*.safetensors"))):
             raise FileNotFoundError("config.json" if not weights else "config.json or *.safetensors")
         return folder
 
-    try:
-        return fetch(local=True)
-    except Exception:  # not in the local hub cache, which raises many types
-        try:
-            return fetch(local=False)
-        except Exception as error:
-            first_line = str(error).strip().split("\n")[0] or type(error).__name__
-            what = (
-                f"model.hf '{name}' is neither a folder nor cached, nor to be had from the hub: {first_line}"
-            )
-            hint = "check the name and the connection, or fetch it with `hf download` where there is one"
-            raise UserError(Problem(what=what, hint=hint)) from error
+    what = f"model.hf '{name}' is neither a folder nor cached, nor to be had from the hub"
+    hint = "check the name and the connection, or fetch it with `hf download` where there is one"
+    return cached_first(fetch, what, hint)

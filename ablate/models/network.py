@@ -6,8 +6,10 @@ How it fails: ``UserError`` for foreign code or a configuration that is not avai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +26,11 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum"]
 
 
-class Loss(Protocol):
-    """Inputs and targets [sequences, positions] → (training loss, nats per token), each a mean or a sum."""
+Loss = Callable[[nn.Module, Tensor, Tensor, Reduction], tuple[Tensor, Tensor]]
+"""(module, inputs and targets [sequences, positions], reduction) → (training loss, nats per token).
 
-    def __call__(
-        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
-    ) -> tuple[Tensor, Tensor]:
-        """Return both losses of a batch; they differ if a model adds a loss of its own."""
+Each is a mean or a sum; they differ if a model adds a loss of its own.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
     module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
     if not module.embedding.is_meta:
         module.initialise(torch.Generator().manual_seed(initial_seed))
-    return Network(module=module, loss=_DecoderLoss(config.model.balance_loss), draws=False)
+    return Network(module=module, loss=partial(_decoder_loss, config.model.balance_loss), draws=False)
 
 
 def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> Network:
@@ -64,45 +64,36 @@ def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> 
         torch.manual_seed(initial_seed)
         foreign = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
     quantise_layers(foreign.module, state)
-    return Network(module=foreign.module, loss=_ForeignLoss(foreign), draws=True)
+    return Network(module=foreign.module, loss=partial(_foreign_loss, foreign), draws=True)
 
 
-@dataclass(frozen=True)
-class _DecoderLoss:
-    balance_weight: float
-
-    def __call__(
-        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
-    ) -> tuple[Tensor, Tensor]:
-        loss = _cross_entropy(module(inputs), targets, reduction)
-        balance = getattr(module, "balance", None)
-        if balance is None or not module.training:
-            return loss, loss
-        return loss + self.balance_weight * balance, loss
-
-
-@dataclass(frozen=True)
-class _ForeignLoss:
-    foreign: Foreign
-
-    def __call__(
-        self, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
-    ) -> tuple[Tensor, Tensor]:
-        call: dict[str, Any] = {"use_cache": False} if self.foreign.is_hf else {}
-        if inputs.is_meta and self.foreign.is_hf:
-            # Without a mask transformers searches the positions for packed sequences.
-            square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
-            call["attention_mask"] = square.tril()[None, None]
-        # Master weights in fp32, activations in bf16, as in the built-in models.
-        device_type = "cpu" if inputs.is_meta else inputs.device.type
-        with torch.autocast(device_type, dtype=torch.bfloat16):
-            if self.foreign.loss is not None:
-                loss = self.foreign.loss(module, inputs, targets)
-                loss = loss * targets.numel() if reduction == "sum" else loss
-                return loss, loss
-            out = module(inputs, **call)
-        loss = _cross_entropy(out if isinstance(out, Tensor) else out.logits, targets, reduction)
+def _decoder_loss(
+    balance_weight: float, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+) -> tuple[Tensor, Tensor]:
+    loss = _cross_entropy(module(inputs), targets, reduction)
+    balance = getattr(module, "balance", None)
+    if balance is None or not module.training:
         return loss, loss
+    return loss + balance_weight * balance, loss
+
+
+def _foreign_loss(
+    foreign: Foreign, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+) -> tuple[Tensor, Tensor]:
+    call: dict[str, Any] = {"use_cache": False} if foreign.is_hf else {}
+    if inputs.is_meta and foreign.is_hf:
+        # Without a mask transformers searches the positions for packed sequences.
+        square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
+        call["attention_mask"] = square.tril()[None, None]
+    # Master weights in fp32, activations in bf16, as in the built-in models.
+    with torch.autocast("cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16):
+        if foreign.loss is not None:
+            loss = foreign.loss(module, inputs, targets)
+            loss = loss * targets.numel() if reduction == "sum" else loss
+            return loss, loss
+        out = module(inputs, **call)
+    loss = _cross_entropy(out if isinstance(out, Tensor) else out.logits, targets, reduction)
+    return loss, loss
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

@@ -22,7 +22,7 @@ from ablate.study.fit import rule_misfits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.models.outline import Outline
+    from ablate.models.foreign import Outline
     from ablate.run.architecture import LinearLayer
     from ablate.study import ResolvedArm, Study
 
@@ -72,7 +72,7 @@ class Foreigners:
             return None
         key = (model, vocab_size, arm.training.seq_len)
         if key not in self._outlines:
-            from ablate.models.outline import outline
+            from ablate.models.foreign import outline
 
             self._outlines[key] = self._placed(
                 arm, "model", lambda: outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)

@@ -9,12 +9,12 @@ How it fails: unknown hardware is a ``KeyError``; an arm with its own model or t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.memory import StepMemory, step_memory
-from ablate.modelled.speed import Workload, token_time
+from ablate.modelled.speed import token_time, workload_of
 
 if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
@@ -58,15 +58,7 @@ class HardwareModel:
 
 
 def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
-    config = arm.config
-    memory = step_memory(
-        config.model,
-        config.vocab_size,
-        config.training,
-        config.recipe,
-        arm.resources,
-        hardware=None if hardware == CPU else hardware,
-    )
+    memory = step_memory(arm.config, arm.resources, hardware=None if hardware == CPU else hardware)
     if hardware == CPU:
         return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
     capacity = round(PEAKS[hardware].capacity * 1e9)
@@ -79,13 +71,7 @@ def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
 
 
 def _gpu_hours(arm: PlannedArm, hardware: str) -> float | None:
-    work = Workload(
-        model=arm.config.model,
-        vocab_size=arm.config.vocab_size,
-        seq_len=arm.config.training.seq_len,
-        tokens_per_step=arm.batches.tokens_per_step,
-        devices=arm.resources.devices_per_run,
-    )
+    work = replace(workload_of(arm.config), devices=arm.resources.devices_per_run)
     time = token_time(work, arm.config.recipe, hardware)
     if time is None:
         return None

@@ -17,6 +17,7 @@ from ablate.recipes.policy import (
     Recipe,
     block_shape,
     group_size,
+    row_group,
 )
 from ablate.recipes.presets import PRESETS, Preset
 from ablate.recipes.short import (
@@ -55,4 +56,5 @@ __all__ = [
     "expand_word",
     "group_size",
     "resolve",
+    "row_group",
 ]

@@ -346,3 +346,8 @@ def block_shape(policy: OperandPolicy) -> tuple[int, int]:
 def group_size(policy: OperandPolicy) -> int:
     """Return the size that must divide the contraction dimension under this policy."""
     return max(block_shape(policy)[1], policy.hadamard)  # both are powers of two
+
+
+def row_group(recipe: LayerRecipe) -> int:
+    """Return the number that must divide a layer's rows: the largest block or group of its operands."""
+    return max(max(*block_shape(policy), policy.hadamard) for _, _, policy in recipe.operands())

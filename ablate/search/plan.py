@@ -125,7 +125,7 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
         raise UserError(_problem(study, search, "shapes", what, "set shapes: llama-8b"))
     work = LLAMA_8B
     if search.shapes == "study":
-        work = workload_of(baseline.config.model, baseline.config.vocab_size, baseline.config.training)
+        work = workload_of(baseline.config)
     against = mean_token_time(work, baseline.config.recipe, search.hardware, search.budgets[-1])
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"

@@ -22,13 +22,13 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import parse_json, write_json_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -65,43 +65,27 @@ class StoredTensor:
             with safe_open(self.files[0], framework="pt") as file:
                 return file.get_tensor(self.name)  # type: ignore[no-any-return]
         first, last, _ = rows.indices(self.shape[0])
-        pieces, before = [], 0
+        wanted, before = [], 0
         for path, count in zip(self.files, self.rows_of_files, strict=True):
             start, stop = max(first - before, 0), min(last - before, count)
             if start < stop:
-                with safe_open(path, framework="pt") as file:
-                    pieces.append(file.get_slice(self.name)[start:stop])
+                wanted.append((path, start, stop))
             before += count
-        if not pieces:
-            with safe_open(self.files[0], framework="pt") as file:
-                return file.get_slice(self.name)[0:0]  # type: ignore[no-any-return]
+        pieces = []
+        for path, start, stop in wanted or [(self.files[0], 0, 0)]:
+            with safe_open(path, framework="pt") as file:
+                pieces.append(file.get_slice(self.name)[start:stop])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A trainer's state: tensors by name, plain numbers, and the metrics written before it."""
+    """A trainer's state: tensors by name, plain numbers, and the size of the metrics written before it."""
 
     step: int
     tensors: Mapping[str, StoredTensor]
     numbers: dict[str, Any]
     metrics_bytes: int
-    metrics_hash: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The content of a checkpoint's manifest.
-
-    ``sharded``: names of the tensors whose rows are spread over the files; all files hold the others in full.
-    """
-
-    step: int
-    parts: Sequence[Part]
-    numbers: dict[str, Any]
-    metrics_bytes: int
-    metrics_hash: str
-    sharded: frozenset[str] = field(default=frozenset())
 
 
 def save_part(
@@ -134,22 +118,33 @@ def save_part(
     return part
 
 
-def save_manifest(folder: Path, manifest: Manifest) -> None:
+def save_manifest(
+    folder: Path,
+    step: int,
+    parts: Sequence[Part],
+    *,
+    numbers: dict[str, Any],
+    metrics: tuple[int, str],
+    sharded: Iterable[str] = (),
+) -> None:
     """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
+
+    ``metrics``: size and hash of the rows before it. ``sharded``: names of the tensors whose rows are spread
+    over the files; all files hold the others in full.
 
     Raises:
         OSError: the manifest could not be written.
     """
     content = {
         "format": FORMAT,
-        "step": manifest.step,
-        "numbers": manifest.numbers,
-        "files": [{"name": part.name, "bytes": part.bytes, "hash": part.hash} for part in manifest.parts],
-        "sharded": sorted(manifest.sharded),
-        "metrics_bytes": manifest.metrics_bytes,
-        "metrics_hash": manifest.metrics_hash,
+        "step": step,
+        "numbers": numbers,
+        "files": [asdict(part) for part in parts],
+        "sharded": sorted(sharded),
+        "metrics_bytes": metrics[0],
+        "metrics_hash": metrics[1],
     }
-    path = folder / f"{manifest.step:012d}.json"
+    path = folder / f"{step:012d}.json"
     write_json_atomic(path, content | {"manifest_hash": _hash_of(content)})
     _prune(folder)
 
@@ -167,12 +162,10 @@ def load_newest(folder: Path, metrics_path: Path) -> tuple[Checkpoint | None, li
 
 def drop_checkpoints(folder: Path) -> None:
     """Remove all checkpoints of a run that has its result; files that cannot be removed stay."""
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError):
-            path.unlink()
-    for path in [*folder.glob("*.safetensors"), *folder.glob(".*")]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    for pattern in ("*.json", "*.safetensors", ".*"):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()
 
@@ -183,15 +176,13 @@ def hash_of_prefix(path: Path, count: int) -> str:
     Raises:
         ValueError: the file is shorter.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest, left = hashlib.blake2b(digest_size=16), count
     with path.open("rb") as file:
-        left = count
-        while left:
-            chunk = file.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise ValueError(f"{path.name} has fewer than {count} bytes")
+        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
             digest.update(chunk)
             left -= len(chunk)
+    if left:
+        raise ValueError(f"{path.name} has fewer than {count} bytes")
     return digest.hexdigest()
 
 
@@ -221,7 +212,6 @@ def _load(path: Path, metrics_path: Path) -> Checkpoint:
         tensors=_stored(files, frozenset(manifest["sharded"])),
         numbers=dict(manifest["numbers"]),
         metrics_bytes=int(manifest["metrics_bytes"]),
-        metrics_hash=str(manifest["metrics_hash"]),
     )
 
 
@@ -237,14 +227,13 @@ def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTenso
         raise ValueError(str(error)) from None
     found = {}
     for name, shape in shapes[0].items():
-        if name in sharded:
-            rows = tuple(one[name][0] for one in shapes)
-            whole = (sum(rows), *shape[1:])
-            found[name] = StoredTensor(name=name, files=tuple(files), shape=whole, rows_of_files=rows)
-        else:
-            found[name] = StoredTensor(
-                name=name, files=(files[0],), shape=shape, rows_of_files=shape[:1] or (1,)
-            )
+        rows = tuple(one[name][0] for one in shapes) if name in sharded else shape[:1] or (1,)
+        found[name] = StoredTensor(
+            name=name,
+            files=tuple(files[: len(rows)]),
+            shape=(sum(rows), *shape[1:]) if shape else (),
+            rows_of_files=rows,
+        )
     return found
 
 

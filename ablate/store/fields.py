@@ -22,6 +22,8 @@ Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 # Sums of numbers below this bound stay exact.
 Tokens = Annotated[Whole, Field(ge=0, lt=1 << 62)]
 Seed = Annotated[Whole, Field(ge=0, lt=1 << 62)]
+Time = Annotated[Number, Field(ge=0, lt=1e11)]
+"""Unix seconds; no valid time is later than the year 5138."""
 Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
 
 

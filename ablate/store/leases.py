@@ -18,38 +18,35 @@ import os
 import platform
 import time
 import uuid
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from ablate.base.files import read_json, write_json_atomic
+from ablate.store.fields import Text, Time, Whole, checked
 
 STALE_SEC = 60.0
-LATEST_UNIX = 1e11
-"""No valid time is this late (the year 5138)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One execution of a run, as the ledger holds it. ``outcome``: None while it lasts, or if it was lost."""
 
-    attempt: int
-    owner: str
-    host: str
-    machine: str
-    pid: int
-    process_started: str
-    started_unix: float
-    resumed_from_step: int = 0
-    ended_unix: float | None = None
-    outcome: str | None = None
-    message: str | None = None
+    attempt: Whole
+    owner: Text
+    host: Text
+    machine: Text
+    pid: Whole
+    process_started: Text
+    started_unix: Time
+    resumed_from_step: Whole = 0
+    ended_unix: Time | None = None
+    outcome: Text | None = None
+    message: Text | None = None
 
 
-@dataclass
-class _Seen:
-    mtime_ns: int
-    since: float
+_ATTEMPT = TypeAdapter(Attempt)
 
 
 @dataclass
@@ -58,7 +55,8 @@ class Leases:
 
     folder: Path
     stale_sec: float = STALE_SEC
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By attempt: the file's time (ns), and when it was first seen so."""
 
     def latest(self) -> int:
         """Return the number of the latest claimed attempt, 0 before the first."""
@@ -71,11 +69,8 @@ class Leases:
     def read(self, attempt: int) -> Attempt | None:
         """Return an attempt's record, None if it is missing or damaged."""
         try:
-            content: dict[str, Any] = read_json(self.folder / f"{attempt}.json")
-            known = {entry.name for entry in fields(Attempt)}
-            record = Attempt(**{key: value for key, value in content.items() if key in known})
-            return record if _is_sound(record) else None
-        except (OSError, ValueError, TypeError, AttributeError):
+            return checked(_ATTEMPT, read_json(self.folder / f"{attempt}.json"))
+        except (OSError, ValueError):
             return None
 
     def is_held(self, attempt: int | None = None) -> bool:
@@ -130,11 +125,12 @@ class Leases:
             mtime_ns = (self.folder / f"{attempt}.json").stat().st_mtime_ns
         except FileNotFoundError:
             return True
-        seen = self._seen.get(attempt)
-        if seen is None or seen.mtime_ns != mtime_ns:
-            self._seen[attempt] = _Seen(mtime_ns, time.monotonic())
+        now = time.monotonic()
+        seen_ns, since = self._seen.get(attempt, (None, now))
+        if seen_ns != mtime_ns:
+            self._seen[attempt] = mtime_ns, now
             return False
-        return time.monotonic() - seen.since >= self.stale_sec
+        return now - since >= self.stale_sec
 
 
 class Lease:
@@ -165,20 +161,6 @@ class Lease:
         _held.discard(self.record.owner)
         self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
         write_json_atomic(self._path, asdict(self.record))
-
-
-def _is_sound(record: Attempt) -> bool:
-    """Whether a record's values have the right types."""
-    texts = (record.owner, record.host, record.machine, record.process_started)
-    words = (record.outcome, record.message)
-    counts = (record.attempt, record.pid, record.resumed_from_step)
-    times = (record.started_unix, 0.0 if record.ended_unix is None else record.ended_unix)
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(word is None or isinstance(word, str) for word in words)
-        and all(type(count) is int for count in counts)
-        and all(type(time) in (int, float) and 0 <= time < LATEST_UNIX for time in times)
-    )
 
 
 _held: set[str] = set()

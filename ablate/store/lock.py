@@ -188,9 +188,7 @@ class LockedPlan:
 
     def runs(self) -> Iterator[tuple[LockedArm, LockedRun]]:
         """Yield every run with its arm."""
-        for arm in self.arms:
-            for run in arm.runs:
-                yield arm, run
+        return ((arm, run) for arm in self.arms for run in arm.runs)
 
 
 _PLAN = TypeAdapter(LockedPlan)

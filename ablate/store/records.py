@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import GEMMS
-from ablate.store.fields import PLAIN, Count, Flag, Number, Text, Training, Whole, checked
-from ablate.store.leases import LATEST_UNIX
+from ablate.store.fields import PLAIN, Count, Flag, Number, Text, Time, Training, Whole, checked
 
 
 def _check_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +123,12 @@ class SpeedRecord:
     other_work: Text | None = None
     versions: dict[str, Text | None]
     settings: SpeedSettings
-    measured_unix: Annotated[Number, Field(ge=0, lt=LATEST_UNIX)]
+    measured_unix: Time
     arms: tuple[Speed, ...]
 
 
-_CONFIG, _ENVIRONMENT, _SPEED = (
-    TypeAdapter(RecordedConfig),
-    TypeAdapter(Environment),
-    TypeAdapter(SpeedRecord),
-)
+_CONFIG, _ENVIRONMENT = TypeAdapter(RecordedConfig), TypeAdapter(Environment)
+_SPEED = TypeAdapter(SpeedRecord)
 
 
 def config_from_json(content: object) -> RecordedConfig:

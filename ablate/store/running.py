@@ -14,12 +14,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
+from ablate.store.lock import LockedPlan, plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ablate.store.lock import LockedPlan
     from ablate.store.runs import StudyStore
 
 _NAME = "executor.lock"
@@ -76,8 +76,6 @@ def _try(file: Any, kind: int) -> bool:
 
 
 def _refuse_another_plan(store: StudyStore, plan: LockedPlan, file: Any) -> None:
-    from ablate.store.lock import plan_to_json
-
     with contextlib.suppress(OSError, UserError):
         if plan_to_json(store.plan()) == plan_to_json(plan):
             return

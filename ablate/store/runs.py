@@ -7,27 +7,31 @@ How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an appe
 from __future__ import annotations
 
 import json
+import os
 import time
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import Field, TypeAdapter
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line, parse_json, read_json, write_bytes_atomic, write_json_atomic
 from ablate.store.checkpoints import hash_of_prefix
+from ablate.store.fields import Number, Text, Tokens, checked
+from ablate.store.lock import LockedPlan, plan_from_json, plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from ablate.store.lock import LockedPlan
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
 """``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint."""
 STATES: tuple[State, ...] = get_args(State)
 DAMAGED = "its status file is damaged"
-_LARGEST = 1 << 62
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
+
+_Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,26 +42,28 @@ class Status:
     """
 
     state: State = "pending"
-    attempt: int = 0
-    tokens: int = 0
-    step: int = 0
-    message: str | None = None
-    started_unix: float | None = None
-    updated_unix: float | None = None
-    ended_unix: float | None = None
-    metrics_bytes: int | None = None
-    metrics_hash: str | None = None
+    attempt: Tokens = 0
+    tokens: Tokens = 0
+    step: Tokens = 0
+    message: Text | None = None
+    started_unix: _Seconds | None = None
+    updated_unix: _Seconds | None = None
+    ended_unix: _Seconds | None = None
+    metrics_bytes: Tokens | None = None
+    metrics_hash: Text | None = None
 
 
-def _fits(key: str, value: object) -> bool:
-    """Whether a value of a status file has the type of its key."""
-    if key == "state":
-        return value in STATES
-    if key in ("attempt", "tokens", "step"):
-        return type(value) is int and 0 <= value < _LARGEST
-    if value is None or key in ("message", "metrics_hash"):
-        return value is None or isinstance(value, str)
-    return type(value) in (int, float) and abs(value) < _LARGEST  # type: ignore[arg-type]
+_STATUS = TypeAdapter(Status)
+
+
+class _Inside:
+    """The path of a file or folder within the folder of the object that has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: RunDir | StudyStore, _class: type) -> Path:
+        return owner.path / self._name
 
 
 @dataclass(frozen=True)
@@ -71,44 +77,23 @@ class RunDir:
         """The run's id, which is the folder's name."""
         return self.path.name
 
-    @property
-    def metrics_path(self) -> Path:
-        """The rows of metrics."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def diagnostics_path(self) -> Path:
-        """The rows of diagnostics, if the study asks for them."""
-        return self.path / "diagnostics.jsonl"
-
-    @property
-    def system_path(self) -> Path:
-        """Samples of the machine's use during the run."""
-        return self.path / "system.jsonl"
-
-    @property
-    def stop_path(self) -> Path:
-        """A file that asks the run's worker to end it; its content is the reason."""
-        return self.path / "stop"
-
-    @property
-    def environment_path(self) -> Path:
-        """Versions, hardware and back end of the last attempt."""
-        return self.path / "environment.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The last checkpoints of a run that has not ended."""
-        return self.path / "checkpoints"
-
-    @property
-    def attempts(self) -> Path:
-        """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
-        return self.path / "attempts"
+    metrics_path = _Inside("metrics.jsonl")
+    diagnostics_path = _Inside("diagnostics.jsonl")
+    """The rows of diagnostics, if the study asks for them."""
+    system_path = _Inside("system.jsonl")
+    """Samples of the machine's use during the run."""
+    stop_path = _Inside("stop")
+    """A file that asks the run's worker to end it; its content is the reason."""
+    environment_path = _Inside("environment.json")
+    """Versions, hardware and back end of the last attempt."""
+    checkpoints = _Inside("checkpoints")
+    """The last checkpoints of a run that has not ended."""
+    attempts = _Inside("attempts")
+    """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
 
     def attempt_log(self, attempt: int) -> Path:
         """Return the path of the log of attempt ``attempt`` (from 1)."""
-        return self.path / "attempts" / f"{attempt}.log"
+        return self.attempts / f"{attempt}.log"
 
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write the configuration, unless it is there already."""
@@ -122,31 +107,21 @@ class RunDir:
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration."""
-        config: dict[str, Any] = read_json(self.path / "config.json")
-        return config
+        return read_json(self.path / "config.json")  # type: ignore[no-any-return]
 
     def environment(self) -> dict[str, Any]:
         """Return the environment of the last attempt, empty before the first."""
-        if not self.environment_path.exists():
-            return {}
-        environment: dict[str, Any] = read_json(self.environment_path)
-        return environment
+        there = self.environment_path.exists()
+        return read_json(self.environment_path) if there else {}
 
     def status(self) -> Status:
         """Return the status: pending without a status file, interrupted with a damaged one."""
-        path = self.path / "status.json"
-        if not path.exists():
-            return Status()
         try:
-            content = read_json(path)
+            return checked(_STATUS, read_json(self.path / "status.json"))
+        except FileNotFoundError:
+            return Status()
         except ValueError:
-            content = None
-        known = {field.name for field in fields(Status)}
-        if not isinstance(content, dict) or not all(
-            _fits(key, value) for key, value in content.items() if key in known
-        ):
             return Status(state="interrupted", message=DAMAGED)
-        return Status(**{key: value for key, value in content.items() if key in known})
 
     def state(self) -> State:
         """Return the state, with damage taken as not done: for deciding which runs to execute.
@@ -202,20 +177,13 @@ class StudyStore:
 
     path: Path
 
-    @property
-    def plan_path(self) -> Path:
-        """The plan that was run last."""
-        return self.path / "plan.lock.json"
-
-    @property
-    def throughput_path(self) -> Path:
-        """The last measurement of ``ablate throughput``."""
-        return self.path / "throughput.json"
+    plan_path = _Inside("plan.lock.json")
+    """The plan that was run last."""
+    throughput_path = _Inside("throughput.json")
+    """The last measurement of ``ablate throughput``."""
 
     def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""
-        from ablate.store.lock import plan_to_json
-
         write_json_atomic(self.plan_path, plan_to_json(plan))
 
     def plan(self) -> LockedPlan:
@@ -225,8 +193,6 @@ class StudyStore:
             FileNotFoundError: the study never ran here.
             UserError: the file is damaged.
         """
-        from ablate.store.lock import plan_from_json
-
         try:
             plan = plan_from_json(read_json(self.plan_path))
             for _, run in plan.runs():
@@ -246,3 +212,27 @@ class StudyStore:
         if text is not run_id or not text or set(text) & set("/\\\0") or text[0] == ".":
             raise ValueError(f"{run_id!r} is no run's id")
         return RunDir(self.path / "runs" / run_id)
+
+
+def default_storage() -> Path:
+    """Return the folder that holds studies: $ABLATE_STORAGE, else ./ablate-runs."""
+    return Path(os.environ.get("ABLATE_STORAGE", "ablate-runs"))
+
+
+def study_at(folder: Path) -> StudyStore | None:
+    """Return the store in a folder, None where no study has run in it."""
+    store = StudyStore(folder)
+    return store if store.plan_path.exists() else None
+
+
+def study_named(storage: Path, name: str, *, start: str) -> StudyStore:
+    """Return the store of a study that ran. ``start``: the command that would start it.
+
+    Raises:
+        UserError: nothing of that name has run here.
+    """
+    if store := study_at(storage / name):
+        return store
+    known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
+    there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
+    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: {start})")

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from ablate.backends.select import Selection
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.state import EVAL_CALL, RecipeState
-from ablate.models.decoder import Decoder
+from ablate.models.decoder import Decoder, is_sharded
 from ablate.models.network import Network, build_network
-from ablate.models.rows import is_sharded
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.heap import keep_freed_memory

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ablate.models.rows import is_sharded, local_rows
+from ablate.models.decoder import is_sharded, local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

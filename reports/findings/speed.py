@@ -143,7 +143,7 @@ def modelled_speed(
     """
     if not (arm.model.is_built_in and baseline.model.is_built_in):
         return ()
-    work, base_work = (workload_of(one.model, one.vocab_size, one.training) for one in (arm, baseline))
+    work, base_work = workload_of(arm), workload_of(baseline)
     found = []
     for hardware in HARDWARE:
         own = token_time(work, arm.recipe, hardware)
@@ -166,7 +166,7 @@ def share_in_fp4(config: RunConfig) -> float | None:
     """Return the share of a built-in model's training FLOPs that have both operands in FP4."""
     if not config.model.is_built_in:
         return None
-    return fp4_share(workload_of(config.model, config.vocab_size, config.training), config.recipe)
+    return fp4_share(workload_of(config), config.recipe)
 
 
 def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:

@@ -110,15 +110,7 @@ def test_a_table_for_people(study):
 
 def test_the_measured_memory_stands_beside_the_modelled_one(study):
     arm = build_plan(load_study(study)).arms[0]
-    resources = ResourcesConfig()
-    peak = step_memory(
-        arm.config.model,
-        arm.config.vocab_size,
-        arm.config.training,
-        arm.config.recipe,
-        resources,
-        hardware="B200",
-    ).peak.total
+    peak = step_memory(arm.config, ResourcesConfig(), hardware="B200").peak.total
     assert _memory(arm, 3_000_000_000, "NVIDIA B200") == f"3.00 GB (modelled {peak / 1e9:.2f})"
     assert _memory(arm, 3_000_000_000, "NVIDIA GeForce RTX 5090") == "3.00 GB"
     assert _memory(arm, None, "a CPU") == "–"

@@ -99,15 +99,15 @@ def test_a_stream_that_broke_goes_on_behind_the_last_whole_shard(
     whole = prepare(data, tmp_path / "whole")
     monkeypatch.setattr(hub, "_SHARD_BYTES", 4000)
     monkeypatch.setattr(parts, "PART_BYTES", 1)
-    real, rows = hub._text, []
+    real, rows = hub.text_of, []
 
-    def count(source, number, *arguments):
+    def count(row, field, name, number):
         rows.append(number)
         if len(rows) == 23:
             raise ConnectionError("the network is gone")
-        return real(source, number, *arguments)
+        return real(row, field, name, number)
 
-    monkeypatch.setattr(hub, "_text", count)
+    monkeypatch.setattr(hub, "text_of", count)
     with pytest.raises(UserError, match="cannot be read: the network is gone"):
         prepare(data, tmp_path / "cache")
     again = len(rows)

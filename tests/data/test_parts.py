@@ -92,7 +92,7 @@ def kept_in(cache):
 def encoded(monkeypatch):
     """Return a list of the numbers of parts whose tokens are made from here on, in this process."""
     made = []
-    real_path, real_keep = parts.tokens_path, parts.keep
+    real_path, real_keep = tokenise.tokens_path, parts.keep
     numbers = {}
 
     def tokens_path(number, *arguments):
@@ -106,7 +106,7 @@ def encoded(monkeypatch):
         return real_keep(path, write)
 
     monkeypatch.setattr(parts, "keep", keep)
-    monkeypatch.setattr(parts, "tokens_path", tokens_path)
+    monkeypatch.setattr(tokenise, "tokens_path", tokens_path)
     return made
 
 

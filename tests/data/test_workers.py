@@ -3,17 +3,18 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.data.workers import Job, Workers
+from ablate.data.workers import Workers
 from tests.data import jobs
 
 
 def squares(seconds):
-    return [Job(function=jobs.wait_and_square, arguments=(n, sec)) for n, sec in enumerate(seconds)]
+    return [partial(jobs.wait_and_square, n, sec) for n, sec in enumerate(seconds)]
 
 
 def alive(pid):
@@ -44,7 +45,7 @@ def test_the_processes_serve_several_runs_and_go_with_the_context():
 
 
 def test_a_problem_keeps_its_place_and_comes_after_the_results_before_it():
-    work = [*squares([0.3, 0.2]), Job(function=jobs.refuse, arguments=(7,)), *squares([0])]
+    work = [*squares([0.3, 0.2]), partial(jobs.refuse, 7), *squares([0])]
     got = []
     with Workers(2) as workers, pytest.raises(UserError) as error:
         got.extend(workers.run(work, lambda _units: None))
@@ -54,13 +55,13 @@ def test_a_problem_keeps_its_place_and_comes_after_the_results_before_it():
 
 def test_an_error_of_the_system_is_passed_on():
     with Workers(1) as workers, pytest.raises(OSError, match="No space left") as error:
-        list(workers.run([Job(function=jobs.no_space, arguments=())], lambda _units: None))
+        list(workers.run([jobs.no_space], lambda _units: None))
     assert (error.value.errno, error.value.filename) == (28, "train.bin")
 
 
 def test_a_killed_worker_is_one_line():
     with Workers(2) as workers, pytest.raises(UserError, match=r"was killed by signal 9 \(is memory short\?"):
-        list(workers.run([*squares([5]), Job(function=jobs.die, arguments=())], lambda _units: None))
+        list(workers.run([*squares([5]), jobs.die], lambda _units: None))
 
 
 def test_who_wants_no_more_waits_for_nothing():
@@ -76,9 +77,10 @@ def test_who_wants_no_more_waits_for_nothing():
 @pytest.mark.parametrize("signal", [9, 2])
 def test_workers_end_with_their_parent(tmp_path, signal):
     program = f"""
-from ablate.data.workers import Job, Workers
+from functools import partial
+from ablate.data.workers import Workers
 from tests.data import jobs
-work = [Job(function=jobs.work_for_ever, arguments=({str(tmp_path)!r},))] * 2
+work = [partial(jobs.work_for_ever, {str(tmp_path)!r})] * 2
 with Workers(2) as workers:
     list(workers.run(work, lambda _units: None))
 """

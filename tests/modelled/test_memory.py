@@ -13,10 +13,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.gemms import emulated
-from ablate.modelled.memory import Memory, _moments, step_memory
+from ablate.modelled.memory import Memory, _moments, _Step, step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
-from ablate.recipes import PRESETS, Recipe
+from ablate.recipes import PRESETS, GemmPolicy, LayerRecipe, LayerRule, OperandPolicy, Phase, Recipe
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.run.presets import PRESETS as MODELS
 
@@ -58,14 +58,7 @@ def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
     )
     run = replace(benchmark.CASES["llama, bf16"], vocab_size=vocab_size).config()
     twice, once = (
-        step_memory(
-            run.model,
-            run.vocab_size,
-            run.training,
-            run.recipe,
-            ResourcesConfig(activation_checkpointing=again),
-            hardware=None,
-        ).peak
+        step_memory(run, ResourcesConfig(activation_checkpointing=again), hardware=None).peak
         for again in (True, False)
     )
     measured = benchmark.measured_bytes(run)
@@ -74,10 +67,12 @@ def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
 
 
 BF16 = Recipe()
+SOME_RUN = benchmark.CASES["llama, bf16"].config()
 
 
 def step(recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", model=LLAMA_8B, vocab_size=128_256):
-    return step_memory(model, vocab_size, training, recipe, resources, hardware=hardware)
+    parts = {"model": model, "vocab_size": vocab_size, "training": training, "recipe": recipe}
+    return step_memory(replace(SOME_RUN, **parts), resources, hardware=hardware)
 
 
 def memory(recipe=BF16, **more):
@@ -151,6 +146,21 @@ def test_a_layers_gemms_take_its_gradients_and_casts():
     assert {one.weights for one in gathered} == {0}
     mxfp4 = list(_moments(PRESETS["amd-fdw"].recipe, m, n, k, 4, None))
     assert {one.quantised for one in mxfp4} >= {2 * (m * n + n * k), 2 * (m * n + m * k), 2 * m * n}
+
+
+def test_experts_rows_are_padded_for_every_phase_of_their_own_recipe():
+    model = ModelConfig(width=256, layers=1, heads=4, ffn=256, experts=8)
+    wide = OperandPolicy(format="mxfp4", hadamard=128)
+    rotated = LayerRecipe(wgrad=GemmPolicy(left=wide, right=wide))
+
+    def multiple(**parts):
+        run = replace(SOME_RUN, model=model, recipe=Recipe(**parts))
+        return _Step(run, EIGHT, "B200")._pass.rows_multiple
+
+    assert multiple() == 1
+    assert multiple(phases=(Phase(from_tokens=1 << 20, recipe=rotated),)) == 128
+    assert multiple(rules=(LayerRule(match="*.attention.*", recipe=rotated),)) == 1
+    assert multiple(rules=(LayerRule(match="*.down", recipe=rotated),)) == 128
 
 
 def test_parts_add_up():

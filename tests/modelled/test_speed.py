@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_each_further_gemm_in_fp4_makes_a_large_model_faster(hardware):
 
 
 def test_a_tiny_model_moves_more_than_it_computes_and_gains_nothing():
-    tiny = workload_of(ModelConfig(), 256, TrainingConfig())
+    tiny = workload_of(SimpleNamespace(model=ModelConfig(), vocab_size=256, training=TrainingConfig()))
     fp8, fp4 = (token_time(tiny, PRESETS[name].recipe, "B200") for name in ("te-hybrid-fp8", "amd-fdw"))
     large = token_time(LLAMA_8B, PRESETS["te-hybrid-fp8"].recipe, "B200").total
     assert fp8.total / fp4.total < large / token_time(LLAMA_8B, PRESETS["amd-fdw"].recipe, "B200").total

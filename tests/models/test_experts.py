@@ -9,8 +9,7 @@ from pydantic import TypeAdapter
 from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
-from ablate.models.decoder import Decoder
-from ablate.models.experts import Experts
+from ablate.models.decoder import Decoder, Experts
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import ModelConfig
 from ablate.train import train

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 
 from ablate.base.errors import UserError
 from ablate.layers.linear import QuantLinear
-from ablate.models.foreign import build
-from ablate.models.outline import outline
+from ablate.models.foreign import build, outline
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig
 from ablate.train import train

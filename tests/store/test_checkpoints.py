@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.store.checkpoints import (
-    Manifest,
     drop_checkpoints,
     hash_of_prefix,
     load_newest,
@@ -44,11 +43,8 @@ def save_checkpoint(folder, saved, processes=1):
             own["model.w"] = rows[index] if index < len(rows) else own["model.w"][:0]
         parts.append(save_part(folder, saved.step, own, index=index, count=processes))
     save_manifest(
-        folder,
-        Manifest(
-            step=saved.step, parts=parts, numbers=saved.numbers, metrics_bytes=saved.metrics_bytes,
-            metrics_hash=saved.metrics_hash, sharded=frozenset({"model.w"} if processes > 1 else ()),
-        ),
+        folder, saved.step, parts, numbers=saved.numbers, metrics=(saved.metrics_bytes, saved.metrics_hash),
+        sharded={"model.w"} if processes > 1 else (),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.store.checkpoints import Manifest, hash_of_prefix, load_newest, save_manifest, save_part
+from ablate.store.checkpoints import hash_of_prefix, load_newest, save_manifest, save_part
 from ablate.train import Snapshot, train
 
 RECIPES = {
@@ -63,11 +63,8 @@ class Folder:
         self.last = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
         part = save_part(self.path / "c", snapshot.step, snapshot.tensors)
         save_manifest(
-            self.path / "c",
-            Manifest(
-                step=snapshot.step, parts=[part], numbers=snapshot.numbers, metrics_bytes=0,
-                metrics_hash=hash_of_prefix(self.metrics, 0),
-            ),
+            self.path / "c", snapshot.step, [part], numbers=snapshot.numbers,
+            metrics=(0, hash_of_prefix(self.metrics, 0)),
         )  # fmt: skip
 
 
