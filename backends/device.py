@@ -1,9 +1,11 @@
-"""The device of a GEMM as plain data, so that support can be checked for absent hardware."""
+"""The device of a GEMM as plain data, to check support for absent hardware; and whether Triton works here."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 Kind = Literal["cpu", "cuda", "hip"]
@@ -17,6 +19,14 @@ KNOWN: dict[str, tuple[Kind, str]] = {
     "gfx950": ("hip", "CDNA 4: MI350X, MI355X"),
 }
 """Architectures known to the back ends: (kind, example products)."""
+
+OLDEST_TRITON = (3, 6)
+"""The oldest Triton for which the kernels were compiled and checked (``ablate.backends.testing.ahead``)."""
+
+OLDEST_TO_INTERPRET = (3, 8)
+"""The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
+OLDEST_TO_WIDEN_NVFP4 = (3, 8)
+"""The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +63,9 @@ def device_of(where: str) -> Device:
     if torch.device(where).type != "cuda":
         return Device(kind="cpu", arch="cpu", name="CPU")
     found = torch.cuda.get_device_properties(where)
-    if torch.version.hip:
-        arch = str(found.gcnArchName).split(":")[0]
-        return Device(kind="hip", arch=arch, name=found.name, processors=found.multi_processor_count)
-    arch = f"sm_{found.major}{found.minor}"
-    return Device(kind="cuda", arch=arch, name=found.name, processors=found.multi_processor_count)
+    kind: Kind = "hip" if torch.version.hip else "cuda"
+    arch = str(found.gcnArchName).split(":")[0] if kind == "hip" else f"sm_{found.major}{found.minor}"
+    return Device(kind=kind, arch=arch, name=found.name, processors=found.multi_processor_count)
 
 
 def default_device() -> str:
@@ -65,3 +73,31 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def interpreting() -> bool:
+    """Whether Triton's kernels run in its interpreter on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> tuple[int, ...] | None:
+    """Return the version of the installed Triton (including ROCm's), or None."""
+    for package in ("triton", "pytorch-triton-rocm", "triton-rocm"):
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        return tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    return None
+
+
+def triton_fault() -> str | None:
+    """Return why Triton's kernels cannot run, with a remedy, or None if they can."""
+    found = triton_version()
+    if found is None:
+        return "Triton is not installed (pip install triton)"
+    if found < OLDEST_TRITON:
+        have, need = (".".join(map(str, one)) for one in (found, OLDEST_TRITON))
+        return f"Triton {have} is too old (needs {need}; pip install -U triton)"
+    return None

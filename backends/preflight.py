@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ablate.backends.select import Choice
     from ablate.run.config import ArmConfig, ResourcesConfig
 
+
 _TESTED_MODES = ("native", "upcast")
 
 
@@ -57,11 +58,10 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
     Raises:
         UnfitDeviceError: a test failed and the study does not allow that.
     """
-    from ablate.backends.testing.selftest import quick_self_test
+    from ablate.backends.testing.suite import quick_self_test
 
-    names = dict.fromkeys(
-        choice.backend for choice in choices if choice.mode in _TESTED_MODES and choice.backend != "emulated"
-    )
+    tested = [choice.backend for choice in choices if choice.mode in _TESTED_MODES]
+    names = [name for name in dict.fromkeys(tested) if name != "emulated"]
     results = [result for name in names for result in quick_self_test(name, where)]
     failed = [result for result in results if not result.passed]
     if failed and not allow_failed:
@@ -71,11 +71,3 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
             "tells more, resources.allow_failed_self_test: true trains all the same"
         )
     return [asdict(result) for result in results]
-
-
-def emulation_problem() -> str | None:
-    """Compile the CPU quantiser once for all processes; return why it cannot be used, or None."""
-    from ablate.backends.quantisers.cpu_kernel import availability
-
-    kernel = availability()
-    return None if kernel.usable else kernel.reason

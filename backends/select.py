@@ -69,11 +69,7 @@ class Selection:
         self._chosen: dict[tuple[GemmPolicy, str], Backend] = {}
 
     def of(self, gemm: GemmPolicy, where: str) -> Backend:
-        """Return the back end of a GEMM on a torch device.
-
-        Raises:
-            ValueError: the named back end does not support it.
-        """
+        """Return the back end of a GEMM on a torch device; raise as ``choose``."""
         found = self._chosen.get((gemm, where))
         if found is None:
             found = self._chosen[gemm, where] = self.choose(gemm, device_of(where))[0]
@@ -106,23 +102,16 @@ class Selection:
         return backend, support
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
-        """Return the back end of each GEMM of a recipe, its rules and its phases, without duplicates.
-
-        Raises:
-            ValueError: the named back end does not support a GEMM.
-        """
+        """Choose for each GEMM of a recipe, its rules and its phases, without duplicates; as ``choose``."""
         found = []
         for where, gemm, policy in gemms_of(recipe):
             backend, support = self.choose(policy, device)
             found.append(
                 Choice(
-                    gemm=f"{gemm}{where}",
-                    operands=describe_gemm(policy),
-                    backend=backend.name,
-                    mode=support.mode,
-                    detail=support.detail,
+                    gemm=f"{gemm}{where}", operands=describe_gemm(policy), backend=backend.name,
+                    mode=support.mode, detail=support.detail,
                 )
-            )
+            )  # fmt: skip
         return tuple(found)
 
 

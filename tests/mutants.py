@@ -65,13 +65,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="prescale before the block's maximum",
         edits=(
             (
-                NUMERICS + "quantize.py",
-                "blocks = to_blocks(v, shape)",
-                "blocks = to_blocks(v * policy.prescale, shape)",
+                NUMERICS + "quantiser.py",
+                "blocks = to_blocks(self.v, self.shape)\n            found",
+                "blocks = to_blocks(self.v * self.prescale, self.shape)\n            found",
             ),
             (
-                NUMERICS + "quantize.py",
-                "scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale",
+                NUMERICS + "quantiser.py",
+                "scaled if self.prescale == 1.0 else scaled * self.prescale",
                 "scaled",
             ),
         ),
@@ -125,9 +125,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "scales of other blocks",
-        NUMERICS + "quantize.py",
-        "from_blocks(values * scale_.up, v.shape)",
-        "from_blocks(values * scale_.up.flip(0), v.shape)",
+        NUMERICS + "quantiser.py",
+        "self.values * self.up,",
+        "self.values * self.up.flip(0),",
         first="tests/numerics/test_mx.py::test_codes_and_scales_are_the_dequantised_values",
     ),
     one(
@@ -202,9 +202,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "NVFP4's tensor scale left out",
-        NUMERICS + "quantize.py",
-        "descale = decode / policy.prescale",
-        "descale = 1.0 / policy.prescale",
+        NUMERICS + "quantiser.py",
+        "descale = self.decode / self.prescale",
+        "descale = 1.0 / self.prescale",
         first="tests/numerics/test_tensor_scales.py::test_nvfp4_in_transformer_engines_order",
     ),
     one(
@@ -265,15 +265,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "rocm words not shifted",
-        NUMERICS + "quantize.py",
+        NUMERICS + "quantiser.py",
         "first[..., 2:] >> 16",
         "first[..., 2:]",
         first="tests/numerics/test_mx.py::test_the_rocm_variant_shares_a_word_among_four_neighbours",
     ),
     one(
         "prescale undone in fp32",
-        NUMERICS + "quantize.py",
-        "done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0",
+        NUMERICS + "quantiser.py",
+        "values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0",
         "descale = undo",
         first="tests/numerics/test_mx.py::test_undoing_the_prescale_on_the_operand_leaves_the_grid",
     ),

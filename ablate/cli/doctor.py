@@ -11,7 +11,7 @@ import click
 from ablate.cli.common import device_option, known_backend
 
 if TYPE_CHECKING:
-    from ablate.backends.testing.selftest import Result
+    from ablate.backends.testing.suite import Result
 
 _EXAMPLES = """\b
 Examples:
@@ -38,8 +38,7 @@ def command(
     the Hadamard's inverse, and a short training run beside emulation. Exit code 1 if anything failed.
     """
     from ablate.backends.select import load_backend
-    from ablate.backends.testing.selftest import self_test
-    from ablate.backends.testing.suite import POLICIES, both
+    from ablate.backends.testing.suite import POLICIES, both, self_test
     from ablate.layers.selftest import trains_like_emulation
     from ablate.run.backends import BUILT_IN, backend_names
 

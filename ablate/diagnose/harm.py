@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.diagnose.layer import GemmDiagnosis, Tapped, diagnose_layer, is_random
-from ablate.diagnose.recorder import tapped_copy
+from ablate.diagnose.measure import ratio
+from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_layer, is_random, tapped_copy
 from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import Position
 from ablate.recipes import GEMMS, LayerRecipe
@@ -137,15 +137,10 @@ def predict_harm(
         cell.layer.override = high
         found.append(
             Harm(
-                layer=cell.layer.name,
-                gemm=cell.gemm,
-                draws=cell.draws,
-                harm=_share(bias, energy),
-                random=_share(variance, energy),
-                loss_change=loss - exact_loss,
-                diagnosis=one,
+                layer=one.layer, gemm=one.gemm, draws=cell.draws, diagnosis=one,
+                harm=ratio(bias, energy), random=ratio(variance, energy), loss_change=loss - exact_loss,
             )
-        )
+        )  # fmt: skip
     for layer in layers.values():
         layer.override = None
     module.zero_grad(set_to_none=True)
@@ -170,8 +165,3 @@ def _add_errors(module: nn.Module, exact: Sequence[Tensor | None], sums: list[Te
         before = sums[index]
         sums[index] = error if before is None else before.add_(error)
     return energy
-
-
-def _share(part: float, whole: float) -> float | None:
-    ratio = part / whole if whole else math.nan
-    return ratio if math.isfinite(ratio) else None

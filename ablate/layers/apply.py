@@ -10,7 +10,7 @@ from torch import nn
 from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
-from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
+from ablate.recipes import Recipe, RecipeSpec, describe_layer, expand_word, resolve
 from ablate.recipes.place import idle_rules, never_runs, places
 
 if TYPE_CHECKING:
@@ -79,15 +79,15 @@ def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, Lay
     }
     if not linears:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    return places(linears, heads=[name for name in linears if _is_head(model, name, linears[name])])
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = [
+        name for name, linear in linears.items() if linear is output or name.rsplit(".", 1)[-1] in _HEADS
+    ]
+    return places(linears, heads=heads)
 
 
 def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[str] = ()) -> None:
-    """Replace the linear layers of a model in place by layers that follow ``state``; see ``apply_recipe``.
-
-    Raises:
-        ValueError: no linear layer to replace, a rule that matches none, or rules that disable the recipe.
-    """
+    """Replace the linear layers of a model in place by layers that follow ``state``, as ``apply_recipe``."""
     where = linear_places(model, skip)
     if idle := idle_rules(state.recipe, where.values()):
         named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
@@ -103,35 +103,17 @@ def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[st
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         quantised = QuantLinear(
-            linear.in_features,
-            linear.out_features,
-            name=name,
-            state=state,
-            place=place,
-            weight=linear.weight,
-            bias=linear.bias,
-        )
+            linear.in_features, linear.out_features, name=name, state=state, place=place,
+            weight=linear.weight, bias=linear.bias,
+        )  # fmt: skip
         quantised.train(linear.training)
-        _replace(model, name, quantised)
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, quantised)
 
 
 def followed(state: RecipeState) -> dict[str, str]:
     """Describe in one line what each layer follows now, so that users can check their patterns."""
-    from ablate.recipes import describe_layer
-
     return {
         name: describe_layer(next(recipe for start, recipe in state.stages(place) if start <= state.tokens))
         for name, place in list(state.places.items())
     }
-
-
-def _is_head(model: nn.Module, name: str, linear: nn.Linear) -> bool:
-    output = getattr(model, "get_output_embeddings", None)
-    if callable(output) and output() is linear:
-        return True
-    return name.rsplit(".", 1)[-1] in _HEADS
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)

@@ -68,22 +68,20 @@ class QuantLinear(nn.Linear):
         # nn.Linear.__init__ would draw initial weights for nothing.
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        self.weight = weight if isinstance(weight, nn.Parameter) else _fresh(out_features, in_features)
+        if not isinstance(weight, nn.Parameter):
+            weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.weight = weight
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
         self.name, self.state = name, state
         self.place = places([name])[name] if place is None else place
         self._stages = state.stages(self.place)
-        self._delayed = {
-            (gemm, operand): index
-            for index, (gemm, operand) in enumerate(
-                dict.fromkeys(
-                    (gemm, operand)
-                    for _, recipe in self._stages
-                    for gemm, operand, policy in recipe.operands()
-                    if policy.scale == "delayed"
-                )
-            )
-        }
+        delayed = dict.fromkeys(
+            (gemm, operand)
+            for _, recipe in self._stages
+            for gemm, operand, policy in recipe.operands()
+            if policy.scale == "delayed"
+        )
+        self._delayed = {which: index for index, which in enumerate(delayed)}
         if self._delayed:
             shape = (len(self._delayed), AMAX_HISTORY)
             self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
@@ -180,14 +178,14 @@ class QuantLinear(nn.Linear):
 
     def both_of_dy(self, dy: Tensor, at: Position) -> tuple[Operand, Operand]:
         """Quantise dy for Dgrad and for Wgrad in one read, by the back end of both GEMMs."""
-        for_dgrad, for_wgrad = self.draw(dy, "dgrad", "dy", at), self.draw(dy, "wgrad", "dy", at)
-        draws: dict[Gemm, Draw] = {"dgrad": for_dgrad, "wgrad": for_wgrad}
-        for gemm, draw in draws.items():
+        gemms: tuple[Gemm, Gemm] = ("dgrad", "wgrad")
+        rows, columns = (self.draw(dy, gemm, "dy", at) for gemm in gemms)
+        for gemm, draw in zip(gemms, (rows, columns), strict=True):
             with self._named(gemm, "dy"):
                 check_operand(dy, draw.policy, contracted_axis(gemm, "dy"), draw.key)
-        done = self.backend("dgrad", at, dy).quantize_both(dy, for_dgrad, for_wgrad)
-        self._show("dgrad", "dy", done[0])
-        self._show("wgrad", "dy", done[1])
+        done = self.backend("dgrad", at, dy).quantize_both(dy, rows, columns)
+        for gemm, operand in zip(gemms, done, strict=True):
+            self._show(gemm, "dy", operand)
         return done
 
     @contextmanager
@@ -200,11 +198,6 @@ class QuantLinear(nn.Linear):
     def _show(self, gemm: Gemm, operand: str, done: Operand) -> None:
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
-
-    def show_backward(self, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        """Show the tensors of a backward pass to the tap, if one is set."""
-        if self.state.tap is not None:
-            self.state.tap(self.name, at, dy, x, weight)
 
     def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start."""
@@ -226,10 +219,6 @@ def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
     return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
 
 
-def _fresh(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape))
-
-
 @torch.library.custom_op("ablate::fprop", mutates_args=())
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
@@ -244,50 +233,34 @@ def _(x: Tensor, weight: Tensor, _site: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(3, dtype=torch.int64, device="cpu")
 
 
-@torch.library.custom_op("ablate::dgrad", mutates_args=())
-def _dgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
-    """Dy [M, N] bf16 → dx [M, K] bf16."""
-    layer, at = _sites[site], _position(position)
-    layer.show_backward(at, dy, x, weight)
-    return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
-
-
-@_dgrad.register_fake
-def _(dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> Tensor:
-    return dy.new_empty(dy.shape[0], weight.shape[1])
-
-
-@torch.library.custom_op("ablate::wgrad", mutates_args=())
-def _wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> Tensor:
-    """Dy [M, N] bf16, x [M, K] bf16 → dw [N, K] in the weight's dtype."""
-    layer, at = _sites[site], _position(position)
-    layer.show_backward(at, dy, x, weight)
-    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
-
-
-@_wgrad.register_fake
-def _(_dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> Tensor:
-    return torch.empty_like(weight, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("ablate::dgrad_wgrad", mutates_args=())
-def _dgrad_wgrad(dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int) -> tuple[Tensor, Tensor]:
-    """Dx and dw together, so that a back end can read dy once for both."""
-    layer, at = _sites[site], _position(position)
-    layer.show_backward(at, dy, x, weight)
-    backend = layer.backend("dgrad", at, dy)
-    if backend.one_read and backend is layer.backend("wgrad", at, dy):
-        along_n, along_m = layer.both_of_dy(dy, at)
-        return _input_gradient(layer, at, along_n, x, weight), _weight_gradient(layer, at, along_m, x, weight)
+@torch.library.custom_op("ablate::gradients", mutates_args=())
+def _gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int, wants_dx: bool, wants_dw: bool
+) -> tuple[Tensor, Tensor]:
+    """Dy [M, N] bf16 → dx [M, K] bf16 and dw [N, K] in the weight's dtype; empty what is not wanted."""
+    layer = _sites[site]
+    step, call, tokens = position.tolist()
+    at = Position(step=step, call=call, tokens=tokens)
+    if layer.state.tap is not None:
+        layer.state.tap(layer.name, at, dy, x, weight)
+    if wants_dx and wants_dw:
+        backend = layer.backend("dgrad", at, dy)
+        if backend.one_read and backend is layer.backend("wgrad", at, dy):
+            along_n, along_m = layer.both_of_dy(dy, at)
+            dx = _input_gradient(layer, at, along_n, x, weight)
+            return dx, _weight_gradient(layer, at, along_m, x, weight)
     # One after the other, so that only one copy of dy exists at a time.
-    dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
-    return dx, _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
+    dx = product(layer, "dgrad", at, dy=dy, x=x, weight=weight) if wants_dx else dy.new_empty(0)
+    return dx, product(layer, "wgrad", at, dy=dy, x=x, weight=weight) if wants_dw else dy.new_empty(0)
 
 
-@_dgrad_wgrad.register_fake
-def _(dy: Tensor, _x: Tensor, weight: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
-    dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    return dy.new_empty(dy.shape[0], weight.shape[1]), dw
+@_gradients.register_fake
+def _(
+    dy: Tensor, _x: Tensor, weight: Tensor, _position: Tensor, _site: int, wants_dx: bool, wants_dw: bool
+) -> tuple[Tensor, Tensor]:
+    dx = dy.new_empty(dy.shape[0], weight.shape[1]) if wants_dx else dy.new_empty(0)
+    contiguous = torch.contiguous_format
+    return dx, torch.empty_like(weight, memory_format=contiguous) if wants_dw else dy.new_empty(0)
 
 
 def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -325,11 +298,6 @@ def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, w
     return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
 
 
-def _position(position: Tensor) -> Position:
-    step, call, tokens = position.tolist()
-    return Position(step=step, call=call, tokens=tokens)
-
-
 def dequantised(operand: Operand) -> Tensor:
     """Return the stored matrix after quantising, with every factor applied, in its rotated basis."""
     descale = operand.descale
@@ -365,12 +333,9 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[T
 
 def _backward(ctx: Any, dy: Tensor, _position: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, position = ctx.saved_tensors
-    dy = dy.to(torch.bfloat16)
-    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1]:
-        return (*_dgrad_wgrad(dy, x, weight, position, ctx.site), None)
-    dx = _dgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[0] else None
-    dw = _wgrad(dy, x, weight, position, ctx.site) if ctx.needs_input_grad[1] else None
-    return dx, dw, None
+    wants_dx, wants_dw = ctx.needs_input_grad[:2]
+    dx, dw = _gradients(dy.to(torch.bfloat16), x, weight, position, ctx.site, wants_dx, wants_dw)
+    return dx if wants_dx else None, dw if wants_dw else None, None
 
 
 _fprop.register_autograd(_backward, setup_context=_setup_context)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ablate.backends.testing.selftest import Result, in_short
+from ablate.backends.testing.suite import Result, in_short
 from ablate.layers.apply import apply_recipe
 from ablate.recipes import GEMMS
 

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ablate.recipes.place import LayerPlace, Stage, stages
+from ablate.recipes.place import LayerPlace, stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,13 +88,18 @@ class RecipeState:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
         self.places[place.name] = place
-        known: tuple[Stage, ...] = stages(self.recipe, place)
-        starts = [(stage.start(self.total_tokens), stage.recipe) for stage in known]
+        starts = [(stage.start(self.total_tokens), stage.recipe) for stage in stages(self.recipe, place)]
         return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
 
     def warn_if_it_should_move(self, forwards: int) -> None:
         """Warn once if the recipe depends on steps but ``advance`` is never called."""
-        if self.step or self._warned or not depends_on_steps(self.recipe):
+        if self.step or self._warned:
+            return
+        recipe = self.recipe
+        parts = [recipe, *(rule.recipe for rule in recipe.rules)]
+        policies = [policy for part in parts for _, _, policy in part.operands()]
+        moves = any(policy.signs == "step" or policy.scale == "delayed" for policy in policies)
+        if not recipe.phases and not moves:
             return
         self._warned = True
         warnings.warn(
@@ -102,12 +107,3 @@ class RecipeState:
             "recipe move on with it",
             stacklevel=2,
         )
-
-
-def depends_on_steps(recipe: Recipe) -> bool:
-    """Whether any part of a recipe changes with the optimizer's steps."""
-    parts = [recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases)]
-    policies = [policy for part in parts for _, _, policy in part.operands()]
-    return bool(recipe.phases) or any(
-        policy.signs == "step" or policy.scale == "delayed" for policy in policies
-    )

@@ -9,36 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ablate.layers.apply import apply_recipe
     from ablate.layers.state import RecipeState
-    from ablate.numerics.hadamard import hadamard_last, hadamard_matrix
     from ablate.numerics.philox import Key
     from ablate.numerics.quantiser import Codes, Quantized, fake_quantize, quantize, round_operand
+    from ablate.numerics.rotate import hadamard_last, hadamard_matrix
     from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 _PLACES = {
     "ablate.layers.apply": ("apply_recipe",),
     "ablate.layers.state": ("RecipeState",),
-    "ablate.numerics.hadamard": ("hadamard_last", "hadamard_matrix"),
     "ablate.numerics.philox": ("Key",),
     "ablate.numerics.quantiser": ("Codes", "Quantized", "fake_quantize", "quantize", "round_operand"),
+    "ablate.numerics.rotate": ("hadamard_last", "hadamard_matrix"),
     "ablate.recipes": ("GemmPolicy", "LayerRecipe", "OperandPolicy", "Recipe"),
 }
 
 __all__ = [
-    "Codes",
-    "GemmPolicy",
-    "Key",
-    "LayerRecipe",
-    "OperandPolicy",
-    "Quantized",
-    "Recipe",
-    "RecipeState",
-    "apply_recipe",
-    "fake_quantize",
-    "hadamard_last",
-    "hadamard_matrix",
-    "quantize",
-    "round_operand",
-]
+    "Codes", "GemmPolicy", "Key", "LayerRecipe", "OperandPolicy", "Quantized", "Recipe", "RecipeState",
+    "apply_recipe", "fake_quantize", "hadamard_last", "hadamard_matrix", "quantize", "round_operand",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -17,18 +17,15 @@ from torch import Tensor
 from ablate.numerics import formats, scales
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, Element
 from ablate.numerics.philox import Key, random_words
-from ablate.numerics.rotate import rotate, signs_of, unrotate
+from ablate.numerics.rotate import rotate, unrotate
 from ablate.numerics.scales import Scale, fp32, nvfp4_tensor_scale
 from ablate.recipes import OperandPolicy, block_shape, group_size
-
-__all__ = [
-    "Codes", "OnGrid", "Quantized", "check_operand", "fake_quantize", "fp8_descale", "fp8_scale",
-    "nvfp4_tensor_scale", "on_grid", "quantize", "round_operand", "signs_of",
-]  # fmt: skip
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _KEYED_SIGNS = ("layer", "step", "call")
+_TENSOR_SCALES = ("tensor", "delayed")
+_FP32_SCALES = ("row", "1x128", "128x128", "searched")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,129 +134,127 @@ def round_operand(
         ValueError: a dtype, shape or missing key that the policy cannot take.
     """
     check_operand(x, policy, axis, key)
-    along_rows = axis % 2 == 0
     if policy.is_high_precision and not policy.hadamard:
         return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
-    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
     if policy.is_high_precision:
-        done = Quantized(values=v.to(_HIGH_PRECISION[policy.format]))
+        done = Quantized(values=_rotated(x, policy, axis, key).to(_HIGH_PRECISION[policy.format]))
     else:
-        done = _Rounder(x, policy, along_rows=along_rows, key=key).round(v, amax)
-    if not along_rows:
+        done = _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
+    if axis % 2:
         return done
     mask = None if done.mask is None else done.mask.t()
     return Quantized(values=done.values.t(), descale=done.descale, mask=mask, axis=0)
 
 
-class _Rounder:
-    """Rounds the rotated values of one operand, [n, k] with the contraction axis last."""
+def _rotated(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Tensor:
+    """Return a matrix in fp32 with the contraction axis last, rotated."""
+    return rotate((x if axis % 2 else x.t()).to(torch.float32).contiguous(), policy, key)
 
-    def __init__(self, x: Tensor, policy: OperandPolicy, *, along_rows: bool, key: Key | None) -> None:
+
+class _Rounded:
+    """One operand in blocks [number, rows, columns], rounded to its element's grid.
+
+    ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
+    ``values``: the elements. ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one.
+    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None if ``v`` over both scales.
+    """
+
+    def __init__(
+        self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None
+    ) -> None:
         self.policy = policy
         self.element: Element = ELEMENTS[policy.format]
-        self._stored_shape, self._device = x.shape, x.device
-        self._along_rows, self._key = along_rows, key
+        self._stored_shape, self._along_rows, self._key = x.shape, axis % 2 == 0, key
+        self.v = _rotated(x, policy, axis, key)
+        self.shape = block_shape(policy)
+        if policy.scale in _TENSOR_SCALES:
+            self.shape = self.v.shape[0], self.v.shape[1]
+        elif policy.scale in ("row", "searched"):
+            self.shape = 1, max(self.v.shape[1], 1)
+        self.prescale, self.decode = policy.prescale, 1.0
+        self.up: Tensor | None = None
+        self.scaled: Tensor | None = None
+        if policy.scale in _TENSOR_SCALES:
+            self.prescale = 1.0
+            scale = fp8_scale(scales.tensor_amax(self.v) if amax is None else amax, policy.format)
+            self.scaled, self.decode = to_blocks(self.v * scale, self.shape), fp8_descale(scale)
+            self.values = self._elements(self.scaled)
+        elif policy.scale in _FP32_SCALES:
+            self.prescale = 1.0
+            self.values, self.up = self._fp32_blocks(to_blocks(self.v, self.shape))
+        elif policy.scale == "ms_eden":
+            words, amax = self._words()[:, ::16].reshape(-1), scales.tensor_amax(self.v)
+            blocks = to_blocks(self.v, self.shape)
+            self.values, self.up, self.decode = scales.eden(blocks, amax, policy.hadamard, words)
+        else:
+            blocks = to_blocks(self.v, self.shape)
+            found = self._block_scales(blocks)
+            self.up, self.scaled = found.up, self._scaled(blocks, found)
+            self.values = self._elements(self.scaled)
 
-    def words(self) -> Tensor:
+    def _words(self) -> Tensor:
         """Return each element's random word, [n, k] with the contraction axis last."""
         assert self._key is not None
         rows, columns = self._stored_shape
-        words = random_words(rows, columns, self._key, self._device)
+        words = random_words(rows, columns, self._key, self.v.device)
         return words.t() if self._along_rows else words
 
-    def elements(self, scaled: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Round blocks [n, rows, columns] of scaled values to the element's grid."""
+    def _elements(self, scaled: Tensor) -> Tensor:
+        """Round blocks of scaled values to the element's grid."""
         if self.policy.rounding == "nearest":
             return formats.round_nearest(scaled, self.element)
-        words = self.words()
+        words = self._words()
         if self.policy.rounding == "stochastic":
-            return formats.round_stochastic(scaled, self.element, to_blocks(words, shape))
-        fours = words.reshape(words.shape[0], -1, 4)
+            return formats.round_stochastic(scaled, self.element, to_blocks(words, self.shape))
+        fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
         first = fours[..., :1].expand_as(fours)
         shared = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
-        return formats.round_stochastic_rocm(scaled, self.element, to_blocks(shared, shape))
+        return formats.round_stochastic_rocm(scaled, self.element, to_blocks(shared, self.shape))
 
-    def round(self, v: Tensor, amax: float | None) -> Quantized:
-        """Quantise and dequantise."""
-        policy = self.policy
-        if policy.scale in ("tensor", "delayed"):
-            scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
-            values = self.elements((v * scale)[None], (v.shape[0], v.shape[1]))[0]
-            return Quantized(values=values.to(torch.bfloat16), descale=fp8_descale(scale))
-        if policy.scale in ("row", "1x128", "128x128", "searched"):
-            values, up = self.fp32_blockwise(v)
-            return Quantized(values=from_blocks(values * up, v.shape))
-        if policy.scale == "ms_eden":
-            values, up, decode = self.eden(v)
-            return Quantized(values=from_blocks(values * up, v.shape).to(torch.bfloat16), descale=decode)
-        values, scale_, decode, mask = self.blockwise(v)
-        done = from_blocks(values * scale_.up, v.shape).to(torch.bfloat16)
-        descale = decode / policy.prescale
-        if policy.format == "nvfp4":
+    def dequantised(self) -> Quantized:
+        """Multiply the elements by their blocks' scales."""
+        values = from_blocks(self.values if self.up is None else self.values * self.up, self.v.shape)
+        if self.policy.scale in _FP32_SCALES:
+            return Quantized(values=values)
+        values = values.to(torch.bfloat16)
+        descale = self.decode / self.prescale
+        if self.policy.format == "nvfp4":
             descale = fp32(descale) if math.isfinite(descale) else math.nan
-        if policy.undo == "operand":
-            undo = fp32(1 / policy.prescale)
-            done, descale = (done.to(torch.float32) * undo).to(torch.bfloat16), 1.0
-        return Quantized(values=done, descale=descale, mask=mask)
+        if self.policy.undo == "operand" and self.prescale != 1.0:
+            undo = fp32(1 / self.prescale)
+            values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
+        mask = None
+        if self.policy.mask:
+            assert self.scaled is not None
+            mask = from_blocks(self.scaled.abs() < formats.E2M1.max, self.v.shape)
+        return Quantized(values=values, descale=descale, mask=mask)
 
-    def eden(self, v: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return MS-EDEN's elements and block scales, as blocks, and the tensor's scale."""
-        words = self.words()[:, ::16].reshape(-1)
-        return scales.eden(to_blocks(v, (1, 16)), scales.tensor_amax(v), self.policy.hadamard, words)
-
-    def blockwise(self, v: Tensor) -> tuple[Tensor, Scale, float, Tensor | None]:
-        """Return the elements' values and the scales as blocks, the tensor's scale, and the mask."""
-        shape = block_shape(self.policy)
-        blocks, scale, decode = self._block_scales(v)
-        scaled = self._scaled(blocks, scale)
-        mask = from_blocks(scaled.abs() < formats.E2M1.max, v.shape) if self.policy.mask else None
-        return self.elements(scaled, shape), scale, decode, mask
-
-    def scaled_blocks(self, v: Tensor) -> tuple[float, Scale, Tensor]:
-        """Return the tensor's scale, the blocks' scales, and the values to round, [n, k]."""
-        blocks, scale, decode = self._block_scales(v)
-        return decode, scale, from_blocks(self._scaled(blocks, scale), v.shape)
-
-    def _block_scales(self, v: Tensor) -> tuple[Tensor, Scale, float]:
-        """Return the blocks, their scales, and the tensor's scale."""
-        policy, shape = self.policy, block_shape(self.policy)
-        blocks = to_blocks(v, shape)
-        decode = 1.0
-        if policy.format == "nvfp4":
-            encode, decode = nvfp4_tensor_scale(scales.tensor_amax(v), policy.scale)
-            if policy.scale == "four_six":
-                scale = scales.four_six(
-                    blocks, encode, decode, lambda s: self.elements(self._scaled(blocks, s), shape)
-                )
-            else:
-                scale = scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), decode)
-        else:
-            scale = scales.e8m0_scale(scales.e8m0_bytes(blocks, policy))
-        return blocks, scale, decode
+    def _block_scales(self, blocks: Tensor) -> Scale:
+        if self.policy.format != "nvfp4":
+            return scales.e8m0_scale(blocks, self.policy)
+        encode, self.decode = nvfp4_tensor_scale(scales.tensor_amax(self.v), self.policy.scale)
+        if self.policy.scale != "four_six":
+            return scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), self.decode)
+        return scales.four_six(
+            blocks, encode, self.decode, lambda scale: self._elements(self._scaled(blocks, scale))
+        )
 
     def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
         scaled = blocks * scale.down
-        return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
+        return scaled if self.prescale == 1.0 else scaled * self.prescale
 
-    def fp32_blockwise(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return blocks of elements and their fp32 scales, per row, 1×128 block or 128×128 tile."""
-        shape = self.fp32_shape(v)
-        blocks = to_blocks(v, shape)
+    def _fp32_blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return elements and fp32 scales of rows, 1×128 blocks or 128×128 tiles."""
+        amax = scales.amax_bits(blocks)
         if self.policy.scale == "searched":
-            clip = scales.searched_clip(v, self.element)[:, :, None]
-            clip = torch.where(scales.amax_bits(blocks) >= 0x7F800000, math.nan, clip)
+            clip = scales.searched_clip(self.v, self.element)[:, :, None]
+            clip = torch.where(amax >= 0x7F800000, math.nan, clip)
             up = torch.where(clip == 0, 1.0, clip / self.element.max)
-            return self.elements(blocks / up, shape), up
-        amax = scales.amax_bits(blocks).view(torch.float32)
+            return self._elements(blocks / up), up
+        amax = amax.view(torch.float32)
         down = (self.element.max / amax).clamp(max=FLOAT32_MAX)
         down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
-        return self.elements(blocks * down, shape), 1 / down
-
-    def fp32_shape(self, v: Tensor) -> tuple[int, int]:
-        """Return the shape of the block that shares an fp32 scale."""
-        if self.policy.scale in ("row", "searched"):
-            return 1, max(v.shape[1], 1)
-        return block_shape(self.policy)
+        return self._elements(blocks * down), 1 / down
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -325,79 +320,40 @@ def quantize(
     With ``axis=0`` the result is that of the transposed matrix, as a GEMM needs it. A NaN has the NaN code of
     FP8; in a format without such a code the scale is NaN and the codes are 0.
 
-    Args:
-        x: [rows, columns] in bf16, fp16 or fp32, of any strides.
-        policy: any but bf16 and fp16.
-        axis: the contraction axis.
-        key: names the random stream.
-        amax: for delayed scales, as in ``round_operand``.
-
-    Raises:
-        ValueError: as ``fake_quantize``, or a policy in high precision.
+    Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
     check_operand(x, policy, axis, key)
     if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no codes")
-    along_rows = axis % 2 == 0
-    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
-    rounder = _Rounder(x, policy, along_rows=along_rows, key=key)
-    element, shape, tensor_scale = rounder.element, block_shape(policy), 1.0
-    if policy.scale in ("tensor", "delayed"):
-        scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
-        values = rounder.elements((v * scale)[None], (v.shape[0], v.shape[1]))
-        return Codes(
-            codes=_codes(values, element, policy.format).view(v.shape),
-            scales=v.new_empty(v.shape[0], 0),
-            tensor_scale=fp8_descale(scale),
-        )
-    if policy.scale in ("row", "1x128", "128x128", "searched"):
-        values, found = rounder.fp32_blockwise(v)
-        shape = rounder.fp32_shape(v)
-    elif policy.scale == "ms_eden":
-        values, up, tensor_scale = rounder.eden(v)
-        found = _codes(up, formats.E4M3, "fp8_e4m3")
-    else:
-        values, block_scale, tensor_scale, _ = rounder.blockwise(v)
-        found = (
-            _codes(block_scale.up, formats.E4M3, "fp8_e4m3")
-            if policy.format == "nvfp4"
-            else scales.e8m0_bytes(to_blocks(v, shape), policy).to(torch.uint8)
-        )
-    codes = from_blocks(_codes(values, element, policy.format), v.shape)
-    grid = (v.shape[0] // shape[0], v.shape[1] // max(shape[1], 1))
-    return Codes(codes=codes, scales=found.view(grid), tensor_scale=tensor_scale)
+    done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
+    codes = from_blocks(_codes(done.values, done.element, policy.format), done.v.shape)
+    if (found := done.up) is None:
+        return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
+    if policy.format == "nvfp4":
+        found = _codes(found, formats.E4M3, "fp8_e4m3")
+    elif policy.scale not in _FP32_SCALES:
+        found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
+    grid = found.view(codes.shape[0] // done.shape[0], codes.shape[1] // done.shape[1])
+    return Codes(codes=codes, scales=grid, tensor_scale=done.decode)
 
 
 def on_grid(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
 ) -> OnGrid:
-    """Return a matrix before rounding to the element grid of ``policy``; arguments as ``round_operand``.
+    """Return a matrix before rounding to the element grid of ``policy``.
 
-    Raises:
-        ValueError: as ``round_operand``, or a policy in high precision.
+    Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
     check_operand(x, policy, axis, key)
     if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no grid")
-    along_rows = axis % 2 == 0
-    v = rotate((x.t() if along_rows else x).to(torch.float32).contiguous(), policy, key)
-    rounder = _Rounder(x, policy, along_rows=along_rows, key=key)
-    shape = block_shape(policy)
-    if policy.scale in ("tensor", "delayed"):
-        scale = fp8_scale(scales.tensor_amax(v) if amax is None else amax, policy.format)
-        found, scaled, shape = v.new_tensor([fp8_descale(scale)]), v * scale, (v.shape[0], v.shape[1])
-    elif policy.scale in ("row", "1x128", "128x128", "searched"):
-        shape = rounder.fp32_shape(v)
-        _, up = rounder.fp32_blockwise(v)
-        found, scaled = up.flatten(), from_blocks(to_blocks(v, shape) / up, v.shape)
-    elif policy.scale == "ms_eden":
-        _, up, decode = rounder.eden(v)
-        found = (up * decode).flatten()
-        scaled = from_blocks(to_blocks(v, shape) / (up * decode), v.shape)
-    else:
-        decode, scale_, scaled = rounder.scaled_blocks(v)
-        found = (scale_.up * decode).flatten()
-    return OnGrid(rotated=v, scaled=scaled, scales=found, block=shape, element=rounder.element)
+    done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
+    up = done.v.new_tensor([done.decode]) if done.up is None else done.up * done.decode
+    scaled = to_blocks(done.v, done.shape) / up if done.scaled is None else done.scaled
+    return OnGrid(
+        rotated=done.v, scaled=from_blocks(scaled, done.v.shape), scales=up.flatten(),
+        block=done.shape, element=done.element,
+    )  # fmt: skip
 
 
 def _codes(values: Tensor, element: Element, fmt: str) -> Tensor:

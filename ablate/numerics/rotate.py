@@ -1,11 +1,14 @@
 """The rotation of an operand before quantising, by its policy: permutation, signs, Hadamard, bf16.
 
-Signs and permutation are drawn per GEMM, not per operand: both operands of a GEMM share them, so that
-the rotation cancels in the product.
+H_g is the Sylvester matrix / √g: symmetric, H H = I. A random Hadamard is x D H with D = diag(±1) *before* H;
+signs after H would change nothing for a quantiser, since |q(x H D)| = |q(x H)|. The butterfly adds in a fixed
+order in fp32 and multiplies once by 1/√g, so that every back end can reproduce its bits. Signs and
+permutation are drawn per GEMM: both operands share them, so that the rotation cancels in the product.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.numerics.hadamard import hadamard_last
 from ablate.numerics.philox import Key, random_words
 
 if TYPE_CHECKING:
@@ -22,6 +24,35 @@ if TYPE_CHECKING:
 _FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """The sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
 _FIXED_KEY = Key(seed=0, layer="", gemm="", operand="fixed", step=0)
+
+
+def hadamard_last(x: Tensor, group: int, signs: Tensor | None = None) -> Tensor:
+    """Rotate each group of ``group`` neighbours of the last axis of an fp32 tensor.
+
+    Args:
+        x: [..., n] with n divisible by ``group``.
+        group: a power of two.
+        signs: ±1 of shape [group], or None for the deterministic rotation.
+    """
+    blocks = x.reshape(-1, group)
+    if signs is not None:
+        blocks = blocks * signs.to(x.device)
+    half = 1
+    while half < group:
+        pairs = blocks.view(-1, group // (2 * half), 2, half)
+        upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+        blocks = torch.stack((upper + lower, upper - lower), dim=2).view(-1, group)
+        half *= 2
+    scale = torch.tensor(1.0 / math.sqrt(group), dtype=torch.float32)
+    return (blocks * scale.to(x.device)).view(x.shape)
+
+
+def hadamard_matrix(group: int) -> Tensor:
+    """Return H_g in fp64, for references and tests."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while h.shape[0] < group:
+        h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)), 0)
+    return h / math.sqrt(group)
 
 
 def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:

@@ -67,13 +67,15 @@ def tensor_amax(v: Tensor) -> float:
     return float(bits.view(torch.float32).item())
 
 
-def e8m0_bytes(blocks: Tensor, policy: OperandPolicy) -> Tensor:
-    """Return the E8M0 byte (int32, [n, 1, 1]) of each block under an MX scale rule."""
+def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
+    """Return the E8M0 scale of each block under an MX scale rule."""
     bits = amax_bits(blocks)
     element = formats.ELEMENTS[policy.format]
     if policy.scale == "quest":
-        return torch.where(bits >= 0x7F800000, 255, _quest_bytes(blocks))
-    return formats.e8m0_byte(bits, formats.SCALE_ADD[policy.scale](element), element.max_exponent)
+        byte = torch.where(bits >= 0x7F800000, 255, _quest_bytes(blocks))
+    else:
+        byte = formats.e8m0_byte(bits, formats.SCALE_ADD[policy.scale](element), element.max_exponent)
+    return Scale(down=formats.e8m0_reciprocal(byte), up=formats.e8m0_decode(byte))
 
 
 def _quest_bytes(blocks: Tensor) -> Tensor:
@@ -83,11 +85,6 @@ def _quest_bytes(blocks: Tensor) -> Tensor:
     std = variance.clamp(min=0).sqrt()
     scale = std * torch.tensor(QUEST_CLIP, dtype=torch.float32).item() + 1e-8
     return (scale.view(torch.int32) >> 23).unsqueeze(-1)
-
-
-def e8m0_scale(byte: Tensor) -> Scale:
-    """Return the scale of E8M0 bytes."""
-    return Scale(down=formats.e8m0_reciprocal(byte), up=formats.e8m0_decode(byte))
 
 
 def fp32(value: float) -> float:

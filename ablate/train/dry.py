@@ -2,8 +2,6 @@
 
 It takes seconds and some hundred megabytes for a model of any size, and uses the same layers, custom
 operators and recipe as training.
-
-How it fails: a ``ValueError`` of the layer whose operand does not fit its recipe.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
     """Build a run's model and pass one device's micro-batch forward and backward, with shapes only.
 
     Raises:
-        ValueError: an operand does not fit its policy.
+        ValueError: an operand of a layer does not fit its policy.
     """
     settings = config.training
     sequences = settings.micro_batch_size or settings.batch_size // devices

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from ablate.backends.select import Selection
+from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.state import EVAL_CALL, RecipeState
 from ablate.models.decoder import Decoder, is_sharded
 from ablate.models.network import Network, build_network
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
-from ablate.train.group import ONE_DEVICE, Layout
+from ablate.train.group import ONE_DEVICE, Layout, compile_blocks, compute_twice, shard
 from ablate.train.heap import keep_freed_memory
-from ablate.train.shard import compile_blocks, compute_twice, shard
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
@@ -92,15 +92,15 @@ def train(
     Raises:
         ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
     """
+    from ablate.data import open_tokens, prepare
+
     keep_freed_memory()
-    train_tokens, validation_tokens = tokens if tokens is not None else _prepared_tokens(config)
+    train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
     settings = config.training
     trainee, group = assemble(config, device, layout), layout.group
     plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
     observer = observe(trainee) if observe else None
-    guard = _DivergenceGuard(settings, config.vocab_size)
-    window = _Window()
-    first = 0
+    guard, window, first = _DivergenceGuard(settings, config.vocab_size), _Window(), 0
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
         restore_snapshot(model, optimizer, snapshot)
         first, guard.above = snapshot.step, snapshot.numbers["evaluations_above_bound"]
@@ -122,14 +122,11 @@ def train(
         if observer is not None:
             observer.before(step)
         loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
-        done = step + 1
-        seen = done * plan.tokens_per_step
+        done, seen = step + 1, (step + 1) * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
-            where = _first_bad_operand(trainee, window_tokens)
-            return TrainResult(
-                state="diverged", tokens=seen, step=done, message=f"non-finite training {what}{where}"
-            )
+            message = f"non-finite training {what}{_first_bad_operand(trainee, window_tokens)}"
+            return TrainResult(state="diverged", tokens=seen, step=done, message=message)
         if observer is not None:
             stepped = time.perf_counter() - started
             observer.after()
@@ -140,13 +137,14 @@ def train(
         window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
 
         if done % plan.log_every_steps == 0 or done == plan.steps:
-            on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.flush()})
+            on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.means()})
+            window = _Window()
         if done % plan.eval_every_steps == 0 or done == plan.steps:
             val_loss = evaluate(trainee, validation_tokens)
             if math.isfinite(val_loss):
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
-            if message := guard.verdict(val_loss):
-                return TrainResult(state="diverged", tokens=seen, step=done, message=message)
+            if verdict := guard.verdict(val_loss):
+                return TrainResult(state="diverged", tokens=seen, step=done, message=verdict)
         if done == plan.steps:
             break
         if checkpoints is not None and group.first(checkpoints.due(seen)):
@@ -190,11 +188,9 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     settings, group = config.training, layout.group
     plan = plan_steps(settings, group.size)
     state = RecipeState(
-        recipe=config.recipe,
-        backend=Selection(config.backend),
-        seed=config.seed,
+        recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
         total_tokens=plan.steps * plan.tokens_per_step,
-    )
+    )  # fmt: skip
     initial_seed = stream_seed(config.seed, "initial weights")
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
         network = build_network(config, state, initial_seed=initial_seed)
@@ -216,14 +212,9 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     else:
         module.to(device)
     return Trainee(
-        settings=settings,
-        plan=plan,
-        state=state,
-        network=network,
-        optimizer=build_optimizer(module, settings),
-        device=device,
-        group=group,
-    )
+        settings=settings, plan=plan, state=state, network=network,
+        optimizer=build_optimizer(module, settings), device=device, group=group,
+    )  # fmt: skip
 
 
 def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
@@ -253,10 +244,7 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
             own[index] = network.loss(network.module, inputs, targets, "sum")[1].item()
     network.module.train()
     state.call = training_call
-    total = 0.0
-    for loss in group.in_order(own, len(windows)):
-        total += loss
-    return total / sum(len(window) * settings.seq_len for window in windows)
+    return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)
 
 
 def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
@@ -272,18 +260,11 @@ def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
         trained, loss = network.loss(network.module, inputs, targets, "mean")
         (trained / count).backward()  # type: ignore[no-untyped-call]
         own[call] = (loss / count).item()
-    total = 0.0
-    for loss_of_part in group.in_order(own, count):
-        total += loss_of_part
-    return total
+    return group.total(own, count)
 
 
 def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
-    """Replay the step and name the first operand of a GEMM that is not finite.
-
-    The weights have not changed and the streams are counted, so the replay has the same bits. Healthy steps
-    cost nothing.
-    """
+    """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
     found: list[str] = []
 
     def watch(layer: str, gemm: Gemm, operand: str, done: Operand) -> None:
@@ -294,7 +275,7 @@ def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
     trainee.network.module.zero_grad(set_to_none=True)
     _accumulate(trainee, window)
     trainee.state.watch = None
-    return trainee.group.first_said(found[0] if found else "")
+    return next(filter(None, trainee.group.gathered("".join(found))), "")
 
 
 def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
@@ -305,25 +286,17 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
 
 def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
     """Build a run's AdamW; weight decay applies to matrices only."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    decays = {True: settings.weight_decay, False: 0.0}
     return torch.optim.AdamW(
         [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [p for p in model.parameters() if (p.dim() >= 2) is matrix], "weight_decay": decay}
+            for matrix, decay in decays.items()
         ],
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.adam_eps,
         fused=True,
     )
-
-
-def _prepared_tokens(config: RunConfig) -> TokenArrays:
-    from ablate.base.files import cache_folder
-    from ablate.data import open_tokens, prepare
-
-    return open_tokens(prepare(config.data, cache_folder("tokens")))
 
 
 class _DivergenceGuard:
@@ -362,12 +335,10 @@ class _Window:
         self.norm += norm
         self.seconds += seconds
 
-    def flush(self) -> Metrics:
-        """Return the row's means and reset."""
-        row = {
+    def means(self) -> Metrics:
+        """Return the row's means."""
+        return {
             "loss": self.loss / self.steps,
             "grad_norm": self.norm / self.steps,
             "tokens_per_sec": self.tokens / self.seconds,
         }
-        self.__init__()  # type: ignore[misc]
-        return row

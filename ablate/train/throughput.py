@@ -1,8 +1,6 @@
 """The speed of a run's steps, outside any study: whole optimizer steps on random tokens, timed alone.
 
 Speed does not depend on the tokens. Loading, evaluation, checkpoints and logging are left out.
-
-How it fails: a ``ValueError`` of an operand that does not fit its policy, as in training.
 """
 
 from __future__ import annotations

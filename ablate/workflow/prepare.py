@@ -66,9 +66,10 @@ def _emulation_problem(arms: Sequence[PlannedArm]) -> str | None:
     """Compile the CPU quantiser before workers ask for it; say why it cannot be used, if it is needed."""
     if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in arms):
         return None
-    from ablate.backends.preflight import emulation_problem
+    from ablate.backends.quantisers.cpu_kernel import loaded
 
-    return emulation_problem()
+    kernel, reason = loaded()
+    return reason if kernel is None else None
 
 
 def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:

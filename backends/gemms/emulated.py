@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.backends.availability import triton_fault
+from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.quantisers import cpu_kernel
 from ablate.numerics.quantiser import Quantized, round_operand
@@ -52,14 +52,14 @@ class EmulatedBackend(Backend):
         if torch.cuda.is_available():
             fault = triton_fault()
             return "Triton quantiser" if fault is None else f"plain torch: {fault}"
-        kernel = cpu_kernel.availability()
-        return f"CPU quantiser {kernel.reason}" if kernel.usable else f"plain torch: {kernel.reason}"
+        kernel, reason = cpu_kernel.loaded()
+        return f"plain torch: {reason}" if kernel is None else f"CPU quantiser {reason}"
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
         """Quantise with the bits of ``round_operand``."""
         policy = draw.policy
         if cpu_kernel.takes(x, policy):
-            return cpu_kernel.compiled_round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+            return cpu_kernel.compiled_round_operand(x, draw, axis=axis)
         if x.device.type == "cuda" and triton_fault() is None:
             from ablate.backends.triton import launch, policies
 

@@ -14,13 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ablate.backends.protocol import Operand, Support
-from ablate.backends.quantisers.packed import FP8, Packed
-from ablate.backends.quantisers.packing import (
-    PackedBackend,
-    packing_fault,
-    product_by_shape,
-    quantiser_of,
-)
+from ablate.backends.quantisers.packed import BLOCK, FP8, Packed
+from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantisers_of
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -63,8 +58,7 @@ class TorchBackend(PackedBackend):
             return Support(
                 mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on {device.arch} ({other})"
             )
-        quantisers = sorted({quantiser_of(gemm.left), quantiser_of(gemm.right)})
-        return Support(mode="native", detail=f"F.scaled_mm, quantised by {' and '.join(quantisers)}")
+        return Support(mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
         """Return one line for the run's record."""
@@ -74,22 +68,12 @@ class TorchBackend(PackedBackend):
         """Multiply packed operands."""
         assert isinstance(a, Packed)
         assert isinstance(b, Packed)
-        if a.format in FP8:
-            out: Tensor = fp8_gemm(a.codes, _fp32(a), b.codes, _fp32(b), a.format, b.format)
-            return out
-        assert a.scales is not None
-        assert b.scales is not None
-        two_level = a.format == "nvfp4"
-        descales = (_fp32(a), _fp32(b)) if two_level else (None, None)
-        out = mx_gemm(a.codes, a.scales, b.codes, b.scales, a.format, *descales)
-        return out  # noqa: RET504  gives torch's untyped result its type
-
-
-def _fp32(operand: Packed) -> Tensor:
-    descale = operand.descale
-    if isinstance(descale, Tensor):
-        return descale
-    return torch.full((1,), descale, dtype=torch.float32, device=operand.codes.device)
+        (m, k), n = a.shape, b.shape[0]
+        if not m * n * k:
+            return a.codes.new_zeros(m, n, dtype=torch.bfloat16)
+        hip = bool(torch.version.hip)
+        call = _fp8_arguments(a, b) if a.format in FP8 else scaled_mm_arguments(a, b, hip=hip)
+        return F.scaled_mm(**call)[:m, :n].contiguous()
 
 
 def swizzled(scales: Tensor) -> Tensor:
@@ -118,91 +102,48 @@ def _up(size: int, multiple: int) -> int:
 _FP8_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
-@torch.library.custom_op("ablate::fp8_gemm", mutates_args=())
-def fp8_gemm(
-    a: Tensor, a_descale: Tensor, b: Tensor, b_descale: Tensor, a_format: str, b_format: str
-) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 for FP8 codes [M, K], [N, K] and descales, fp32 [1], or [M] and [N]."""
+def _fp8_arguments(a: Packed, b: Packed) -> dict[str, Any]:
     from torch.nn.functional import ScalingType
 
     (m, k), n = a.shape, b.shape[0]
-    if not m * n * k:
-        return a.new_zeros(m, n, dtype=torch.bfloat16)
-    by_row = a_descale.numel() > 1 or b_descale.numel() > 1
+    a_scale, b_scale = a.descale_on_device, b.descale_on_device
+    by_row = a_scale.numel() > 1 or b_scale.numel() > 1
     k_up, n_up = _up(k, _ALIGNED), _up(n, _ALIGNED)
-    left, right = _padded(a, m, k_up), _padded(b, n_up, k_up)
+    left, right = _padded(a.codes, m, k_up), _padded(b.codes, n_up, k_up)
     if by_row:
-        a_scale = a_descale.expand(m).reshape(m, 1).contiguous()
-        b_scale = F.pad(b_descale.expand(n), (0, n_up - n)).reshape(1, n_up).contiguous()
-    else:
-        a_scale, b_scale = a_descale.reshape(1), b_descale.reshape(1)
+        a_scale = a_scale.expand(m).reshape(m, 1).contiguous()
+        b_scale = F.pad(b_scale.expand(n), (0, n_up - n)).reshape(1, n_up).contiguous()
     recipe = ScalingType.RowWise if by_row else ScalingType.TensorWise
-    out = F.scaled_mm(
-        left.view(_FP8_DTYPES[a_format]), right.view(_FP8_DTYPES[b_format]).t(),
-        a_scale, recipe, b_scale, recipe, output_dtype=torch.bfloat16, use_fast_accum=False,
-    )  # fmt: skip
-    return out[:, :n].contiguous()
+    return {
+        "mat_a": left.view(_FP8_DTYPES[a.format]), "mat_b": right.view(_FP8_DTYPES[b.format]).t(),
+        "scale_a": a_scale, "scale_recipe_a": recipe, "scale_b": b_scale, "scale_recipe_b": recipe,
+        "output_dtype": torch.bfloat16, "use_fast_accum": False,
+    }  # fmt: skip
 
 
-fp8_gemm.register_fake(product_by_shape)
-
-
-@torch.library.custom_op("ablate::mx_gemm", mutates_args=())
-def mx_gemm(
-    a: Tensor,
-    a_scales: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    fmt: str,
-    a_descale: Tensor | None,
-    b_descale: Tensor | None,
-) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 for MXFP4, MXFP8 or NVFP4 codes and scale bytes; descales are NVFP4's."""
-    call = scaled_mm_arguments(
-        a, a_scales, b, b_scales, fmt, a_descale, b_descale, hip=bool(torch.version.hip)
-    )
-    if not a.shape[0] * b.shape[0] * a.shape[1]:
-        return a.new_zeros(a.shape[0], b.shape[0], dtype=torch.bfloat16)
-    out = F.scaled_mm(**call)
-    return out[: a.shape[0], : b.shape[0]].contiguous()
-
-
-mx_gemm.register_fake(product_by_shape)
-
-
-def scaled_mm_arguments(
-    a: Tensor,
-    a_scales: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    fmt: str,
-    a_descale: Tensor | None,
-    b_descale: Tensor | None,
-    *,
-    hip: bool,
-) -> dict[str, Any]:
+def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
     """Return the arguments of ``F.scaled_mm`` for packed operands: only shapes and layouts, no launch."""
     from torch.nn.functional import ScalingType, SwizzleType
 
-    per_byte = 1 if fmt == "mxfp8" else 2
-    block = 16 if fmt == "nvfp4" else 32
-    k = a.shape[1] * per_byte
+    assert a.scales is not None
+    assert b.scales is not None
+    fmt, block, (m, k) = a.format, BLOCK[a.format], a.shape
+    per_byte = k // a.codes.shape[1] if k else 1
     # hipBLASLt requires tiles of 32 rows and 64 along K; cuBLASLt 16 columns of the output.
-    m_up = _up(a.shape[0], 32) if hip else a.shape[0]
-    n_up = _up(b.shape[0], 32 if hip else _ALIGNED)
+    m_up, n_up = _up(m, 32) if hip else m, _up(b.shape[0], 32 if hip else _ALIGNED)
     k_up = _up(k, 64 if hip else 32)
     dtype = torch.float8_e4m3fn if fmt == "mxfp8" else torch.float4_e2m1fn_x2
     scale_dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
-    left, right = _padded(a, m_up, k_up // per_byte), _padded(b, n_up, k_up // per_byte)
-    scales = [_padded(a_scales, m_up, k_up // block), _padded(b_scales, n_up, k_up // block)]
+    left, right = _padded(a.codes, m_up, k_up // per_byte), _padded(b.codes, n_up, k_up // per_byte)
+    scales = [_padded(a.scales, m_up, k_up // block), _padded(b.scales, n_up, k_up // block)]
     if not hip:
         scales = [swizzled(one) for one in scales]
     recipe = [ScalingType.BlockWise1x16 if fmt == "nvfp4" else ScalingType.BlockWise1x32]
     swizzle = [SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4]
     scale_a, scale_b = ([one.view(scale_dtype)] for one in scales)
-    if a_descale is not None and b_descale is not None:
+    if fmt == "nvfp4":
         recipe, swizzle = [*recipe, ScalingType.TensorWise], [*swizzle, SwizzleType.NO_SWIZZLE]
-        scale_a, scale_b = [*scale_a, a_descale.reshape(1)], [*scale_b, b_descale.reshape(1)]
+        scale_a, scale_b = [*scale_a, a.descale_on_device], [*scale_b, b.descale_on_device]
     return {
         "mat_a": left.view(dtype), "mat_b": right.view(dtype).t(),
         "scale_a": scale_a, "scale_recipe_a": recipe, "swizzle_a": swizzle,

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ablate.backends.availability import (
+from ablate.backends.device import (
     OLDEST_TO_INTERPRET,
     OLDEST_TO_WIDEN_NVFP4,
     interpreting,
     triton_fault,
     triton_version,
 )
-from ablate.backends.protocol import Operand, Support
+from ablate.backends.protocol import Mode, Operand, Support
 from ablate.backends.quantisers.packed import BLOCK, Packed
-from ablate.backends.quantisers.packing import (
-    PackedBackend,
-    packing_fault,
-    product_by_shape,
-    quantiser_of,
-)
-from ablate.backends.triton.tiles import TILES
+from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantisers_of
+from ablate.backends.triton.policies import TILES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ablate.backends.device import Device
     from ablate.recipes import GemmPolicy
 
@@ -59,9 +53,8 @@ class TritonBackend(PackedBackend):
             return Support(mode="no", detail=f"no {fmt} tiles for {device.arch} (has {', '.join(known)})")
         if device.arch == "sm_90" and fmt == "nvfp4" and found < OLDEST_TO_WIDEN_NVFP4:
             return Support(mode="no", detail="NVFP4 is widened from Triton 3.8 on")
-        quantisers = sorted({quantiser_of(gemm.left), quantiser_of(gemm.right)})
-        how = f"tl.dot_scaled, quantised by {' and '.join(quantisers)}"
-        return Support(mode="upcast" if device.arch == "sm_90" else "native", detail=how)
+        mode: Mode = "upcast" if device.arch == "sm_90" else "native"
+        return Support(mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
         """Return one line for the run's record."""
@@ -70,41 +63,8 @@ class TritonBackend(PackedBackend):
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply packed operands of one format."""
+        from ablate.backends.triton.gemm import launch_gemm
+
         assert isinstance(a, Packed)
         assert isinstance(b, Packed)
-        assert a.scales is not None
-        assert b.scales is not None
-        if isinstance(a.descale, Tensor) or isinstance(b.descale, Tensor):
-            left, right = (_on_device(one) for one in (a, b))
-            out: Tensor = block_scaled_gemm(a.codes, a.scales, b.codes, b.scales, a.format, 1.0, left, right)
-        else:
-            alpha = a.descale * b.descale
-            out = block_scaled_gemm(a.codes, a.scales, b.codes, b.scales, a.format, alpha, None, None)
-        return out
-
-
-def _on_device(operand: Packed) -> Tensor:
-    descale = operand.descale
-    if isinstance(descale, Tensor):
-        return descale
-    return operand.codes.new_full((1,), descale, dtype=torch.float32)
-
-
-@torch.library.custom_op("ablate::block_scaled_gemm", mutates_args=())
-def block_scaled_gemm(
-    a: Tensor,
-    a_scales: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    fmt: str,
-    alpha: float,
-    a_descale: Tensor | None,
-    b_descale: Tensor | None,
-) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 for packed codes [M, K], [N, K] and their scales; see ``Packed``."""
-    from ablate.backends.triton.gemm import launch_gemm
-
-    return launch_gemm(a, a_scales, b, b_scales, fmt, alpha, a_descale, b_descale)
-
-
-block_scaled_gemm.register_fake(product_by_shape)
+        return launch_gemm(a, b)

@@ -1,21 +1,34 @@
-"""The compiled CPU quantiser: convert an operand's policy to a kernel job with the reference's bits.
+"""The compiled CPU quantiser, with the reference's bits: build it, load it, give it an operand's policy.
 
-A new build is used only after it gave the same bits as plain torch. Without a compiler plain torch does
-all the work, many times slower; ``availability()`` reports that.
+``kernel/`` is compiled on first use (a few seconds) into the user's cache. The file name includes a
+hash of the source, the compiler's version and the CPU's features, so that a shared home directory can
+serve different machines. A new build is moved into place only after it gave the same bits as plain torch.
+Without a compiler plain torch does all the work, many times slower; ``loaded()`` says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import hashlib
 import math
+import os
+import platform
+import shutil
 import struct
-from dataclasses import dataclass, replace
+import subprocess
+import tempfile
+from dataclasses import replace
 from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ablate.backends.quantisers.cpu_build import load_kernel, openmp_runtime
+from ablate.backends.protocol import Draw
+from ablate.base.files import cache_folder
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import (
@@ -23,35 +36,21 @@ from ablate.numerics.quantiser import (
     check_operand,
     fp8_descale,
     fp8_scale,
-    nvfp4_tensor_scale,
     round_operand,
-    signs_of,
 )
-from ablate.numerics.scales import eden_tensor_scale, fp32
+from ablate.numerics.rotate import signs_of
+from ablate.numerics.scales import eden_tensor_scale, fp32, nvfp4_tensor_scale
 from ablate.recipes import OperandPolicy, block_shape
 
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
-_RULES = {
-    "quest": 1,
-    "tensor": 2,
-    "delayed": 2,
-    "two_level": 3,
-    "four_six": 4,
-    "ms_eden": 5,
-}  # every other: E8M0, 0
+_RULES = {"quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4, "ms_eden": 5}
+"""Every other is E8M0: 0."""
 _SCALES = (*SCALE_ADD, *_RULES)
 _ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm")
 _LARGEST_HADAMARD = 128
 _PAIR = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Availability:
-    """Whether the compiled quantiser can be used, and one line about the reason."""
-
-    usable: bool
-    reason: str
 
 
 class _Job(ctypes.Structure):
@@ -87,16 +86,15 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     blocks += [replace(nearest, rounding="stochastic_rocm", scale="even")]
     blocks += [OperandPolicy(format="mxfp4_e3m0", rounding="stochastic")]
     blocks += [replace(nearest, hadamard=16), replace(stochastic, hadamard=32, signs="step")]
-    cases = [(odd, policy, 1) for policy in blocks] + [(odd, policy, 0) for policy in blocks]
+    tensors = [OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e5m2"), nvfp4]
+    tensors += [replace(nvfp4, block="16x16"), replace(nvfp4, scale="ms_eden", hadamard=32, signs="step")]
+    tensors += [replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16)]
+    cases = [(odd, policy, axis) for policy in blocks for axis in (0, 1)]
+    cases += [(x, policy, axis) for policy in tensors for axis in (0, 1)]
     tall = replace(stochastic, hadamard=128, signs="call", rotated_bf16=True)
     cases += [(odd, tall, 0), (odd.t().contiguous(), tall, 1), (odd, replace(nearest, hadamard=64), 0)]
-    for axis in (0, 1):
-        cases += [(x, OperandPolicy(format="fp8_e4m3"), axis), (x, OperandPolicy(format="fp8_e5m2"), axis)]
-        cases += [(x, nvfp4, axis), (x, replace(nvfp4, block="16x16"), axis)]
-        cases += [(x, replace(nvfp4, scale="ms_eden", hadamard=32, signs="step"), axis)]
-        cases += [(x, replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16), axis)]
     for tensor, policy, axis in cases:
-        ours = _call(library, tensor, policy, axis, key)
+        ours = _call(library, tensor, Draw(policy=policy, key=key), axis)
         theirs = round_operand(tensor, policy, axis=axis, key=key)
         if not torch.equal(ours.values.nan_to_num(nan=99.0), theirs.values.nan_to_num(nan=99.0)):
             return False
@@ -117,23 +115,87 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ablate_job_size.restype = ctypes.c_int64
     library.ablate_use_threads_of.argtypes = [ctypes.c_void_p] * 3
     library.ablate_use_threads_of.restype = None
-    if (runtime := openmp_runtime()) is not None:
+    if (runtime := _openmp_runtime()) is not None:
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         library.ablate_use_threads_of(*(ctypes.cast(runtime[name], ctypes.c_void_p) for name in names))
 
 
+def _compiler() -> str | None:
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def _cpu_features() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str | None:
+    """Compile, check the bits, move into place. Return None, or the reason of a failure."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        for name, content in sources.items():
+            (Path(folder) / name).write_bytes(content)
+        vectors = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
+        done = subprocess.run(
+            [compiler, *_FLAGS, *vectors, "-o", str(library), str(code)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
+        if not _bits_agree(ctypes.CDLL(str(library))):
+            return f"the build of {compiler} does not give the bits of plain torch"
+        library.replace(target)
+    return None
+
+
 @lru_cache(maxsize=1)
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    library, reason = load_kernel(_bits_agree)
-    if library is not None:
-        _declare(library)
-    return library, reason
+def loaded() -> tuple[ctypes.CDLL | None, str]:
+    """Return the kernel, built if necessary, and one line about it; or None and the reason."""
+    if os.environ.get("ABLATE_CPU_KERNEL") == "off":
+        return None, "switched off by ABLATE_CPU_KERNEL=off"
+    folder = files("ablate.backends").joinpath("kernel")
+    sources = {file.name: file.read_bytes() for file in sorted(folder.iterdir(), key=lambda file: file.name)}
+    compiler = _compiler()
+    version = ""
+    if compiler:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        version = done.stdout.splitlines()[0] if done.stdout else compiler
+    what = repr((sources, version, _cpu_features(), _FLAGS))
+    identity = hashlib.sha256(what.encode()).hexdigest()[:16]
+    cache = cache_folder("kernels")
+    target = cache / f"{identity}.so"
+    if not target.exists():
+        if compiler is None:
+            return None, "no C++ compiler found (install g++ for a several times faster emulation)"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with (cache / f"{identity}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not target.exists() and (why := _build(compiler, sources, target)):
+                    return None, why
+        except OSError as error:
+            return None, f"cannot build into {cache}: {error}"
+    try:
+        library = ctypes.CDLL(str(target))
+    except OSError as error:
+        return None, f"cannot load {target}: {error}"
+    _declare(library)
+    return library, f"compiled by {version or 'an earlier compiler'}"
 
 
-def availability() -> Availability:
-    """Build or load the kernel and return whether it can be used."""
-    library, reason = _load()
-    return Availability(usable=library is not None, reason=reason)
+def _openmp_runtime() -> ctypes.CDLL | None:
+    """Return the OpenMP library that torch uses in this process, or None if it is unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            path = line.split(maxsplit=5)[-1]
+            if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
+                runtime = ctypes.CDLL(path)
+                return runtime if hasattr(runtime, "GOMP_parallel") else None
+    return None
 
 
 def takes(x: Tensor, policy: OperandPolicy) -> bool:
@@ -147,33 +209,20 @@ def takes(x: Tensor, policy: OperandPolicy) -> bool:
         and not policy.permute
         and x.device.type == "cpu"
         and x.dtype in (torch.bfloat16, torch.float32)
-        and _load()[0] is not None
+        and loaded()[0] is not None
     )
 
 
-def compiled_round_operand(
-    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None = None
-) -> Quantized:
-    """Do the same as ``round_operand``, with the same bits, by the compiled kernel.
-
-    Raises:
-        ValueError: as ``round_operand``.
-    """
-    check_operand(x, policy, axis, key)
-    library = _load()[0]
+def compiled_round_operand(x: Tensor, draw: Draw, *, axis: int) -> Quantized:
+    """Do the same as ``round_operand``, with the same bits and errors, by the compiled kernel."""
+    check_operand(x, draw.policy, axis, draw.key)
+    library = loaded()[0]
     assert library is not None
-    return _call(library, x, policy, axis % 2, key, amax=amax)
+    return _call(library, x, draw, axis % 2)
 
 
-def _call(
-    library: ctypes.CDLL,
-    x: Tensor,
-    policy: OperandPolicy,
-    axis: int,
-    key: Key | None,
-    *,
-    amax: float | None = None,
-) -> Quantized:
+def _call(library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int) -> Quantized:
+    policy, key, amax = draw.policy, draw.key, draw.amax
     if x.stride(1) != 1:
         x = x.contiguous()
     threads = torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
@@ -215,29 +264,15 @@ def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Te
     # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
     block = max(columns, 16) if axis == 0 and policy.hadamard else columns
     return _Job(
-        src=x.data_ptr(),
-        signs=None if signs is None else signs.data_ptr(),
-        rows=x.shape[0],
-        cols=x.shape[1],
-        src_stride=x.stride(0),
-        src_bf16=x.dtype == torch.bfloat16,
-        axis=axis,
-        square=rows > 1,
-        block=block,
-        hadamard=policy.hadamard,
+        src=x.data_ptr(), signs=None if signs is None else signs.data_ptr(),
+        rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0), src_bf16=x.dtype == torch.bfloat16,
+        axis=axis, square=rows > 1, block=block,
+        hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
         rotated_bf16=policy.rotated_bf16,
-        rule=_RULES.get(policy.scale, 0),
-        rounding=_ROUNDINGS.index(policy.rounding),
-        mantissa_bits=element.mantissa_bits,
-        min_exponent=element.min_exponent,
+        rule=_RULES.get(policy.scale, 0), rounding=_ROUNDINGS.index(policy.rounding),
+        mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
         scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-        scale_emax=element.max_exponent,
-        element_max=element.max,
-        prescale=policy.prescale,
-        undo=1.0,
-        norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
-        key0=key_words[0],
-        key1=key_words[1],
-        step=key.step & 0xFFFFFFFF if key else 0,
-        call=key.call & 0xFFFFFFFF if key else 0,
-    )
+        scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,
+        key0=key_words[0], key1=key_words[1],
+        step=key.step & 0xFFFFFFFF if key else 0, call=key.call & 0xFFFFFFFF if key else 0,
+    )  # fmt: skip

@@ -45,6 +45,13 @@ class Packed:
         return n, k * 2 if self.format in ("mxfp4", "nvfp4") else k
 
     @property
+    def descale_on_device(self) -> Tensor:
+        """``descale`` as an fp32 tensor, of one element if it is a number."""
+        if isinstance(self.descale, Tensor):
+            return self.descale
+        return torch.full((1,), self.descale, dtype=torch.float32, device=self.codes.device)
+
+    @property
     def values(self) -> Tensor:
         """Return the stored matrix dequantised to bf16, without ``descale``."""
         codes = unpack_nibbles(self.codes) if self.shape[1] != self.codes.shape[1] else self.codes

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ablate.backends.availability import interpreting, triton_fault
+from ablate.backends.device import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
+from ablate.backends.triton.policies import refusal
 from ablate.numerics.quantiser import quantize, round_operand
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ablate.recipes import GemmPolicy, OperandPolicy
 
 
@@ -69,26 +69,17 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     return None
 
 
-def product_by_shape(a: Tensor, _a_scales: Tensor, b: Tensor, *_rest: object) -> Tensor:
-    """Return an empty tensor of a packed GEMM's result shape, which ``torch.compile`` needs per operator."""
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
-
-
-def quantiser_of(policy: OperandPolicy) -> str:
-    """Describe in a few words the quantiser for this policy on a GPU."""
+def quantisers_of(gemm: GemmPolicy) -> str:
+    """Describe in a few words the quantisers of a GEMM's operands on a GPU."""
     if (fault := triton_fault()) is not None:
         return f"plain torch ({fault})"
-    from ablate.backends.triton.policies import refusal
-
-    why = refusal(policy)
-    return "Triton" if why is None else f"plain torch ({why})"
+    reasons = [refusal(policy) for policy in (gemm.left, gemm.right)]
+    return " and ".join(sorted({"Triton" if why is None else f"plain torch ({why})" for why in reasons}))
 
 
 def _by_triton(x: Tensor, policy: OperandPolicy) -> bool:
     if triton_fault() is not None or not (x.device.type == "cuda" or interpreting()):
         return False
-    from ablate.backends.triton.policies import refusal
-
     return refusal(policy) is None
 
 
@@ -99,20 +90,13 @@ def packed_by_torch(x: Tensor, draw: Draw, *, axis: int) -> Packed:
     mask = None
     if policy.mask:
         mask = round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax).mask
-    if policy.format in FP8:
-        by_row = codes.scales.shape[1] > 0
-        descale: float | Tensor = codes.scales[:, 0] if by_row else codes.tensor_scale
-        return Packed(
-            format=policy.format, codes=codes.codes, scales=None, descale=descale, axis=axis, mask=mask
-        )
-    rows = block_shape(policy)[0]
-    scales = codes.scales.repeat_interleave(rows, dim=0) if rows > 1 else codes.scales
-    descale = codes.tensor_scale / policy.prescale
-    return Packed(
-        format=policy.format,
-        codes=pack_nibbles(codes.codes) if policy.format in ("mxfp4", "nvfp4") else codes.codes,
-        scales=scales.contiguous(),
-        descale=descale,
-        axis=axis,
-        mask=mask,
-    )
+    scales: Tensor | None = None
+    descale: float | Tensor = codes.tensor_scale
+    if policy.format not in FP8:
+        rows = block_shape(policy)[0]
+        scales = (codes.scales.repeat_interleave(rows, dim=0) if rows > 1 else codes.scales).contiguous()
+        descale = codes.tensor_scale / policy.prescale
+    elif codes.scales.shape[1]:
+        descale = codes.scales[:, 0]
+    packed = pack_nibbles(codes.codes) if policy.format in ("mxfp4", "nvfp4") else codes.codes
+    return Packed(format=policy.format, codes=packed, scales=scales, descale=descale, axis=axis, mask=mask)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ablate.backends.availability import OLDEST_TO_WIDEN_NVFP4
+from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
 from ablate.backends.triton import policies, quantise
-from ablate.backends.triton.gemm import gemm_kernel
-from ablate.backends.triton.tiles import FORMATS, TILES, Tile
+from ablate.backends.triton.gemm import GROUP, gemm_kernel
+from ablate.backends.triton.policies import FORMATS, TILES, Tile
 from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ _UPCAST = (
 _MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|v_mfma_\w+)"
 
 
+_Types = dict[str, str | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """One kernel compiled for one target, with its instruction and its problems."""
@@ -69,90 +72,68 @@ class Compiled:
     kernel: str
     target: str
     variant: str
-    instructions: dict[str, int]
-    machine_instructions: dict[str, int]
-    shared_bytes: int
-    tensor_memory_columns: int
-    spilled: int
-    problems: tuple[str, ...]
+    instructions: dict[str, int] = field(default_factory=dict)
+    machine_instructions: dict[str, int] = field(default_factory=dict)
+    shared_bytes: int = 0
+    tensor_memory_columns: int = 0
+    spilled: int = 0
+    problems: tuple[str, ...] = ()
 
 
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
     """Compile the block-scaled GEMM for one target, format and tile."""
-    elements = FORMATS[fmt]
-    constants = {
-        "ELEMENT": elements.name, "PER_BYTE": elements.per_byte, "BLOCK": elements.block,
-        "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": 8, "EVEN": even,
-    }  # fmt: skip
-    types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8") | {"c": "*bf16", "alpha": "fp32"}
-    types |= dict.fromkeys(("M", "N", "K"), "i32")
-    if fmt == "nvfp4":
-        types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32")
-    else:
-        constants |= {"a_descale": None, "b_descale": None}
+    constants = FORMATS[fmt] | {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": GROUP, "EVEN": even}
+    types: _Types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8")
+    types |= {"c": "*bf16", "alpha": "fp32"} | dict.fromkeys(("M", "N", "K"), "i32")
+    types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32" if fmt == "nvfp4" else None)
     variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
     try:
         kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
     except Exception as error:  # compilers raise many types; each means that this tile cannot be used
-        return Compiled(
-            kernel="gemm", target=target, variant=variant, instructions={}, machine_instructions={},
-            shared_bytes=0, tensor_memory_columns=0, spilled=0, problems=(f"does not compile: {error}",),
-        )  # fmt: skip
+        problems = (f"does not compile: {error}",)
+        return Compiled(kernel="gemm", target=target, variant=variant, problems=problems)
     return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target].backend, fmt)))
 
 
-def compile_quantiser(
-    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, *, source: str = "bf16"
-) -> Compiled:
+def compile_quantiser(target: str, rows: OperandPolicy | None, columns: OperandPolicy | None) -> Compiled:
     """Compile the quantise kernel that writes codes along rows, columns or both."""
     tile_rows, tile_columns = policies.tile([rows, columns])
-    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns}
-    types = {"x": f"*{source}"} | dict.fromkeys(("rows", "columns", "stride_row"), "i32")
-    constants["stride_column"] = 1
-    types |= dict.fromkeys(("step", "call"), "i32")
+    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
+    types: _Types = {"x": "*bf16"}
+    types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
     for prefix, policy in (("r", rows), ("c", columns)):
         for name, value in policies.constants(policy, policies.CODES).items():
             constants[f"{prefix.upper()}_{name}"] = value
-        types |= {f"{prefix}_key0": "i32", f"{prefix}_key1": "i32"}
-        scaled = policy is not None and policy.format in FORMATS
-        pointers = {
-            "out": "*u8" if policy else None,
-            "scales": "*u8" if scaled else None,
-            "tensor": "*fp32" if policy and policy.scale in ("two_level", "tensor") else None,
-            "signs": "*fp32" if policy and policy.signs != "none" else None,
+        scaled = policy and policy.scale in ("two_level", "tensor")
+        types |= {
+            f"{prefix}_key0": "i32",
+            f"{prefix}_key1": "i32",
+            f"{prefix}_out": "*u8" if policy else None,
+            f"{prefix}_scales": "*u8" if policy and policy.format in FORMATS else None,
+            f"{prefix}_tensor": "*fp32" if scaled else None,
+            f"{prefix}_signs": "*fp32" if policy and policy.signs != "none" else None,
         }
-        for name, kind in pointers.items():
-            if kind is None:
-                constants[f"{prefix}_{name}"] = None
-            else:
-                types[f"{prefix}_{name}"] = kind
     kernel = _compile(quantise.quantise_kernel, target, types, constants, 4, 3)
-    sides = [f"{axis} {policy.format}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    extras = [
-        part
-        for policy in (rows, columns)
-        if policy
-        for part in (policy.hadamard and f"H{policy.hadamard}", policy.rounding == "stochastic" and "SR")
-        if part
-    ]
-    return _read(kernel, "quantise", target, " ".join([" + ".join(sides), *dict.fromkeys(extras)]), None)
+    sides = [(axis, policy) for axis, policy in (("rows", rows), ("columns", columns)) if policy]
+    words = [" + ".join(f"{axis} {policy.format}" for axis, policy in sides)]
+    for _, policy in sides:
+        words += [f"H{policy.hadamard}"] * bool(policy.hadamard) + ["SR"] * (policy.rounding == "stochastic")
+    return _read(kernel, "quantise", target, " ".join(dict.fromkeys(words)), None)
 
 
 def _compile(
-    function: Any, target: str, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+    function: Any, target: str, types: _Types, constants: dict[str, Any], warps: int, stages: int
 ) -> Any:
+    """Compile a kernel; an argument whose type is None is None in the kernel."""
     names = function.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = [
-        i
-        for i, name in enumerate(names)
-        if signature[name].startswith("*") or name in ("K", "N", "stride_row")
-    ]
+    signature = {name: types.get(name) or "constexpr" for name in names}
+    constants = {name: None for name, kind in types.items() if kind is None} | constants
+    aligned = {name for name in names if signature[name].startswith("*")} | {"K", "N", "stride_row"}
     source = ASTSource(
         function,
         signature,
         {(names.index(name),): value for name, value in constants.items()},
-        {(i,): [["tt.divisibility", 16]] for i in aligned},
+        {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     return triton.compile(source, target=TARGETS[target], options=options)
@@ -161,10 +142,15 @@ def _compile(
 def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
     cuda = TARGETS[target].backend == "cuda"
     text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
-    spilled = _stack_bytes(kernel.asm["cubin"]) if cuda else _amd_spills(text)
+    usage, size = text, r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)"
+    if cuda:  # bytes of stack per thread
+        usage = _read_by("cuobjdump", "--dump-resource-usage", cubin=kernel.asm["cubin"])
+        size = r"(?:STACK|LOCAL):(\d+)"
+    spilled = sum(int(number) for number in re.findall(size, usage))
     machine = ""
     if name == "gemm":
-        machine = _disassembled(kernel.asm["cubin"]) if cuda else text
+        # Triton 3.6's disassembler is older than its assembler and cannot read Blackwell: nothing comes back.
+        machine = _read_by("nvdisasm", "-c", cubin=kernel.asm["cubin"]) if cuda else text
     instructions = Counter(re.findall(native, text)) if native else Counter()
     shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
@@ -189,31 +175,14 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
     )  # fmt: skip
 
 
-def _disassembled(cubin: bytes) -> str:
-    """Disassemble a cubin to SASS with the tool in Triton's wheel.
-
-    Triton 3.6's disassembler is older than its assembler and cannot read Blackwell: the result is then empty.
-    """
-    return _read_by("nvdisasm", "-c", cubin=cubin)
-
-
-def _stack_bytes(cubin: bytes) -> int:
-    """Return the bytes of stack per thread."""
-    usage = _read_by("cuobjdump", "--dump-resource-usage", cubin=cubin)
-    return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
-
-
 def _read_by(tool: str, *options: str, cubin: bytes) -> str:
+    """Return what a tool of NVIDIA in Triton's wheel prints of a cubin; nothing if it fails."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run([program, *options, file.name], capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else ""
-
-
-def _amd_spills(text: str) -> int:
-    return sum(int(n) for n in re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)", text))
 
 
 def every_gemm(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
@@ -258,7 +227,8 @@ def markdown(found: Iterable[Compiled]) -> str:
     for one in found:
         if one.kernel != "gemm" or one.variant.endswith("masked"):
             continue
-        names = one.instructions or _widened(one)
+        widened = (problem.removeprefix("widened: ") for problem in one.problems if "widened" in problem)
+        names: dict[str, Any] = dict(one.instructions) or dict.fromkeys(widened, "widened")
         machine = ", ".join(f"{count} × `{name}`" for name, count in one.machine_instructions.items())
         instruction = ", ".join(f"`{name}`" for name in names)
         counts = ", ".join(str(count) for count in names.values())
@@ -267,29 +237,22 @@ def markdown(found: Iterable[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def _widened(one: Compiled) -> dict[str, str]:
-    return {problem.removeprefix("widened: "): "widened" for problem in one.problems if "widened" in problem}
-
-
 def main(arguments: list[str]) -> int:
     """Print the result of every kernel; return 1 if a kernel that should be native has a problem."""
     targets = [word for word in arguments if word in TARGETS] or tuple(TARGETS)
     found = [*every_gemm(targets), *every_quantiser(targets)]
-    failed = int(bool(faults(found)))
     if "--json" in arguments:
-        print(
-            json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, indent=1)
-        )
-        return failed
-    if "--markdown" in arguments:
+        content = {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}
+        print(json.dumps(content, indent=1))
+    elif "--markdown" in arguments:
         print(markdown(found))
-        return failed
-    print(f"Triton {triton.__version__}")
-    for one in found:
-        what = ", ".join(f"{count} {name}" for name, count in one.machine_instructions.items()) or "–"
-        wrong = "; ".join(one.problems) or "ok"
-        print(f"{one.target:<7} {one.kernel:<9} {one.variant:<44} {one.shared_bytes:>7} B  {what}: {wrong}")
-    return failed
+    else:
+        print(f"Triton {triton.__version__}")
+        for one in found:
+            what = ", ".join(f"{count} {name}" for name, count in one.machine_instructions.items()) or "–"
+            about = f"{one.target:<7} {one.kernel:<9} {one.variant:<44} {one.shared_bytes:>7} B"
+            print(f"{about}  {what}: {'; '.join(one.problems) or 'ok'}")
+    return int(bool(faults(found)))
 
 
 if __name__ == "__main__":

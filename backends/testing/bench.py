@@ -102,14 +102,11 @@ def time_gemm(
     device = device_of(where)
     backend, support = selection.choose(policy, device)
     fp8, fp8_support = Selection("auto").choose(_FP8, device)
-    tensors = _tensors(gemm, shape, where)
-    quantise, multiply = _work(backend, gemm, policy, tensors)
-    fp8_quantise, fp8_multiply = _work(fp8, gemm, _FP8, tensors)
     bf16, _ = Selection("auto").choose(_BF16, device)
-    _, bf16_multiply = _work(bf16, gemm, _BF16, tensors)
-    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = _medians(
-        [quantise, multiply, fp8_quantise, fp8_multiply, bf16_multiply], where, repeats
-    )
+    tensors = _tensors(gemm, shape, where)
+    ours, fp8s = _work(backend, gemm, policy, tensors), _work(fp8, gemm, _FP8, tensors)
+    work = [*ours, *fp8s, _work(bf16, gemm, _BF16, tensors)[1]]
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = _medians(work, where, repeats)
     m, n, k = dimensions(gemm, shape)
     tflops = 2 * m * n * k / (multiply_ms * 1e-3) / 1e12
     return GemmTime(
@@ -120,14 +117,11 @@ def time_gemm(
 
 
 def _tensors(gemm: Gemm, shape: Shape, where: str) -> tuple[Tensor, Tensor]:
-    left, right = (
-        torch.randn(
-            [shape.sizes[letter] for letter in STORED[name]], generator=torch.Generator().manual_seed(seed)
-        )
-        .to(torch.bfloat16)
-        .to(where)
-        for seed, name in enumerate(OPERANDS[gemm])
-    )
+    drawn = []
+    for seed, name in enumerate(OPERANDS[gemm]):
+        sizes = [shape.sizes[letter] for letter in STORED[name]]
+        drawn.append(torch.randn(sizes, generator=torch.Generator().manual_seed(seed)))
+    left, right = (one.to(torch.bfloat16).to(where) for one in drawn)
     return left, right
 
 
@@ -135,15 +129,13 @@ def _work(
     backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: tuple[Tensor, Tensor]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return two calls: one quantises both operands, the other multiplies already quantised operands."""
-    keys = [Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1) for name in ("left", "right")]
-    draws = [Draw(policy=one, key=key) for one, key in zip((policy.left, policy.right), keys, strict=True)]
-    axes = [contracted_axis(gemm, name) for name in OPERANDS[gemm]]
+    sides = []
+    for side, name, tensor in zip(("left", "right"), OPERANDS[gemm], tensors, strict=True):
+        key = Key(seed=0, layer="bench", gemm=gemm, operand=side, step=1)
+        sides.append((tensor, Draw(policy=getattr(policy, side), key=key), contracted_axis(gemm, name)))
 
     def quantise() -> tuple[Operand, ...]:
-        return tuple(
-            backend.quantize(tensor, draw, axis=axis)
-            for tensor, draw, axis in zip(tensors, draws, axes, strict=True)
-        )
+        return tuple(backend.quantize(tensor, draw, axis=axis) for tensor, draw, axis in sides)
 
     left, right = quantise()
     return quantise, lambda: backend.multiply(left, right)
@@ -172,5 +164,4 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
     call()
     end.record()
     end.synchronize()
-    elapsed: float = begin.elapsed_time(end)
-    return elapsed
+    return float(begin.elapsed_time(end))

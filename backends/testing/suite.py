@@ -1,4 +1,4 @@
-"""The conformance suite: the duties of every back end, as checks for pytest, ``ablate doctor`` or a user.
+"""The conformance suite: the duties of every back end, as checks for pytest, a user or a run's self-test.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.testing.probe import accumulator_bits, exact_product
+from ablate.backends.select import load_backend
+from ablate.backends.testing.probe import accumulator_bits, exact_product, product
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand, round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
@@ -26,6 +28,8 @@ from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ablate.backends.protocol import Operand
+    from ablate.numerics.quantiser import Quantized
     from ablate.recipes import Format
     from ablate.recipes.policy import Hadamard, Scale
 
@@ -36,14 +40,13 @@ _SR = replace(_MXFP4, rounding="stochastic", prescale=0.75)
 _NVFP4 = OperandPolicy(format="nvfp4")
 _EDEN_GROUPS: tuple[Hadamard, ...] = (16, 32, 64, 128)
 _OTHER_MX: tuple[Format, ...] = ("mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e3m0")
+_EXACT: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
+_PROBED: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
 _ROUNDINGS: tuple[dict[str, Any], ...] = ({}, {"rounding": "stochastic"})
 _SCALES: tuple[Scale, ...] = ("even", "rceil", "ceil", "uos", "quest")
 _ROTATIONS: tuple[dict[str, Any], ...] = (
     {},
-    {"hadamard": 16},
-    {"hadamard": 16, "signs": "step"},
-    {"hadamard": 32},
-    {"hadamard": 32, "signs": "step"},
+    *({"hadamard": size, "signs": signs} for size in (16, 32) for signs in ("none", "step")),
 )
 POLICIES: tuple[OperandPolicy, ...] = (
     OperandPolicy(),
@@ -106,28 +109,26 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
     """Yield the checks for everything that a back end claims on a torch device."""
     device = device_of(where)
     claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
+
+    def check(name: str, run: Callable[[Backend, str, Any], str], subject: OperandPolicy | Format) -> Check:
+        return Check(name=name, run=partial(run, backend, where, subject))
+
     for policy in claimed:
-        yield Check(name=f"quantised bits: {label(policy)}", run=_bits(backend, where, policy))
+        yield check(f"quantised bits: {label(policy)}", _bits, policy)
     # One product per format and rule: accumulation depends on nothing else in a policy.
     for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
-        yield Check(name=f"product: {label(policy)}", run=_product(backend, where, policy))
-    exact: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
-    for fmt in exact:
-        if any(policy.format == fmt for policy in claimed):
-            yield Check(name=f"exact probe: {fmt}", run=_exact(backend, where, fmt))
-    probed: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
-    for fmt in probed:
-        if any(policy.format == fmt for policy in claimed):
-            yield Check(name=f"accumulator: {fmt}", run=_accumulator(backend, where, fmt))
+        yield check(f"product: {label(policy)}", _product, policy)
+    formats = {policy.format for policy in claimed}
+    yield from (check(f"exact probe: {fmt}", exact_product, fmt) for fmt in _EXACT if fmt in formats)
+    yield from (check(f"accumulator: {fmt}", accumulator_bits, fmt) for fmt in _PROBED if fmt in formats)
     for policy in claimed:
         if policy.rounding == "stochastic" and policy.format == "mxfp4" and policy.block == "1x32":
-            yield Check(name=f"stochastic gain: {label(policy)}", run=_gain(backend, where, policy))
+            yield check(f"stochastic gain: {label(policy)}", _gain, policy)
             break
-    sizes: tuple[Hadamard, ...] = (16, 32, 64)
-    for size in sizes:
+    for size in _EDEN_GROUPS[:3]:
         rotated = OperandPolicy(format="mxfp8", hadamard=size, signs="step")
         if backend.support(both(rotated), device).mode != "no":
-            yield Check(name=f"Hadamard {size} cancels in the product", run=_cancels(backend, where, rotated))
+            yield check(f"Hadamard {size} cancels in the product", _cancels, rotated)
 
 
 def both(policy: OperandPolicy) -> GemmPolicy:
@@ -193,32 +194,25 @@ def _inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
     yield "nothing but zeros", torch.zeros(shapes_for(policy)[0], dtype=torch.bfloat16)
 
 
-def _bits(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
-    def run() -> str:
-        compared = 0
-        draw = Draw(policy=policy, key=KEY)
-        for name, x in _inputs(policy):
-            expected = {
-                axis: round_operand(x, policy, axis=axis, key=KEY)
-                for axis in (0, 1)
-                if _takes(x, policy, axis)
-            }
-            there = x.to(where)
-            found = {axis: backend.quantize(there, draw, axis=axis) for axis in expected}
-            if len(expected) == 2:
-                found |= dict(zip((-1, -2), backend.quantize_both(there, draw, draw), strict=True))
-            for axis, ours in found.items():
-                theirs = expected[axis % 2]
-                what = f"{name}, along axis {axis % 2}{' (both at once)' if axis < 0 else ''}"
-                _compare(ours.values.cpu(), ours.descale, theirs.values, theirs.descale, what)
-                if policy.mask:
-                    assert ours.mask is not None, f"{what}: no mask"
-                    assert theirs.mask is not None
-                    assert torch.equal(ours.mask.cpu(), theirs.mask), f"{what}: another mask"
-                compared += ours.values.numel()
-        return f"{compared} values"
-
-    return run
+def _bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    compared = 0
+    draw = Draw(policy=policy, key=KEY)
+    for name, x in _inputs(policy):
+        expected = {
+            axis: round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1) if _takes(x, policy, axis)
+        }
+        there = x.to(where)
+        found = {axis: backend.quantize(there, draw, axis=axis) for axis in expected}
+        if len(expected) == 2:
+            found |= dict(zip((-1, -2), backend.quantize_both(there, draw, draw), strict=True))
+        for axis, ours in found.items():
+            _compare(
+                ours,
+                expected[axis % 2],
+                f"{name}, along axis {axis % 2}{' (both at once)' if axis < 0 else ''}",
+            )
+            compared += ours.values.numel()
+    return f"{compared} values"
 
 
 def _takes(x: Tensor, policy: OperandPolicy, axis: int) -> bool:
@@ -229,50 +223,42 @@ def _takes(x: Tensor, policy: OperandPolicy, axis: int) -> bool:
     return True
 
 
-def _compare(
-    ours: Tensor, our_scale: float | Tensor, theirs: Tensor, scale: float | Tensor, what: str
-) -> None:
-    if (
-        isinstance(our_scale, Tensor) and our_scale.numel() > 1
-    ):  # one a row: the reference has them multiplied in
-        along = what.split("along axis ")[1].startswith("1")
-        factor = our_scale.cpu()[:, None] if along else our_scale.cpu()[None, :]
-        ours, our_scale = ours.to(torch.float32) * factor, 1.0
-    different = int((ours.nan_to_num(nan=77.0).float() != theirs.nan_to_num(nan=77.0).float()).sum())
-    assert same_bits(ours.float(), theirs.float()), f"{what}: {different} of {ours.numel()} values differ"
-    ours_is, theirs_is = float(our_scale), float(scale)
+def _compare(ours: Operand, theirs: Quantized, what: str) -> None:
+    values, descale = ours.values.cpu().float(), ours.descale
+    if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row: the reference has them multiplied in
+        values *= descale.cpu()[:, None] if ours.axis == 1 else descale.cpu()[None, :]
+        descale = 1.0
+    expected = theirs.values.float()
+    different = int((values.nan_to_num(nan=77.0) != expected.nan_to_num(nan=77.0)).sum())
+    assert same_bits(values, expected), f"{what}: {different} of {values.numel()} values differ"
+    ours_is, theirs_is = float(descale), float(theirs.descale)
     equal = ours_is == theirs_is or (math.isnan(ours_is) and math.isnan(theirs_is))
     assert equal, f"{what}: descale {ours_is} instead of {theirs_is}"
+    if theirs.mask is not None:
+        assert ours.mask is not None, f"{what}: no mask"
+        assert torch.equal(ours.mask.cpu(), theirs.mask), f"{what}: another mask"
 
 
-def _product(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
-    def run() -> str:
-        k = 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
-        rows = block_shape(policy)[0]
-        worst = 0.0
-        for m, n in ((96, 64), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
-            x, w = _normal(m, k, 1), _normal(n, k, 2)
-            draw = Draw(policy=policy, key=KEY)
-            ours = backend.multiply(
-                backend.quantize(x.to(where), draw, axis=1), backend.quantize(w.to(where), draw, axis=1)
-            )
-            assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
-            assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
-            a, b = (round_operand(one, policy, axis=1, key=KEY) for one in (x, w))
-            exact = (a.values.double() @ b.values.double().t()) * float(a.descale) * float(b.descale)
-            magnitude = (a.values.double().abs() @ b.values.double().abs().t()) * abs(
-                float(a.descale) * float(b.descale)
-            )
-            # One rounding to bf16, and fp32 accumulation of k terms in any order.
-            bound = exact.abs() * 2.0**-8 + magnitude * (k * 2.0**-23)
-            error = (ours.cpu().double() - exact).abs()
-            assert bool((error <= bound).all()), (
-                f"off by up to {float((error / bound).max()):.1f} × the bound"
-            )
-            worst = max(worst, float((error / bound).max()))
-        return f"within {worst:.2f} of the bound of fp32 accumulation and one rounding"
-
-    return run
+def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    k = 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
+    rows = block_shape(policy)[0]
+    worst = 0.0
+    for m, n in ((96, 64), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
+        x, w = _normal(m, k, 1), _normal(n, k, 2)
+        ours = product(backend, where, Draw(policy=policy, key=KEY), x, w)
+        assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
+        assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
+        a, b = (round_operand(one, policy, axis=1, key=KEY) for one in (x, w))
+        descale = float(a.descale) * float(b.descale)
+        exact = (a.values.double() @ b.values.double().t()) * descale
+        magnitude = (a.values.double().abs() @ b.values.double().abs().t()) * abs(descale)
+        # One rounding to bf16, and fp32 accumulation of k terms in any order.
+        bound = exact.abs() * 2.0**-8 + magnitude * (k * 2.0**-23)
+        error = (ours.double() - exact).abs()
+        most = float((error / bound).max())
+        assert bool((error <= bound).all()), f"off by up to {most:.1f} × the bound"
+        worst = max(worst, most)
+    return f"within {worst:.2f} of the bound of fp32 accumulation and one rounding"
 
 
 def _normal(rows: int, columns: int, seed: int) -> Tensor:
@@ -280,55 +266,58 @@ def _normal(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
 
 
-def _exact(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
-    def run() -> str:
-        different, compared = exact_product(backend, where, fmt)
-        assert not different, (
-            f"{different} of {compared} products are not those of an fp32 accumulator; "
-            "its width is under 'accumulator'"
-        )
-        return f"{compared} products equal to the bit"
-
-    return run
-
-
-def _accumulator(backend: Backend, where: str, fmt: Format) -> Callable[[], str]:
-    def run() -> str:
-        # A narrower accumulator is a property of the hardware (Hopper's FP8): reported, not a kernel's fault.
-        bits = accumulator_bits(backend, where, fmt)
-        return f"sums keep {bits} bits" + ("" if bits >= 24 else ", fewer than the 24 of fp32")
-
-    return run
+def _gain(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    x = _normal(256, 1024, 3)
+    total = torch.zeros(256, 1024, dtype=torch.float64)
+    draws = 32
+    plain = replace(policy, hadamard=0, signs="none", prescale=0.75)
+    for step in range(draws):
+        done = backend.quantize(x.to(where), Draw(policy=plain, key=replace(KEY, step=step)), axis=1)
+        total += done.values.cpu().double() * float(done.descale)
+    gain = float((total / draws * x.double()).sum() / x.double().square().sum())
+    # The noise of one draw is about 0.15 of the values; averaged over all elements and draws.
+    error = 0.15 / math.sqrt(draws * x.numel())
+    assert abs(gain - 1) < 6 * error, f"gain {gain:.6f}, expected 1 ± {error:.6f}"
+    return f"gain {gain:.6f} ± {error:.6f}"
 
 
-def _gain(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
-    def run() -> str:
-        x = _normal(256, 1024, 3)
-        total = torch.zeros(256, 1024, dtype=torch.float64)
-        draws = 32
-        plain = replace(policy, hadamard=0, signs="none", prescale=0.75)
-        for step in range(draws):
-            done = backend.quantize(x.to(where), Draw(policy=plain, key=replace(KEY, step=step)), axis=1)
-            total += done.values.cpu().double() * float(done.descale)
-        gain = float((total / draws * x.double()).sum() / x.double().square().sum())
-        # The noise of one draw is about 0.15 of the values; averaged over all elements and draws.
-        error = 0.15 / math.sqrt(draws * x.numel())
-        assert abs(gain - 1) < 6 * error, f"gain {gain:.6f}, expected 1 ± {error:.6f}"
-        return f"gain {gain:.6f} ± {error:.6f}"
-
-    return run
+def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    x, w = _normal(64, 256, 4), _normal(32, 256, 5)
+    exact = x.double() @ w.double().t()
+    ours = product(backend, where, Draw(policy=policy, key=KEY), x, w)
+    error = float((ours.double() - exact).norm() / exact.norm())
+    assert error < 0.06, f"relative error {error:.3f} against the product without rotation"
+    return f"relative error {error:.3f} (MXFP8's own)"
 
 
-def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> Callable[[], str]:
-    def run() -> str:
-        x, w = _normal(64, 256, 4), _normal(32, 256, 5)
-        draw = Draw(policy=policy, key=KEY)
-        ours = backend.multiply(
-            backend.quantize(x.to(where), draw, axis=1), backend.quantize(w.to(where), draw, axis=1)
-        )
-        exact = x.double() @ w.double().t()
-        error = float((ours.cpu().double() - exact).norm() / exact.norm())
-        assert error < 0.06, f"relative error {error:.3f} against the product without rotation"
-        return f"relative error {error:.3f} (MXFP8's own)"
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result of one check, with a detail or the difference."""
 
-    return run
+    backend: str
+    check: str
+    passed: bool
+    detail: str
+
+
+def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[Result]:
+    """Run a back end's checks on a torch device, one by one. A check that raises counts as failed."""
+    for check in checks(load_backend(name), where, QUICK if quick else POLICIES):
+        try:
+            passed, detail = True, check.run()
+        except AssertionError as error:
+            passed, detail = False, str(error)
+        except Exception as error:  # the self-test is meant to find errors of drivers and compilers
+            passed, detail = False, in_short(error)
+        yield Result(backend=name, check=check.name, passed=passed, detail=detail)
+
+
+def in_short(error: Exception) -> str:
+    """Return an error's type and its first line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+
+
+@lru_cache(maxsize=64)
+def quick_self_test(name: str, where: str) -> tuple[Result, ...]:
+    """Return the results of the short form, run once per process."""
+    return tuple(self_test(name, where, quick=True))

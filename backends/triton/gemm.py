@@ -1,26 +1,27 @@
 """The block-scaled GEMM: C[M, N] = A[M, K] · B[N, K]ᵀ over packed operands, fp32 accumulation, bf16 out.
 
 ``tl.dot_scaled`` becomes a native instruction only for certain tiles; for others Triton silently widens to
-bf16 or compiles a kernel that only traps: see ``ablate.backends.triton.tiles``.
+bf16 or compiles a kernel that only traps: see ``ablate.backends.triton.policies``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ablate.backends.availability import interpreting
-from ablate.backends.device import device_of
+from ablate.backends.device import device_of, interpreting
 from ablate.backends.triton.launch import on_device
+from ablate.backends.triton.policies import FORMATS, INTERPRETED, choose_tile
 from ablate.backends.triton.rounding import exact_bf16, round_to_bf16
-from ablate.backends.triton.tiles import FORMATS, INTERPRETED, choose_tile
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ablate.backends.quantisers.packed import Packed
 
-_GROUP = 8
+GROUP = 8
 
 
 @triton.jit
@@ -81,37 +82,28 @@ def gemm_kernel(
         tl.store(c_at, result, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-def launch_gemm(
-    a: Tensor,
-    a_scales: Tensor,
-    b: Tensor,
-    b_scales: Tensor,
-    fmt: str,
-    alpha: float,
-    a_descale: Tensor | None,
-    b_descale: Tensor | None,
-) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 for packed codes A [M, K], B [N, K]."""
-    import torch
-
-    elements = FORMATS[fmt]
-    m, n, k = a.shape[0], b.shape[0], a.shape[1] * elements.per_byte
-    out = a.new_empty(m, n, dtype=torch.bfloat16)
+def launch_gemm(a: Packed, b: Packed) -> Tensor:
+    """Return A Bᵀ [M, N] bf16 for packed operands A [M, K], B [N, K] with scale bytes."""
+    (m, k), n = a.shape, b.shape[0]
+    out = a.codes.new_empty(m, n, dtype=torch.bfloat16)
     if not out.numel():
         return out
     if not k:
         return out.zero_()
+    if isinstance(a.descale, Tensor) or isinstance(b.descale, Tensor):
+        alpha, descales = 1.0, [a.descale_on_device, b.descale_on_device]
+    else:
+        alpha, descales = a.descale * b.descale, []
     if interpreting():
         tile = INTERPRETED
     else:
-        device = device_of(str(a.device))
-        tile = choose_tile(device.arch, fmt, m, n, device.processors)
+        device = device_of(str(out.device))
+        tile = choose_tile(device.arch, a.format, m, n, device.processors)
     even = m % tile.bm == 0 and n % tile.bn == 0 and k % tile.bk == 0
-    with on_device(a):
+    with on_device(out):
         gemm_kernel[(triton.cdiv(m, tile.bm) * triton.cdiv(n, tile.bn),)](
-            a, a_scales, b, b_scales, out, m, n, k, alpha, a_descale, b_descale,
-            ELEMENT=elements.name, PER_BYTE=elements.per_byte, BLOCK=elements.block,
-            BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=_GROUP, EVEN=even,
+            a.codes, a.scales, b.codes, b.scales, out, m, n, k, alpha, *(descales or (None, None)),
+            **FORMATS[a.format], BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=GROUP, EVEN=even,
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -16,13 +16,17 @@ from ablate.backends.quantisers.packed import BLOCK, Packed
 from ablate.backends.triton import quantise
 from ablate.backends.triton.policies import BITS, CODES, VALUES, constants, tile
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, SCALE_ADD
-from ablate.numerics.quantiser import check_operand, signs_of
+from ablate.numerics.quantiser import check_operand
+from ablate.numerics.rotate import signs_of
 from ablate.numerics.scales import fp32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ablate.backends.protocol import Draw
+
+
+_OFF: dict[str, Any] = {"out": None, "scales": None, "tensor": None, "signs": None, "key0": 0, "key1": 0}
 
 
 def quantise_packed(
@@ -39,55 +43,47 @@ def quantise_packed(
         ValueError: a dtype, shape or missing key that a policy cannot take.
     """
     done: list[Packed | None] = [None, None]
-    sides: list[dict[str, Any]] = []
-    for index, side in enumerate((rows, columns)):
-        if side is None:
-            sides.append(_left_out())
+    sides = [_OFF, _OFF]
+    for index, draw in enumerate((rows, columns)):
+        if draw is None:
             continue
-        policy, axis = side.policy, 1 - index
-        check_operand(x, policy, axis, side.key)
-        n, k = (x.shape[0], x.shape[1]) if axis else (x.shape[1], x.shape[0])
-        four_bits = BITS.get(policy.format, 8) == 4
-        tensor, descale = _tensor_scale(x, side, axis)
-        block = BLOCK.get(policy.format)
-        if policy.scale in SCALE_ADD and block is None:
-            block = 32
-        codes = x.new_empty(n, k // 2 if four_bits else k, dtype=torch.uint8)
+        policy, axis = draw.policy, 1 - index
+        check_operand(x, policy, axis, draw.key)
+        n, k = x.shape if axis else x.shape[::-1]
+        block = BLOCK.get(policy.format, 32 if policy.scale in SCALE_ADD else None)
+        codes = x.new_empty(n, k // 2 if BITS.get(policy.format) == 4 else k, dtype=torch.uint8)
         scales = None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
-        sides.append(_arguments(x, side, codes, scales, tensor))
+        sides[index], descale = _side(x, draw, axis, codes, scales)
         done[index] = Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis)
-    _launch(x, [rows, columns], sides, CODES)
+    _launch(x, (rows, columns), sides, CODES)
     return done[0], done[1]
 
 
 def quantise_values(x: Tensor, draw: Draw, axis: int) -> tuple[Tensor, float | Tensor]:
     """Quantise and dequantise to bf16 along ``axis``; returns the stored matrix and its descale."""
     check_operand(x, draw.policy, axis, draw.key)
-    tensor, descale = _tensor_scale(x, draw, axis)
     out = x.new_empty(x.shape, dtype=torch.bfloat16)
-    ours = _arguments(x, draw, out, None, tensor)
-    pair: list[Draw | None] = [draw, None] if axis else [None, draw]
-    _launch(x, pair, [ours, _left_out()] if axis else [_left_out(), ours], VALUES)
+    side, descale = _side(x, draw, axis, out, None)
+    if axis:
+        _launch(x, (draw, None), [side, _OFF], VALUES)
+    else:
+        _launch(x, (None, draw), [_OFF, side], VALUES)
     return out, descale
 
 
-def _left_out() -> dict[str, Any]:
-    return {"out": None, "scales": None, "tensor": None, "signs": None, "key0": 0, "key1": 0}
+def _side(
+    x: Tensor, draw: Draw, axis: int, out: Tensor, scales: Tensor | None
+) -> tuple[dict[str, Any], float | Tensor]:
+    """Return the kernel's arguments for one side, and the descale."""
+    tensor, descale = _tensor_scale(x, draw, axis)
+    key0, key1 = map(_signed, draw.key.words() if draw.key else (0, 0))
+    side = {"out": out, "scales": scales, "tensor": tensor, "signs": _signs(x, draw)}
+    return side | {"key0": key0, "key1": key1}, descale
 
 
-def _arguments(
-    x: Tensor, side: Draw, out: Tensor, scales: Tensor | None, tensor: Tensor | None
-) -> dict[str, Any]:
-    signs = signs_of(side.policy, side.key)
-    key0, key1 = side.key.words() if side.key else (0, 0)
-    return {
-        "out": out,
-        "scales": scales,
-        "tensor": tensor,
-        "signs": None if signs is None else signs.to(x.device, non_blocking=True),
-        "key0": _signed(key0),
-        "key1": _signed(key1),
-    }
+def _signs(x: Tensor, draw: Draw) -> Tensor | None:
+    signs = signs_of(draw.policy, draw.key)
+    return None if signs is None else signs.to(x.device, non_blocking=True)
 
 
 def _signed(word: int) -> int:
@@ -96,7 +92,9 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _launch(x: Tensor, pair: list[Draw | None], sides: list[dict[str, Any]], output: int) -> None:
+def _launch(
+    x: Tensor, pair: tuple[Draw | None, Draw | None], sides: list[dict[str, Any]], output: int
+) -> None:
     if not x.numel():
         return
     keys = [side.key for side in pair if side is not None and side.key is not None]
@@ -129,20 +127,17 @@ def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, floa
     policy = side.policy
     if policy.scale in SCALE_ADD:
         return None, 1.0 / policy.prescale
-    known = None if side.amax is None else x.new_full((1,), side.amax, dtype=torch.float32)
-    amax = _amax(x, side, axis) if known is None else known
+    amax = _amax(x, side, axis) if side.amax is None else x.new_full((1,), side.amax, dtype=torch.float32)
     element = ELEMENTS[policy.format]
     largest = 448.0 * 6 if policy.scale == "two_level" else element.max
     # Tensor by tensor: torch computes number / tensor as reciprocal and product, rounded twice.
     encode = (torch.full_like(amax, largest) / amax).clamp(max=FLOAT32_MAX)
     encode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), encode, math.nan))
     decode = torch.ones_like(encode) / encode
-    descale = decode if policy.prescale == 1.0 else _divided(decode, policy.prescale)
+    descale = decode
+    if policy.prescale != 1.0:
+        descale = (decode.double() / fp32(policy.prescale)).to(torch.float32)
     return torch.cat((encode, decode)), descale
-
-
-def _divided(decode: Tensor, prescale: float) -> Tensor:
-    return (decode.double() / fp32(prescale)).to(torch.float32)
 
 
 def _amax(x: Tensor, side: Draw, axis: int) -> Tensor:
@@ -152,12 +147,10 @@ def _amax(x: Tensor, side: Draw, axis: int) -> Tensor:
     if not x.numel():
         return bits.view(torch.float32)
     tile_rows, tile_columns = tile([policy if axis else None, None if axis else policy])
-    signs = signs_of(policy, side.key)
     grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
     with on_device(x):
         quantise.amax_kernel[grid](
-            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), bits,
-            None if signs is None else signs.to(x.device, non_blocking=True),
+            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), bits, _signs(x, side),
             ALONG_COLUMNS=axis == 0, HADAMARD=policy.hadamard,
             NORM=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
             ROTATED_BF16=policy.rotated_bf16, TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns,

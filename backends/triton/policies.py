@@ -1,17 +1,20 @@
-"""The policies that the Triton quantiser supports, and their constants: plain data, without Triton."""
+"""What the kernels support, and their constants: plain data, without Triton.
+
+The GEMM has tiles where an architecture has a native instruction. Each was compiled ahead of time and
+checked (``python -m ablate.backends.testing.ahead``); none has been timed on FP4 hardware.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ablate.backends.availability import interpreting
+from ablate.backends.device import interpreting
 from ablate.backends.quantisers.packed import BLOCK
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
-
-if TYPE_CHECKING:
-    from ablate.recipes import OperandPolicy
+from ablate.recipes import OperandPolicy
 
 OFF, CODES, VALUES = 0, 1, 2
 """Output of one side of the kernel: nothing; codes and scale bytes, contraction last; dequantised bf16."""
@@ -21,6 +24,44 @@ E8M0, TWO_LEVEL, TENSOR = 0, 1, 2
 _LARGEST_HADAMARD = 128
 _TILE = 64
 BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """The tile of one program and its launch settings."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int = 3
+
+
+FORMATS = {
+    "mxfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 32},
+    "nvfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 16},
+    "mxfp8": {"ELEMENT": "e4m3", "PER_BYTE": 1, "BLOCK": 32},
+}
+"""The GEMM's constants for a format: dot_scaled's name, elements per byte, elements that share a scale."""
+
+_BLACKWELL_FP4 = (Tile(bm=128, bn=256, bk=128, warps=8), Tile(bm=128, bn=128, bk=256, warps=4))
+_BLACKWELL_FP8 = (Tile(bm=128, bn=256, bk=128, warps=8), Tile(bm=128, bn=128, bk=128, warps=8))
+_ONE_SIZE = (Tile(bm=128, bn=128, bk=128, warps=8),)
+TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
+    **{("sm_90", fmt): _ONE_SIZE for fmt in FORMATS},
+    **{(arch, fmt): _BLACKWELL_FP4 for arch in ("sm_100", "sm_103") for fmt in ("mxfp4", "nvfp4")},
+    **{(arch, "mxfp8"): _BLACKWELL_FP8 for arch in ("sm_100", "sm_103")},
+    **{("sm_120", fmt): _ONE_SIZE for fmt in FORMATS},
+    **{
+        ("gfx950", fmt): tuple(
+            Tile(bm=bm, bn=128, bk=bk, warps=warps, stages=2) for bm, warps in ((256, 8), (128, 4))
+        )
+        for fmt, bk in (("mxfp4", 256), ("mxfp8", 128))
+    },
+}
+"""(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
+
+INTERPRETED = Tile(bm=128, bn=128, bk=256, warps=4)
 
 
 def refusal(policy: OperandPolicy) -> str | None:
@@ -47,30 +88,18 @@ def refusal(policy: OperandPolicy) -> str | None:
 def constants(policy: OperandPolicy | None, output: int) -> dict[str, Any]:
     """Return the compile-time constants of one side of the kernel; None means that the side is off."""
     if policy is None:
-        return {
-            "OUTPUT": 0, "RULE": 0, "BLOCK": 32, "SCALE_ADD": 0, "MANTISSA": 1, "E_MIN": 0, "E_MAX": 2,
-            "MAX": 6.0, "BITS": 4, "STOCHASTIC": False, "PRESCALE": 1.0, "HADAMARD": 0, "NORM": 1.0,
-            "ROTATED_BF16": False,
-        }  # fmt: skip
+        policy, output = OperandPolicy(format="mxfp4"), OFF
     element = ELEMENTS[policy.format]
-    rules = {"two_level": TWO_LEVEL}
-    rules |= dict.fromkeys(("tensor", "delayed"), TENSOR)
+    rules = {"two_level": TWO_LEVEL, "tensor": TENSOR, "delayed": TENSOR}
     return {
-        "OUTPUT": output,
-        "RULE": rules.get(policy.scale, E8M0),
-        "BLOCK": BLOCK.get(policy.format, 32),
+        "OUTPUT": output, "RULE": rules.get(policy.scale, E8M0), "BLOCK": BLOCK.get(policy.format, 32),
         "SCALE_ADD": SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-        "MANTISSA": element.mantissa_bits,
-        "E_MIN": element.min_exponent,
-        "E_MAX": element.max_exponent,
-        "MAX": element.max,
-        "BITS": BITS.get(policy.format, 8),
-        "STOCHASTIC": policy.rounding == "stochastic",
-        "PRESCALE": policy.prescale,
-        "HADAMARD": policy.hadamard,
+        "MANTISSA": element.mantissa_bits, "E_MIN": element.min_exponent, "E_MAX": element.max_exponent,
+        "MAX": element.max, "BITS": BITS.get(policy.format, 8), "STOCHASTIC": policy.rounding == "stochastic",
+        "PRESCALE": policy.prescale, "HADAMARD": policy.hadamard,
         "NORM": 1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
         "ROTATED_BF16": policy.rotated_bf16,
-    }
+    }  # fmt: skip
 
 
 def tile(policies: list[OperandPolicy | None]) -> tuple[int, int]:
@@ -82,3 +111,12 @@ def tile(policies: list[OperandPolicy | None]) -> tuple[int, int]:
     wide = max(_TILE, rows.hadamard if rows else 0)
     tall = max(32 if rows and not columns else _TILE, columns.hadamard if columns else 0)
     return tall, wide
+
+
+def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:
+    """Return the largest tile that gives every processor of the device a program, else the smallest."""
+    tiles = TILES[arch, fmt]
+    for tile in tiles[:-1]:
+        if -(-m // tile.bm) * -(-n // tile.bn) >= processors:
+            return tile
+    return tiles[-1]

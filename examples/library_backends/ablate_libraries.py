@@ -19,12 +19,7 @@ from torch.nn import functional as F
 from ablate.backends.gemms.torch_scaled import swizzled
 from ablate.backends.protocol import Operand, Support
 from ablate.backends.quantisers.packed import Packed
-from ablate.backends.quantisers.packing import (
-    PackedBackend,
-    packing_fault,
-    product_by_shape,
-    quantiser_of,
-)
+from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantisers_of
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -50,7 +45,7 @@ class _LibraryBackend(PackedBackend):
             return Support(mode="no", detail=f"{self.module}'s GEMM has no factor that undoes a prescale")
         if importlib.util.find_spec(self.module) is None:
             return Support(mode="no", detail=f"{self.module} is not installed ({self.install})")
-        return Support(mode="native", detail=f"{self.detail()}, quantised by {quantiser_of(gemm.left)}")
+        return Support(mode="native", detail=f"{self.detail()}, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
         """Return one line for the run's record."""
@@ -69,8 +64,7 @@ class _LibraryBackend(PackedBackend):
         if not m * n * a.shape[1]:
             return a.codes.new_zeros(m, n, dtype=torch.bfloat16)
         alpha = torch.as_tensor(a.descale * b.descale, dtype=torch.float32, device=a.codes.device).reshape(1)
-        out: Tensor = library_gemm(a.codes, a.scales, b.codes, b.scales, alpha, a.format, self.name)
-        return out
+        return self.gemm(a.codes, a.scales, b.codes, b.scales, alpha, a.format)[:m, :n].contiguous()
 
     @abstractmethod
     def gemm(
@@ -161,19 +155,3 @@ def _filled(
         return F.pad(x, (0, -x.shape[1] % multiple, 0, -x.shape[0] % rows))
 
     return fill(a, k // 2), fill(a_scales, k // 32), fill(b, k // 2), fill(b_scales, k // 32)
-
-
-@torch.library.custom_op("ablate::library_gemm", mutates_args=())
-def library_gemm(
-    a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str, library: str
-) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 by the GEMM of the library whose back end has that name."""
-    from ablate.backends.select import load_backend
-
-    backend = load_backend(library)
-    assert isinstance(backend, _LibraryBackend)
-    out = backend.gemm(a, a_scales, b, b_scales, alpha, fmt)
-    return out[: a.shape[0], : b.shape[0]].contiguous()
-
-
-library_gemm.register_fake(product_by_shape)

@@ -127,28 +127,29 @@ def test_bad_operands_are_refused_by_every_back_end():
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 def test_with_a_compiler_the_kernel_is_used():
     # It refuses itself where its bits are not the reference's: then this fails.
-    assert cpu_kernel.availability().usable, cpu_kernel.availability().reason
+    library, reason = cpu_kernel.loaded()
+    assert library is not None, reason
 
 
 def test_without_a_compiler_plain_torch_does_it(monkeypatch):
     monkeypatch.setenv("ABLATE_CPU_KERNEL", "off")
-    cpu_kernel._load.cache_clear()
+    cpu_kernel.loaded.cache_clear()
     try:
-        assert not cpu_kernel.availability().usable
+        assert cpu_kernel.loaded()[0] is None
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
         values = load_backend("emulated").quantize(x, Draw(policy=MXFP4), axis=0).values
         assert torch.equal(values, round_operand(x, MXFP4, axis=0).values)
     finally:
-        cpu_kernel._load.cache_clear()
+        cpu_kernel.loaded.cache_clear()
 
 
 def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu_kernel, "_bits_agree", lambda _library: False)
-    cpu_kernel._load.cache_clear()
+    cpu_kernel.loaded.cache_clear()
     try:
-        reason = cpu_kernel.availability().reason
+        reason = cpu_kernel.loaded()[1]
         assert "does not give the bits" in reason or "no C++ compiler" in reason
         assert not list(tmp_path.rglob("*.so"))
     finally:
-        cpu_kernel._load.cache_clear()
+        cpu_kernel.loaded.cache_clear()

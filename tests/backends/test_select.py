@@ -161,13 +161,13 @@ def test_unknown_names():
 
 
 def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch):
-    from ablate.backends import availability
+    from ablate.backends import device
 
-    availability.triton_version.cache_clear()
-    monkeypatch.setattr(availability, "triton_version", lambda: None)
-    assert availability.triton_fault() == "Triton is not installed (pip install triton)"
-    monkeypatch.setattr(availability, "triton_version", lambda: (3, 4))
-    assert availability.triton_fault() == "Triton 3.4 is too old (needs 3.6; pip install -U triton)"
+    device.triton_version.cache_clear()
+    monkeypatch.setattr(device, "triton_version", lambda: None)
+    assert device.triton_fault() == "Triton is not installed (pip install triton)"
+    monkeypatch.setattr(device, "triton_version", lambda: (3, 4))
+    assert device.triton_fault() == "Triton 3.4 is too old (needs 3.6; pip install -U triton)"
     support = load_backend("triton").support(both(MXFP4), device_of_arch("sm_100"))
     assert (support.mode, support.detail) == (
         "no",

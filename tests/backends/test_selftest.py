@@ -1,7 +1,7 @@
 """The self-test that stands before native training."""
 
 from ablate.backends.select import load_backend
-from ablate.backends.testing.selftest import quick_self_test, self_test
+from ablate.backends.testing.suite import quick_self_test, self_test
 
 
 def test_the_short_form_passes_and_is_run_once():

@@ -10,11 +10,14 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from ablate.backends.device import device_of_arch
 from ablate.backends.gemms import torch_scaled
-from ablate.backends.gemms.torch_scaled import mx_gemm, scaled_mm_arguments, swizzled
+from ablate.backends.gemms.torch_scaled import scaled_mm_arguments, swizzled
 from ablate.backends.protocol import Draw
-from ablate.backends.select import load_backend
+from ablate.backends.quantisers.packed import Packed
+from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.suite import both
-from ablate.recipes import OperandPolicy
+from ablate.layers.linear import QuantLinear
+from ablate.layers.state import RecipeState
+from ablate.recipes import OperandPolicy, RecipeSpec, resolve
 
 BACKEND = load_backend("torch")
 
@@ -48,8 +51,9 @@ def arguments(fmt, m, n, k, *, hip=False):
     per_byte, block = (1 if fmt == "mxfp8" else 2), (16 if fmt == "nvfp4" else 32)
     a, b = (torch.ones(rows, k // per_byte, dtype=torch.uint8) for rows in (m, n))
     a_scales, b_scales = (torch.full((rows, k // block), 120, dtype=torch.uint8) for rows in (m, n))
-    descales = (torch.ones(1), torch.ones(1)) if fmt == "nvfp4" else (None, None)
-    return scaled_mm_arguments(a, a_scales, b, b_scales, fmt, *descales, hip=hip)
+    left = Packed(format=fmt, codes=a, scales=a_scales, descale=1.0, axis=1)
+    right = Packed(format=fmt, codes=b, scales=b_scales, descale=1.0, axis=1)
+    return scaled_mm_arguments(left, right, hip=hip)
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
@@ -151,25 +155,19 @@ def test_fp8_of_any_shape(m, n, k, scale):
 
 
 def test_under_torch_compile():
-    policy = OperandPolicy(format="fp8_e4m3")
-    x, w = torch.randn(32, 64), torch.randn(16, 64)
-    left, right = (BACKEND.quantize(one, Draw(policy=policy), axis=1) for one in (x, w))
-
-    def product(a, b):
-        return torch_scaled.fp8_gemm(a, left_scale, b, right_scale, "fp8_e4m3", "fp8_e4m3") * 2
-
-    left_scale, right_scale = (torch.tensor([one.descale]) for one in (left, right))
-    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(left.codes, right.codes), product(left.codes, right.codes))
-
-
-def test_each_operator_is_well_formed():
-    codes, scales = torch.zeros(32, 64, dtype=torch.uint8), torch.zeros(32, 2, dtype=torch.uint8)
-    with FakeTensorMode() as mode:
-        fake = [mode.from_tensor(one) for one in (codes, scales)]
-        out = mx_gemm(fake[0], fake[1], fake[0], fake[1], "mxfp8", None, None)
-        assert out.shape == (32, 32)
-        assert out.dtype == torch.bfloat16
+    recipe = resolve(RecipeSpec(preset="te-hybrid-fp8"))
+    state = RecipeState(recipe=recipe, backend=Selection("torch"), seed=0)
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    layer = QuantLinear(64, 16, name="l", state=state, weight=torch.nn.Parameter(weight))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    outputs = []
+    for called in (layer, compiled):
+        x = torch.ones(32, 64, requires_grad=True)
+        layer.zero_grad(set_to_none=True)
+        y = called(x) * 2
+        y.sum().backward()
+        outputs.append((y.detach(), x.grad, layer.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
 
 
 def test_a_prescale_is_refused_by_name_where_there_is_no_factor_for_it():

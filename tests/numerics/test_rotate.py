@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from ablate.numerics import Key, OperandPolicy, fake_quantize, round_operand
-from ablate.numerics.rotate import permutation_of, rotate, signs_of, unrotate
+from ablate.numerics.rotate import (
+    hadamard_last,
+    hadamard_matrix,
+    permutation_of,
+    rotate,
+    signs_of,
+    unrotate,
+)
 
 KEY = Key(seed=0, layer="a", gemm="wgrad", operand="x", step=3, call=1)
 NVIDIA = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
@@ -113,3 +120,17 @@ def test_fake_quantize_rotates_back(policy, axis):
     x = normal(256, 256)
     y = fake_quantize(x, policy, axis=axis, key=KEY)
     assert 0.1 < (y - x).norm() / x.norm() < 0.14
+
+
+@pytest.mark.parametrize("group", [2, 16, 32, 64, 128, 256])
+def test_butterfly_is_the_sylvester_matrix(group):
+    x = torch.randn(5, 2 * group, generator=torch.Generator().manual_seed(0))
+    signs = torch.where(torch.randn(group, generator=torch.Generator().manual_seed(1)) > 0, 1.0, -1.0)
+    expected = ((x.double().view(-1, group) * signs) @ hadamard_matrix(group)).view(x.shape)
+    assert torch.allclose(hadamard_last(x, group, signs).double(), expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_rotation_is_its_own_inverse(group):
+    x = torch.randn(7, 96, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(hadamard_last(hadamard_last(x, group), group), x, atol=1e-6)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ablate.backends.availability import OLDEST_TRITON
-from ablate.backends.triton.tiles import TILES
+from ablate.backends.device import OLDEST_TRITON
+from ablate.backends.triton.policies import TILES
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 TARGETS = sorted({target for target, _ in TILES})
@@ -40,7 +40,7 @@ ONE_OF_EACH = """
 import json, sys
 from dataclasses import asdict
 from ablate.backends.testing.ahead import compile_gemm, compile_quantiser
-from ablate.backends.triton.tiles import TILES
+from ablate.backends.triton.policies import TILES
 from ablate.recipes import OperandPolicy
 
 wanted = sys.argv[1:]
@@ -168,7 +168,7 @@ def test_a_wrong_tile_is_found(name, tmp_path):
     target, tile, expected = WRONG[name]
     code = (
         "from ablate.backends.testing.ahead import compile_gemm\n"
-        "from ablate.backends.triton.tiles import Tile\n"
+        "from ablate.backends.triton.policies import Tile\n"
         f"print('; '.join(compile_gemm({target!r}, 'mxfp4', Tile({tile})).problems))"
     )
     done = run(tmp_path, "-c", code)

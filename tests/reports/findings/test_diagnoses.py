@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ablate.diagnose.product import sketch_of
+from ablate.diagnose.measure import sketch_of
 from ablate.reports import write_report
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.diagnoses import read_rows, summarise

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ablate.backends.device import device_of
-from ablate.backends.gemms.triton_scaled import block_scaled_gemm
 from ablate.backends.protocol import Draw
 from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbles
 from ablate.backends.quantisers.packing import packed_by_torch
@@ -273,14 +272,21 @@ def test_a_linear_layer_with_all_three_gemms(name, shape):
         assert torch.allclose(mine.float(), other.float(), rtol=2**-7, atol=1e-5 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_the_gemm_is_a_well_formed_operator(fmt):
-    x, w = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) for rows in (32, 48))
-    left, right = (BACKEND.quantize(one, Draw(policy=OperandPolicy(format=fmt)), axis=1) for one in (x, w))
-    arguments = (left.codes, left.scales, right.codes, right.scales, fmt, 1.0, None, None)
-    torch.library.opcheck(block_scaled_gemm, arguments)
-    compiled = torch.compile(lambda *args: block_scaled_gemm(*args) * 2, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*arguments), BACKEND.multiply(left, right) * 2)
+@pytest.mark.parametrize("name", ["mxfp4, SR and RHT", "mxfp8"])
+def test_a_compiled_layer_gives_the_bits_of_eager(name):
+    spec = RECIPES[name]
+    recipe = resolve(RecipeSpec(**spec) if isinstance(spec, dict) else RecipeSpec(preset=spec))
+    state = RecipeState(recipe=recipe, backend=Selection("triton"), seed=3, step=7)
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(6))
+    layer = QuantLinear(64, 64, name="l", state=state, weight=torch.nn.Parameter(weight))
+    outputs = []
+    for called in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        x = weight.clone().requires_grad_()
+        layer.zero_grad(set_to_none=True)
+        y = called(x) * 2
+        y.sum().backward()
+        outputs.append((y.detach(), x.grad, layer.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
 
 
 COPIED = [MXFP4, FULL, OperandPolicy(format="mxfp8"), OperandPolicy(format="nvfp4")]

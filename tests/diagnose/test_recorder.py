@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ablate.diagnose.layer import Tapped, diagnose_layer
+from ablate.diagnose.recorder import Tapped, diagnose_layer
 from ablate.layers.linear import AMAX_HISTORY, QuantLinear, product
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe

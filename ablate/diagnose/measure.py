@@ -1,0 +1,281 @@
+"""The figures of one GEMM, of one of its operands, and of the gradient's noise from the data.
+
+A GEMM: for draws i = 1…n of a recipe's randomness on the same tensors, E_i is the output minus the exact
+product Y:
+
+- relative error: √(mean ‖E_i‖² / ‖Y‖²);
+- gain: the slope of the output on Y, 1 + mean ⟨E_i, Y⟩ / ‖Y‖²; below 1 the output shrinks;
+- cosine: mean of ⟨Y + E_i, Y⟩ / (‖Y + E_i‖ ‖Y‖);
+- bias share: the share of the error's energy common to all draws. The variance V = Σ ‖E_i − Ē‖² / (n − 1) is
+  unbiased, so (mean ‖E_i‖² − V) / mean ‖E_i‖² is too, and may be slightly below 0. A recipe without
+  randomness has only bias: 1.
+
+The noise of the data (McCandlish et al. 1812.06162, appendix A): let g_p be the mean gradient of each of P
+parts of b sequences, and g that of all. Then E‖g_p‖² = ‖G‖² + tr Σ / b and E‖g‖² = ‖G‖² + tr Σ / (bP), where
+G is the gradient without noise and Σ the covariance of one sequence's gradient. The two equations give both
+unknowns; few parts give a noisy estimate.
+
+Operands are measured in the basis of the rounding, that is after any rotation. Shares are of the non-zero
+elements. *Clipped*: above the grid's largest value. *Underflowed*: below its smallest positive value.
+*Zeroed*: rounded to zero. A channel is a feature: a column of x [tokens, in-features], dy [tokens,
+out-features] or w [out-features, in-features] as stored.
+
+How it fails: an undefined figure (only zeros, an Inf, a NaN) is None.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ablate.diagnose.sketch import SKETCH
+from ablate.numerics.quantiser import to_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ablate.numerics.quantiser import OnGrid
+
+OUTLIER = 5.0
+"""A channel is an outlier if its root mean square is at least this multiple of the median channel's."""
+_LARGEST_BLOCK = 128
+_LARGEST_SAMPLE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductFigures:
+    """One GEMM's error over several draws; shares and ratios without units. ``error_energy``: mean ‖E_i‖².
+
+    ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
+    """
+
+    draws: int
+    relative_error: float | None
+    gain: float | None
+    cosine: float | None
+    bias_share: float | None
+    exact_energy: float | None
+    error_energy: float | None
+    sketch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataNoise:
+    """The energy ‖g‖² of a gradient from ``sequences`` sequences, split into noise and signal.
+
+    ``noise_energy`` is tr Σ over the number of sequences, ``signal_energy`` ‖G‖².
+    """
+
+    sequences: int
+    gradient_energy: float
+    noise_energy: float
+    signal_energy: float
+
+
+def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool) -> ProductFigures:
+    """Compare a GEMM's outputs, one per draw, with the exact product.
+
+    A single output means that the recipe has no randomness. ``per_token``: rows are tokens, which differ from
+    step to step, so the sketch describes the error's mean over them.
+    """
+    energy = _dot(exact, exact)
+    total, slope, cosines, count = 0.0, 0.0, 0.0, 0
+    common: Tensor | None = None
+    sketch: str | None = None
+    for output in outputs:
+        error = output.to(torch.float32) - exact
+        own, along = _dot(error, error), _dot(error, exact)
+        total, slope, count = total + own, slope + along, count + 1
+        norm = math.sqrt(max(energy + 2 * along + own, 0.0)) if math.isfinite(own) else math.nan
+        cosines += (energy + along) / (norm * math.sqrt(energy)) if norm and energy else math.nan
+        if common is None:
+            sketch = sketch_of(error.mean(0) if per_token and error.shape[0] else error)
+            common = error
+        else:
+            common += error
+    assert common is not None
+    mean = total / count
+    bias: float | None = 1.0 if mean > 0 else None
+    if count > 1 and mean > 0:
+        variance = (total - _dot(common, common) / count) / (count - 1)
+        bias = _known((mean - variance) / mean)
+    return ProductFigures(
+        draws=count, relative_error=_root(ratio(mean, energy)), cosine=_known(cosines / count), sketch=sketch,
+        gain=_known(1 + slope / count / energy) if energy else None,
+        bias_share=bias if math.isfinite(mean) else None,
+        exact_energy=_known(energy), error_energy=_known(mean),
+    )  # fmt: skip
+
+
+def data_noise(part_energies: Sequence[float], gradient_energy: float, sequences: int) -> DataNoise | None:
+    """Split a gradient's energy into signal and data noise; None with fewer than two parts.
+
+    Args:
+        part_energies: ‖·‖² of each part's contribution to the gradient; the contributions sum up to it.
+        gradient_energy: ‖g‖².
+        sequences: number in all parts together; parts have equal sizes.
+    """
+    parts = len(part_energies)
+    mean = sum(part_energies) / parts * parts**2 if parts else math.nan
+    if parts < 2 or not math.isfinite(mean) or not math.isfinite(gradient_energy):
+        return None
+    noise = (mean - gradient_energy) / (parts - 1)
+    return DataNoise(
+        sequences=sequences, gradient_energy=gradient_energy,
+        noise_energy=noise, signal_energy=gradient_energy - noise,
+    )  # fmt: skip
+
+
+def sketch_of(error: Tensor) -> str | None:
+    """Return a tensor's direction as ``SKETCH`` bytes in base64: a count sketch with 8 bits per number.
+
+    The sketch sums every ``SKETCH``-th element, with random signs that only depend on the number of elements.
+    The cosine of two sketches estimates that of the two tensors (Charikar, Chen, Farach-Colton 2002). None if
+    the tensor is all zeros or not finite.
+    """
+    flat = error.reshape(-1)
+    length = max(-(-flat.numel() // SKETCH), 1) * SKETCH
+    signed = torch.nn.functional.pad(flat * _signs(flat.numel()).to(flat.device), (0, length - flat.numel()))
+    sums = signed.view(-1, SKETCH).sum(0)
+    largest = float(sums.abs().max().item())
+    if not largest or not math.isfinite(largest):
+        return None
+    whole = (sums * (127 / largest)).round().to(torch.int8)
+    return base64.b64encode(whole.cpu().numpy().tobytes()).decode()
+
+
+@lru_cache(maxsize=64)
+def _signs(count: int) -> Tensor:
+    bits = torch.randint(0, 2, (count,), dtype=torch.int8, generator=torch.Generator().manual_seed(count))
+    return bits * 2 - 1
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.reshape(-1), b.reshape(-1)).item())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Properties that make a tensor hard to quantise, before or after its rotation.
+
+    ``crest_median`` and ``crest_p99``: largest magnitude over root mean square, of the blocks that share a
+    scale. ``mean_share``: share of the tensor's energy in its channels' means. ``outlier_share``: share of
+    outlier channels. ``outlier_max``: the largest channel over the median one, by root mean square.
+    """
+
+    crest_median: float | None = None
+    crest_p99: float | None = None
+    mean_share: float | None = None
+    outlier_share: float | None = None
+    outlier_max: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperandFigures:
+    """One operand of one GEMM, quantised once.
+
+    ``gain_by_position``: the slope of quantised on exact values at each place in the block; empty unless
+    blocks are rows of at most 128. ``log2_scale``: minimum, 10 %, median, 90 %, maximum of the block scales.
+    """
+
+    relative_error: float | None
+    gain: float | None
+    gain_by_position: tuple[float | None, ...]
+    clipped: float | None
+    underflowed: float | None
+    zeroed: float | None
+    log2_scale: tuple[float, ...]
+    before: Shape
+    after: Shape
+
+
+def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, channels: int) -> OperandFigures:
+    """Measure an operand.
+
+    Args:
+        grid: the operand before rounding to its grid, [n, k] with the contraction last.
+        quantised: dequantised, with every factor applied, fp32 [n, k] in the same basis.
+        unrotated: before the rotation, fp32 [n, k].
+        channels: the dimension of [n, k] along which channels lie, 0 or 1.
+    """
+    exact = grid.rotated
+    error = quantised - exact
+    energy, product = float(exact.square().sum().item()), float((quantised * exact).sum().item())
+    magnitude, element = grid.scaled.abs(), grid.element
+    smallest = 2.0 ** (element.min_exponent - element.mantissa_bits)
+    there = exact != 0
+    count = float(there.sum().item())
+
+    def share(which: Tensor) -> float | None:
+        return ratio(float(which.logical_and_(there).sum().item()), count)
+
+    after = shape_of(exact, grid.block, channels)
+    same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
+    return OperandFigures(
+        relative_error=_root(ratio(float(error.square().sum().item()), energy)),
+        gain=ratio(product, energy), gain_by_position=_by_position(quantised, exact, grid.block),
+        clipped=share(magnitude > element.max), underflowed=share(magnitude < smallest),
+        zeroed=share(quantised == 0), log2_scale=_log2_quantiles(grid.scales),
+        before=after if same else shape_of(unrotated, grid.block, channels), after=after,
+    )  # fmt: skip
+
+
+def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> Shape:
+    """Measure the shape of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
+    if not v.numel() or not bool(torch.isfinite(v).all()):
+        return Shape()
+    blocks = to_blocks(v, block).flatten(1)
+    rms = blocks.square().mean(1).sqrt()
+    crest = blocks.abs().amax(1)[rms > 0] / rms[rms > 0]
+    tokens = 1 - channels
+    energy = v.square().sum(tokens)
+    mean_energy = v.mean(tokens).square().sum() * v.shape[tokens]
+    each = energy.sqrt()
+    median = float(each.median().item())
+    return Shape(
+        crest_median=_quantile(crest, 0.5), crest_p99=_quantile(crest, 0.99),
+        mean_share=ratio(float(mean_energy.item()), float(energy.sum().item())),
+        outlier_share=float((each > OUTLIER * median).float().mean().item()) if median else None,
+        outlier_max=ratio(float(each.max().item()), median),
+    )  # fmt: skip
+
+
+def _by_position(quantised: Tensor, exact: Tensor, block: tuple[int, int]) -> tuple[float | None, ...]:
+    rows, columns = block
+    if rows != 1 or not 1 < columns <= _LARGEST_BLOCK or not exact.numel():
+        return ()
+    product = (quantised * exact).reshape(-1, columns).sum(0).tolist()
+    energy = exact.square().reshape(-1, columns).sum(0).tolist()
+    return tuple(ratio(p, e) for p, e in zip(product, energy, strict=True))
+
+
+def _log2_quantiles(scales: Tensor) -> tuple[float, ...]:
+    known = scales[(scales > 0) & torch.isfinite(scales)].log2()
+    found = [_quantile(known, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0)]
+    return tuple(value for value in found if value is not None)
+
+
+def _quantile(values: Tensor, q: float) -> float | None:
+    if not values.numel():
+        return None
+    step = -(-values.numel() // _LARGEST_SAMPLE)
+    return float(torch.quantile(values.flatten()[::step], q, interpolation="nearest").item())
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return part / whole, or None if that is undefined or not finite."""
+    return _known(part / whole) if whole else None
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else math.sqrt(value)
