@@ -132,7 +132,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
     """Return a function for the runs that the study's stop rule makes unneeded; free without a rule."""
     if plan.stop is None:
         return dict
-    from ablate.reports.findings.unneeded import Unneeded
+    from ablate.reports.findings.ends import Unneeded
 
     return Unneeded(store)
 

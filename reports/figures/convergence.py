@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.losses import Curve, Grid, common_grid
+from ablate.reports.statistics.losses import Curve, CurveGrid, common_grid
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _crosses(axis: Any, curves: list[Curve], style: dict[str, canvas.Look]) -> N
             )  # fmt: skip
 
 
-def _thick(axis: Any, grid: Grid, look: canvas.Look, window: _Window | None) -> None:
+def _thick(axis: Any, grid: CurveGrid, look: canvas.Look, window: _Window | None) -> None:
     """Draw the mean; markers, some six of them, only where the lines lie far enough apart: in the window."""
     if not len(grid.tokens):
         return
@@ -123,7 +123,7 @@ def _thick(axis: Any, grid: Grid, look: canvas.Look, window: _Window | None) -> 
     axis.plot(grid.tokens, grid.mean, **line, markersize=4.2, markevery=max(1, late // 6), zorder=3)
 
 
-def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, Grid]) -> _Window:
+def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, CurveGrid]) -> _Window:
     """Choose the late part: it holds the crossings, and the arms whose ends lie near each other."""
     end = max(float(curve.tokens[-1]) for curve in curves)
     crossings = [run.tokens_to_target for arm in analysis.arms for run in arm.runs if run.tokens_to_target]
@@ -168,7 +168,11 @@ def _name_target(axis: Any, loss: float) -> None:
 
 
 def _label_ends(
-    axis: Any, curves: list[Curve], grids: dict[str, Grid], style: dict[str, canvas.Look], window: _Window
+    axis: Any,
+    curves: list[Curve],
+    grids: dict[str, CurveGrid],
+    style: dict[str, canvas.Look],
+    window: _Window,
 ) -> None:
     """Name every line at its right end, moved apart, with a leader from the line to its name."""
     ends: dict[str, tuple[float, float]] = {}

@@ -8,7 +8,9 @@ missing, figures that cannot be had are None with a note, and what a reader must
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,8 @@ import numpy as np
 
 from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
 from ablate.reports.findings.published import published_for
-from ablate.reports.findings.results import Analysis, ArmResult, Resolution, RunResult
-from ablate.reports.findings.sensitivity import rate_curves
+from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
 from ablate.reports.findings.speed import (
-    TimedRun,
     alone_speed,
     measured_speed,
     modelled_speed,
@@ -27,24 +27,22 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
 )
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
-from ablate.reports.findings.tuning import pending, split_frames, tuned
+from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
 from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.statistics.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
 from ablate.reports.statistics.effects import Effects, factor_effects
-from ablate.reports.statistics.growth import cost_growth
 from ablate.reports.statistics.intervals import ALPHA, Interval
 from ablate.reports.statistics.losses import Curve, LossDifference, final_difference, final_loss
 from ablate.reports.statistics.power import power_of
 from ablate.reports.statistics.steps import find_steps
 from ablate.reports.statistics.stopping import alpha_of
 from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
-from ablate.reports.statistics.sweep import target_sweep
+from ablate.reports.statistics.sweep import cost_growth, target_sweep
 from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ablate.reports.findings.speed import Measured
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.stopping import Stopped
@@ -76,7 +74,7 @@ class _ArmRuns:
     """One arm's runs, in the order of the study's seeds: how they ended, their curves, their results.
 
     Of a stopped arm, runs that count for nothing stand among the ``results`` alone. ``config``: None where no
-    run has one, as of logs that others wrote.
+    run has one, as of logs that others wrote. ``alpha``: the nominal level of the arm's intervals.
     """
 
     outcomes: Sequence[Outcome]
@@ -84,6 +82,7 @@ class _ArmRuns:
     results: Sequence[RunResult]
     stopped: Stopped | None
     config: RunConfig | None
+    alpha: float = ALPHA
 
     @property
     def seeds(self) -> int | None:
@@ -106,6 +105,13 @@ class _ArmRuns:
             self, outcomes=self.outcomes[:seeds], curves=self.curves[:seeds], results=self.results[:seeds]
         )
 
+    def cost_over(self, other: _ArmRuns, *, paired: bool) -> Cost:
+        """Return the token cost over another arm, of as many seeds as both count, at the stricter level."""
+        n = min((own.seeds for own in (self, other) if own.seeds is not None), default=None)
+        alpha = min(self.alpha, other.alpha)
+        cost = token_cost(self.outcomes[:n], other.outcomes[:n], paired=paired, alpha=alpha)
+        return replace(cost, restricted=None) if self.is_selected or other.is_selected else cost
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
@@ -123,7 +129,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run_id for found in set_apart}
-    runs = _arm_runs(frames, apart)
+    found = _arm_runs(frames, apart)
+    alphas = {name: _alpha(own, found[plan.baseline], plan) for name, own in found.items()}
+    runs = {name: replace(own, alpha=alphas[name]) for name, own in found.items()}
     base = runs[plan.baseline]
     setting = _Setting(
         plan=plan,
@@ -131,26 +139,10 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
         horizon=common_horizon(own.outcomes for own in runs.values()),
     )
-    alphas = {name: _alpha(own, base, plan) for name, own in runs.items()}
-    arms = tuple(
-        _arm_result(entry, runs[entry.name], base, setting, alphas[entry.name]) for entry in plan.arms
-    )
+    arms = tuple(_arm_result(entry, runs[entry.name], base, setting) for entry in plan.arms)
     curves = tuple(curve for own in runs.values() for curve in own.curves)
-    steps = find_steps(
-        # The baseline's second arm would make each of its steps once more.
-        {
-            entry.name: frames.configs[entry.name]
-            for entry in plan.arms
-            if entry.name in frames.configs and not entry.again
-        },
-        {name: own.outcomes for name, own in runs.items()},
-        paired=plan.paired_seeds,
-        alphas=alphas,
-        seeds={name: own.seeds for name, own in runs.items()},
-    )
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
-    in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
-    stopped = [name for name, own in runs.items() if own.stopped is not None]
+    token_effects, loss_effects = _effects(plan, runs)
     return Analysis(
         study=plan.study,
         description=plan.description,
@@ -160,11 +152,14 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         rule=plan.stop,
         training=plan.training,
         arms=arms,
-        steps=tuple(
-            replace(step, cost=replace(step.cost, restricted=None))
-            if runs[step.from_arm].is_selected or runs[step.to_arm].is_selected
-            else step
-            for step in steps
+        steps=find_steps(
+            # The baseline's second arm would make each of its steps once more.
+            {
+                arm.name: frames.configs[arm.name]
+                for arm in plan.arms
+                if arm.name in frames.configs and not arm.again
+            },
+            lambda first, second: runs[second].cost_over(runs[first], paired=plan.paired_seeds),
         ),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
         resolution=_resolution(curves, base.outcomes),
@@ -172,24 +167,8 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         throughput=setting.throughput,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
-        token_effects=_effects(
-            stopped,
-            [
-                (factors, math.log(run.high) if run.exact else None)
-                for factors, own in in_grid
-                for run in own.outcomes
-                if run.end != "missing"
-            ],
-        ),
-        loss_effects=_effects(
-            stopped,
-            [
-                (factors, None if curve.end == "diverged" else float(curve.loss[-1]))
-                for factors, own in in_grid
-                for curve in own.curves
-                if curve.end != "missing"
-            ],
-        ),
+        token_effects=token_effects,
+        loss_effects=loss_effects,
         failed_self_tests=sum(
             any(test.get("passed") is False for test in environment.self_tests or ())
             for environment in frames.environments.values()
@@ -206,38 +185,34 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
 def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns]:
     """Return every arm's runs, in the order of the plan; those in ``apart`` are no results."""
     plan = frames.plan
-    outcomes: dict[str, list[Outcome]] = {arm.name: [] for arm in plan.arms}
-    curves: dict[str, list[Curve]] = {arm.name: [] for arm in plan.arms}
-    results: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
+    ends: dict[str, list[tuple[Outcome, Curve, RunResult]]] = {arm.name: [] for arm in plan.arms}
     whole_steps = {arm.name: arm.tokens for arm in plan.arms}
-    for row, tokens, loss, end in run_ends(frames, apart):
-        run_id, arm = str(row["run_id"]), str(row["arm"])
-        budget = int(whole_steps[arm] or number_in(row["budget_tokens"]) or 0)
-        outcomes[arm].append(end)
-        results[arm].append(_run_result(row, end, (tokens, loss), frames.environments, budget=budget))
-        # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
-        if len(tokens) or end.end != "missing":
-            curves[arm].append(
-                Curve(run_id=run_id, arm=arm, seed=int(row["seed"]), end=end.end, tokens=tokens, loss=loss)
-            )
-    stops = stopped_arms(plan, outcomes)
-    for arm, stop in stops.items():
-        places = unused_places(outcomes[arm], stop)
-        left_out = {results[arm][i].run_id for i in places}
-        outcomes[arm] = [run for i, run in enumerate(outcomes[arm]) if i not in places]
-        curves[arm] = [curve for curve in curves[arm] if curve.run_id not in left_out]
-        results[arm] = [
-            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
-            for i, run in enumerate(results[arm])
-        ]
+    for row, curve, end in run_ends(frames, apart):
+        budget = int(whole_steps[curve.arm] or number_in(row["budget_tokens"]) or 0)
+        result = _run_result(row, end, curve, frames.environments, budget=budget)
+        ends[curve.arm].append((end, curve, result))
+    stops = stopped_arms(plan, {arm: [end for end, _, _ in own] for arm, own in ends.items()})
     configs = read_configs(frames.configs)
-    return {
-        arm: _ArmRuns(
-            outcomes=outcomes[arm], curves=curves[arm], results=results[arm], stopped=stops.get(arm),
-            config=configs.get(arm),
-        )
-        for arm in outcomes
-    }  # fmt: skip
+    return {arm: _used(own, stops.get(arm), configs.get(arm)) for arm, own in ends.items()}
+
+
+def _used(
+    runs: Sequence[tuple[Outcome, Curve, RunResult]], stopped: Stopped | None, config: RunConfig | None
+) -> _ArmRuns:
+    """Return an arm's runs; those that a stop made needless are among the results alone."""
+    places = unused_places([end for end, _, _ in runs], stopped) if stopped else frozenset()
+    used = [run for i, run in enumerate(runs) if i not in places]
+    return _ArmRuns(
+        outcomes=[end for end, _, _ in used],
+        # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
+        curves=[curve for end, curve, _ in used if len(curve.tokens) or end.end != "missing"],
+        results=[
+            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
+            for i, (_, _, run) in enumerate(runs)
+        ],
+        stopped=stopped,
+        config=config,
+    )
 
 
 def _alpha(own: _ArmRuns, base: _ArmRuns, plan: LockedPlan) -> float:
@@ -249,37 +224,51 @@ def _alpha(own: _ArmRuns, base: _ArmRuns, plan: LockedPlan) -> float:
     return alpha_of(own.outcomes, base.outcomes, plan.stop, ended=own.have_ended and base.have_ended)
 
 
-def _effects(stopped: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
-    """Return the factors' effects; none where arms were stopped: the rest is a selection."""
-    if stopped and rows:
-        return Effects(reason=f"arms were stopped early ({', '.join(stopped)}): no effects", runs=len(rows))
-    return factor_effects(rows)
+def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, Effects]:
+    """Return the factors' effects on log tokens to target and on the final loss.
+
+    There are none where arms were stopped: the rest is a selection.
+    """
+    in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
+    stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)
+    tokens = [
+        (factors, math.log(run.high) if run.exact else None)
+        for factors, own in in_grid
+        for run in own.outcomes
+        if run.end != "missing"
+    ]
+    losses = [
+        (factors, None if curve.end == "diverged" else float(curve.loss[-1]))
+        for factors, own in in_grid
+        for curve in own.curves
+        if curve.end != "missing"
+    ]
+    why = f"arms were stopped early ({stopped}): no effects"
+    on_tokens, on_loss = (
+        Effects(reason=why, runs=len(rows)) if stopped and rows else factor_effects(rows)
+        for rows in (tokens, losses)
+    )
+    return on_tokens, on_loss
 
 
 def _run_result(
-    row: dict[str, Any],
-    end: Outcome,
-    curve: tuple[np.ndarray, np.ndarray],
-    environments: dict[str, Environment],
-    *,
-    budget: int,
+    row: dict[str, Any], end: Outcome, curve: Curve, environments: dict[str, Environment], *, budget: int
 ) -> RunResult:
-    evaluated, loss = curve
-    environment = environments.get(str(row["run_id"]))
+    environment = environments.get(curve.run_id)
     started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
     mode = row["backend_mode"]
     return RunResult(
-        run_id=str(row["run_id"]),
-        arm=str(row["arm"]),
-        seed=int(row["seed"]),
+        run_id=curve.run_id,
+        arm=curve.arm,
+        seed=curve.seed,
         state=str(row["state"]),
         end=end.end,
         # The status tells it at the end of an attempt; an evaluation may be later than a killed one's.
-        tokens=max(int(row["tokens"]), int(evaluated[-1]) if len(evaluated) else 0),
+        tokens=max(int(row["tokens"]), int(curve.tokens[-1]) if len(curve.tokens) else 0),
         budget=budget,
         tokens_to_target=end.high if end.end == "hit" else None,
         left_bound=end.end == "hit" and not end.exact,
-        last_loss=float(loss[-1]) if len(loss) else None,
+        last_loss=float(curve.loss[-1]) if len(curve.loss) else None,
         message=row["message"] if isinstance(row["message"], str) else None,
         seconds=ended - started if started is not None and ended is not None else None,
         tokens_per_sec=number_in(row["tokens_per_sec"]),
@@ -288,18 +277,12 @@ def _run_result(
     )
 
 
-def _arm_result(
-    entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _Setting, alpha: float
-) -> ArmResult:
+def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _Setting) -> ArmResult:
     """Return one arm against the baseline; of the baseline as many seeds as the arm was stopped at."""
     base = baseline.first(own.seeds)
     is_baseline = own is baseline
-    paired, target = setting.plan.paired_seeds, setting.plan.target
-    cost = Cost(kind="baseline")
-    if not is_baseline:
-        cost = token_cost(own.outcomes, base.outcomes, paired=paired, alpha=alpha)
-    if own.is_selected:
-        cost = replace(cost, restricted=None)
+    paired, target, alpha = setting.plan.paired_seeds, setting.plan.target, own.alpha
+    cost = Cost(kind="baseline") if is_baseline else own.cost_over(baseline, paired=paired)
     mean = mean_tokens(own.outcomes, alpha)
     falls, base_falls = (
         None if one.config is None else decay_begins(one.config.training) for one in (own, base)
@@ -337,7 +320,7 @@ def _arm_result(
         else power_of(
             own.outcomes, base.outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
         ),
-        measured=_measured(entry.name, own, base, setting, cost, alpha),
+        measured=_measured(entry.name, own, base, setting, cost),
         fp4_share=None if own.config is None else share_in_fp4(own.config),
         modelled=()
         if own.config is None or base.config is None
@@ -348,36 +331,24 @@ def _arm_result(
     )
 
 
-def _measured(
-    name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost: Cost, alpha: float
-) -> Measured | None:
+def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost: Cost) -> Measured | None:
     """Return an arm's speed, timed alone where it was, else in its runs; None where no timing counts."""
     timed = setting.throughput
     if timed is not None and name in timed.rates:
         rates, base_rates = timed.rates[name], timed.rates[setting.plan.baseline]
-        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=alpha)
+        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha)
     if setting.timing.kind != "native":
         return None
-    return measured_speed(_timed(own), _timed(base), paired=setting.plan.paired_seeds, alpha=alpha)
-
-
-def _timed(runs: _ArmRuns) -> list[TimedRun]:
-    used = [run for run in runs.results if run.end != "unused"]
-    return [
-        TimedRun(outcome=outcome, tokens_per_sec=run.tokens_per_sec, devices=run.devices)
-        for outcome, run in zip(runs.outcomes, used, strict=True)
-    ]
+    return measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
 
 
 def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:
     """Take the widest of the runs' usual intervals: the coarsest reading limits the comparison."""
     steps = [float(np.median(np.diff(curve.tokens))) for curve in curves if len(curve.tokens) > 1]
-    interval = max(steps) if steps else None
+    interval = max(steps, default=None)
     reached = mean_tokens(baseline).estimate
-    share = interval / reached if interval is not None and reached else None
-    return Resolution(
-        interval_tokens=interval, share=share if share is not None and math.isfinite(share) else None
-    )
+    share = interval / reached if interval is not None and reached else math.inf
+    return Resolution(interval_tokens=interval, share=share if math.isfinite(share) else None)
 
 
 def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:
@@ -386,26 +357,21 @@ def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any
     Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
     another environment of the same machine.
     """
-    counts: list[tuple[dict[str, Any], int]] = []
+    alike: dict[str, list[dict[str, Any]]] = {}
     for one in environments.values():
         environment = {key: value for key, value in one.whole.items() if key not in _OF_THE_RUN}
-        for i, (known, count) in enumerate(counts):
-            if known == environment:
-                counts[i] = (known, count + 1)
-                break
-        else:
-            counts.append((environment, 1))
-    return tuple(counts)
+        alike.setdefault(json.dumps(environment, sort_keys=True), []).append(environment)
+    return tuple((same[0], len(same)) for same in alike.values())
 
 
 def _backends(environments: dict[str, Environment]) -> tuple[tuple[str, int], ...]:
     """Return who did which kind of GEMM and how, with the number of runs, in the order of the plan."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for environment in environments.values():
-        found = [
-            f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"
-            for choice in environment.backend_choices or ()
-        ]
-        for text in dict.fromkeys(found):
-            counts[text] = counts.get(text, 0) + 1
+        counts.update(
+            {
+                f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}": 1
+                for choice in environment.backend_choices or ()
+            }
+        )
     return tuple(counts.items())

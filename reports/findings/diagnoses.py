@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ablate.recipes import GEMMS, OPERANDS
 from ablate.reports.statistics.intervals import Interval, mean_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ablate.reports.findings.results import Analysis
     from ablate.store import StudyStore
@@ -120,10 +121,9 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
     rows: list[Row] = []
     damaged = 0
     for line in content[: content.rfind(b"\n") + 1].splitlines():
-        try:
+        row: Any = None
+        with suppress(ValueError):
             row = parse_json(line)
-        except ValueError:
-            row = None
         if _is_row(row):
             rows.append(row)
         else:
@@ -144,12 +144,9 @@ def summarise(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
 
 def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
     every = [row for rows in runs for row in rows]
-    errors: dict[str, list[float]] = {}
-    for row in every:
-        if (error := _number(row.get("relative_error"))) is not None:
-            errors.setdefault(row["layer"], []).append(error)
-    means = {layer: statistics.fmean(values) for layer, values in errors.items()}
-    worst = max(means, key=lambda layer: means[layer], default="")
+    means = {layer: _mean(_figures(rows, "relative_error")) for layer, rows in _by_layer(every).items()}
+    known = {layer: mean for layer, mean in means.items() if mean is not None}
+    worst = max(known, key=known.__getitem__, default="")
     return GemmSummary(
         gemm=gemm,
         cells=len(every),
@@ -159,20 +156,24 @@ def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
         bias_share=_over_runs(runs, "bias_share"),
         likeness=tuple(one for lag in LAGS if (one := _likeness(runs, lag)) is not None),
         worst_layer=worst,
-        worst_error=means.get(worst, 0.0),
-        operands=tuple(_operand(every, name) for name in OPERANDS[gemm] if _has(every, name)),  # type: ignore[index]
-        over_data_noise=mean_interval(
-            [m for rows in runs if (m := _median(map(_over_noise, rows))) is not None]
-        ),
+        worst_error=known.get(worst, 0.0),
+        operands=tuple(_operand(name, own) for name in OPERANDS[gemm] if (own := _operands(every, name))),  # type: ignore[index]
+        over_data_noise=_interval(_average(map(_over_noise, rows), statistics.median) for rows in runs),
         under_sqrt3=sum(
-            1 for row in every if (error := _number(row.get("relative_error"))) and error * _SQRT_3 > 1
+            error is not None and error * _SQRT_3 > 1 for error in _figures(every, "relative_error")
         ),
     )
 
 
+def _by_layer(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    layers: dict[str, list[Row]] = {}
+    for row in rows:
+        layers.setdefault(row["layer"], []).append(row)
+    return layers
+
+
 def _over_runs(runs: Sequence[Sequence[Row]], figure: str) -> Interval:
-    means = (_mean(_number(row.get(figure)) for row in rows) for rows in runs)
-    return mean_interval([mean for mean in means if mean is not None])
+    return _interval(_mean(_figures(rows, figure)) for rows in runs)
 
 
 def _over_noise(row: Row) -> float | None:
@@ -185,46 +186,37 @@ def _over_noise(row: Row) -> float | None:
 def _likeness(runs: Sequence[Sequence[Row]], lag: int) -> Likeness | None:
     means, apart = [], []
     for rows in runs:
-        layers: dict[str, list[Row]] = {}
-        for row in rows:
-            layers.setdefault(row["layer"], []).append(row)
-        cosines = []
-        for series in layers.values():
-            for first, second in zip(series, series[lag:], strict=False):
-                one, other = first.get("sketch"), second.get("sketch")
-                if isinstance(one, str) and isinstance(other, str):
-                    cosines.append(sketch_cosine(one, other))
-                    apart.append(second["tokens"] - first["tokens"])
-        if (mean := _mean(cosines)) is not None:
-            means.append(mean)
-    if not means:
+        pairs = [
+            (first, second)
+            for series in _by_layer(rows).values()
+            for first, second in zip(series, series[lag:], strict=False)
+            if isinstance(first.get("sketch"), str) and isinstance(second.get("sketch"), str)
+        ]
+        apart += [second["tokens"] - first["tokens"] for first, second in pairs]
+        means.append(_mean(sketch_cosine(first["sketch"], second["sketch"]) for first, second in pairs))
+    if all(mean is None for mean in means):
         return None
-    return Likeness(lag=lag, tokens=round(statistics.median(apart)), cosine=mean_interval(means))
+    return Likeness(lag=lag, tokens=round(statistics.median(apart)), cosine=_interval(means))
 
 
-def _has(rows: Iterable[Row], name: str) -> bool:
-    return any(isinstance(row.get("operands"), dict) and name in row["operands"] for row in rows)
+def _operands(rows: Iterable[Row], name: str) -> list[Any]:
+    """Return what the rows tell of one operand."""
+    told = (row.get("operands") for row in rows)
+    return [operands[name] for operands in told if isinstance(operands, dict) and name in operands]
 
 
-def _operand(rows: Iterable[Row], name: str) -> OperandSummary:
-    own = [
-        row["operands"][name]
-        for row in rows
-        if isinstance(row.get("operands"), dict) and name in row["operands"]
-    ]
-    own = [one for one in own if isinstance(one, dict)]
-
-    def crest(when: str) -> float | None:
-        shapes = (one.get(when) for one in own)
-        return _mean(_number(shape.get("crest_median")) for shape in shapes if isinstance(shape, dict))
-
+def _operand(name: str, told: Iterable[Any]) -> OperandSummary:
+    own = [one for one in told if isinstance(one, dict)]
+    before, after = (
+        [one[when] for one in own if isinstance(one.get(when), dict)] for when in ("before", "after")
+    )
     return OperandSummary(
         operand=name,
-        clipped=_mean(_number(one.get("clipped")) for one in own),
-        underflowed=_mean(_number(one.get("underflowed")) for one in own),
-        zeroed=_mean(_number(one.get("zeroed")) for one in own),
-        crest_before=crest("before"),
-        crest_after=crest("after"),
+        clipped=_mean(_figures(own, "clipped")),
+        underflowed=_mean(_figures(own, "underflowed")),
+        zeroed=_mean(_figures(own, "zeroed")),
+        crest_before=_mean(_figures(before, "crest_median")),
+        crest_after=_mean(_figures(after, "crest_median")),
     )
 
 
@@ -266,11 +258,18 @@ def _number(value: Any) -> float | None:
     return float(value) if known else None
 
 
+def _figures(rows: Iterable[Row], figure: str) -> list[float | None]:
+    return [_number(row.get(figure)) for row in rows]
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return _average(values, statistics.fmean)
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def _average(values: Iterable[float | None], by: Callable[[list[float]], float]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return by(known) if known else None
+
+
+def _interval(values: Iterable[float | None]) -> Interval:
+    return mean_interval([value for value in values if value is not None])

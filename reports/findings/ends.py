@@ -1,22 +1,32 @@
-"""How each run of a study has ended, and which arms its stop rule has stopped: where a comparison begins.
+"""How each run of a study has ended, which arms its stop rule has stopped, and which runs need not go on.
 
-How it fails: it does not raise; a run without a result is ``missing``.
+While a study runs, the driver asks the report's own decision again and again, from the run store. Only
+statuses are looked at until enough runs have ended for another decision to be possible.
+
+How it fails: it does not raise; a run without a result, or one that cannot be read, is ``missing``.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from ablate.reports.findings.tuning import split_frames
+from ablate.reports.read.comparable import find_set_apart
+from ablate.reports.read.load import load_frames
+from ablate.reports.statistics.losses import Curve
 from ablate.reports.statistics.stopping import Stopped, decide
 from ablate.run.outcome import Outcome, outcome
+from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.reports.read.load import StudyFrames
+    from ablate.store import State, StudyStore
     from ablate.store.lock import LockedPlan, Target
 
 
@@ -27,10 +37,8 @@ def target_text(target: Target) -> str:
     return f"a validation loss of {target.value:g} nats/token"
 
 
-def run_ends(
-    frames: StudyFrames, apart: Collection[str]
-) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, Outcome]]:
-    """Yield each run's row, the tokens and losses of its evaluations, and how it ended."""
+def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
+    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended."""
     target = frames.plan.target
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
@@ -47,7 +55,10 @@ def run_ends(
             rule=target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
         )
-        yield {str(key): value for key, value in row.items()}, tokens, loss, end
+        curve = Curve(
+            run_id=run_id, arm=str(row["arm"]), seed=end.seed, end=end.end, tokens=tokens, loss=loss
+        )
+        yield {str(key): value for key, value in row.items()}, curve, end
 
 
 def stopped_arms(plan: LockedPlan, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
@@ -68,3 +79,67 @@ def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
 def number_in(value: Any) -> float | None:
     """Return a number out of a data frame's cell, None where it is empty."""
     return None if value is None or pd.isna(value) else float(value)
+
+
+class Unneeded:
+    """Call it for the ids of the runs that are not needed, each with the reason."""
+
+    def __init__(self, store: StudyStore) -> None:
+        """Take the rule of the study's plan as it is now."""
+        self._store = store
+        self._plan = store.plan()
+        self._ended: dict[str, State] = {}
+        self._stage: dict[str, tuple[int, int]] = {}
+        self._answer: dict[str, str] = {}
+
+    def __call__(self) -> Mapping[str, str]:
+        """Return what is not needed by the results there are now."""
+        if self._plan.stop is None:
+            return {}
+        stage = self._stages()
+        if stage != self._stage:
+            self._answer = unneeded_runs(load_frames(self._store))
+            self._stage = stage
+        return self._answer
+
+    def _stages(self) -> dict[str, tuple[int, int]]:
+        """Return for each arm how many looks are due, and how many of its runs have diverged."""
+        stop = self._plan.stop
+        looks = () if stop is None or stop.hopeless is None else stop.hopeless.looks
+        for _, run in self._plan.runs():
+            if run.id not in self._ended and (state := self._store.run(run.id).status().state) in END_STATES:
+                self._ended[run.id] = state
+        stages = {}
+        for arm in self._plan.arms:
+            ended = [self._ended.get(run.id) for run in arm.runs]
+            in_front = ended.index(None) if None in ended else len(ended)
+            stages[arm.name] = (bisect_right(looks, in_front), ended.count("diverged"))
+        return stages
+
+
+def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
+    """Return the ids of the runs that the stop rule does not need, in no comparison, each with the reason."""
+    parts = split_frames(frames) or (frames,)
+    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
+    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
+    return {
+        run_id: reason
+        for run_id, reason in reasons.items()
+        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
+    }
+
+
+def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
+    """Return the runs that one comparison does not need, each with the reason."""
+    plan = frames.plan
+    apart = {found.run_id for found in find_set_apart(frames, plan.waive)}
+    outcomes: dict[str, list[Outcome]] = {}
+    ids: dict[str, list[str]] = {}
+    for _, curve, end in run_ends(frames, apart):
+        outcomes.setdefault(curve.arm, []).append(end)
+        ids.setdefault(curve.arm, []).append(curve.run_id)
+    return {
+        ids[arm][place]: stop.reason
+        for arm, stop in stopped_arms(plan, outcomes).items()
+        for place in sorted(unused_places(outcomes[arm], stop))
+    }

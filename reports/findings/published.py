@@ -1,8 +1,8 @@
-"""What others have published for recipes like an arm's, to stand beside our figure and never in its place.
+"""What others have published for recipes like an arm's, shown beside our own figure.
 
-An arm is matched by what the sources name (format, GEMMs in FP4, rounding, Hadamard), not by every detail of
-its recipe: model, data, scale rule and baseline differ, and each row says whose setting it is. Loss
-differences are of the final validation loss in nats per token against the source's own baseline.
+An arm is matched by what the sources name (format, GEMMs in FP4, rounding, Hadamard); model, data, scale rule
+and baseline differ, and each row names the source's. Loss differences are of the final validation loss in
+nats per token against the source's own baseline.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class RecipeKind:
     """What a recipe is as papers name it.
 
     ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` with ``+`` between them, each with
-    ``*`` where it is on a part of the FP4 operands alone: what a paper says of all operands, or of gradients,
-    it does not say of others.
+    ``*`` where only a part of the FP4 operands has it.
     """
 
     format: str
@@ -47,7 +46,7 @@ class Kind:
     hadamard: int
 
 
-def kind_of(recipe: Recipe) -> Kind | None:
+def kind_of(recipe: Recipe) -> RecipeKind | None:
     """Return what a recipe is as papers name it; None without an FP4 GEMM or where its GEMMs differ."""
     low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in _sides(recipe, gemm)))
     operands = [side for gemm in low for side in _sides(recipe, gemm)]
@@ -63,7 +62,7 @@ def kind_of(recipe: Recipe) -> Kind | None:
     if rotated:
         name = "dht" if all(side.signs == "none" for side in rotated) else "rht"
         words.append(name + "*" * (len(rotated) < len(operands)))
-    return Kind(
+    return RecipeKind(
         format=formats.pop(),
         gemms=low,
         stabiliser="+".join(words) or "none",
@@ -76,16 +75,16 @@ def _sides(recipe: Recipe, gemm: Gemm) -> tuple[OperandPolicy, OperandPolicy]:
     return policy.left, policy.right
 
 
-def _of(gemms: int, stabiliser: str, hadamard: int = 0) -> Kind:
-    return Kind(format="mxfp4", gemms=GEMMS[:gemms], stabiliser=stabiliser, hadamard=hadamard)
+def _of(gemms: int, stabiliser: str, hadamard: int = 0) -> RecipeKind:
+    return RecipeKind(format="mxfp4", gemms=GEMMS[:gemms], stabiliser=stabiliser, hadamard=hadamard)
 
 
-def _tseng(stabiliser: str, hadamard: int = 0) -> Kind:
-    return Kind(format="mxfp4", gemms=("dgrad", "wgrad"), stabiliser=stabiliser, hadamard=hadamard)
+def _tseng(stabiliser: str, hadamard: int = 0) -> RecipeKind:
+    return RecipeKind(format="mxfp4", gemms=("dgrad", "wgrad"), stabiliser=stabiliser, hadamard=hadamard)
 
 
 _FEW, _MORE = "8–9 % more tokens", "10–11 % more tokens"
-_FIGURES: dict[Kind, tuple[Published, ...]] = {
+_FIGURES: dict[RecipeKind, tuple[Published, ...]] = {
     _of(1, "none"): (Published(figure=_FEW, setting=_AMD),),
     _of(2, "none"): (Published(figure=_MORE, setting=_AMD),),
     _of(3, "none"): (Published(figure="26–27 % more tokens", setting=_AMD),),
@@ -100,7 +99,7 @@ _FIGURES: dict[Kind, tuple[Published, ...]] = {
     _tseng("none"): (Published(figure="+0.11 nats (345M)", setting=_TSENG),),
     _tseng("rht", 64): (Published(figure="+0.02 nats (345M)", setting=_TSENG),),
     _tseng("sr+rht", 64): (Published(figure="+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", setting=_TSENG),),
-    Kind(format="nvfp4", gemms=GEMMS, stabiliser="sr*+rht*", hadamard=16): (
+    RecipeKind(format="nvfp4", gemms=GEMMS, stabiliser="sr*+rht*", hadamard=16): (
         Published(figure="relative loss error under 1 %, about 1.5 % in the decay", setting=_NVIDIA),
         Published(figure="9.0 % ± 0.6 more tokens", setting=_MLPERF),
     ),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from ablate.reports.findings.published import Published
-    from ablate.reports.findings.speed import Measured, Modelled
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.comparable import SetApart
     from ablate.reports.statistics.cost import Cost
@@ -49,6 +48,35 @@ class RunResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target.
+
+    ``timed``: alone by ``ablate throughput``, or in its runs.
+    """
+
+    timed: Literal["alone", "in its runs"]
+    throughput: Interval
+    end_to_end: Interval
+    hours: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """An arm on named hardware. ``speed``: step speed over the baseline's; None without the units for it.
+
+    ``net``: speed / (1 + token cost), with the interval of the token cost alone. ``hours``: device-hours of
+    training to the target, None where the target was not reached by all. ``large``: ``speed`` at the shapes
+    of Llama 3.1 8B.
+    """
+
+    hardware: str
+    speed: float | None
+    net: Interval
+    hours: float | None
+    large: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmResult:
     """One arm against the baseline.
 
@@ -80,12 +108,12 @@ class ArmResult:
 
     @property
     def name(self) -> str:
-        """As the study calls it."""
+        """The arm's name."""
         return self.planned.name
 
     @property
     def recipe(self) -> str:
-        """In few words."""
+        """The recipe in a few words."""
         return self.planned.recipe or ""
 
     @property
@@ -110,7 +138,7 @@ class ArmResult:
 
     @property
     def missing(self) -> int:
-        """How many runs are no results (yet), and are needed."""
+        """How many runs have no result yet, and are needed."""
         return self._count("missing")
 
     @property
@@ -127,10 +155,7 @@ class ArmResult:
     def break_even(self) -> Interval:
         """The throughput over the baseline's from which the arm pays: 1 + token cost."""
         cost = self.token_cost
-        low, middle, high = (
-            None if part is None else 1 + part for part in (cost.low, cost.estimate, cost.high)
-        )
-        return Interval(estimate=middle, low=low, high=high)
+        return Interval(estimate=cost.estimate, low=cost.low, high=cost.high).each(lambda part: 1 + part)
 
     def _count(self, end: End) -> int:
         return sum(run.end == end for run in self.runs)
@@ -191,7 +216,7 @@ class TunedArm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """The search before the seeds. ``done``: whether it has ended; before that there is nothing in ``arms``.
 
     ``trials``: of each group; ``tokens``: the budget of a trial's run, ``share`` of a run's.
@@ -255,7 +280,7 @@ class Analysis:
     dropped: tuple[DroppedCell, ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
-    tuning: Tuned | None = None
+    tuning: TuningResult | None = None
 
     @property
     def baseline_arm(self) -> ArmResult:
@@ -285,7 +310,7 @@ class Analysis:
 
     @property
     def missing(self) -> int:
-        """Runs of the plan that are no results, and are needed."""
+        """Runs of the plan that have no result yet, and are needed."""
         return sum(arm.missing for arm in self.every_arm)
 
     @property

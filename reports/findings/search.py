@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.reports.findings.differences import NOT_TOLD
+from ablate.reports.findings.compare import NOT_TOLD
 from ablate.search.grid import IRRELEVANT, candidate_of
 from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
 
@@ -24,7 +24,7 @@ _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrialPoint:
     """One trial. ``value``: loss in nats per token, or token cost; a bound where ``end`` is no result.
 
     ``time``: modelled step time over the baseline's. ``end``: ``ok``, ``missed``, ``diverged``, ``failed`` or
@@ -50,18 +50,18 @@ class Rung:
     """The points of one budget, in the order in which they were tried."""
 
     tokens: int
-    points: tuple[Point, ...]
+    points: tuple[TrialPoint, ...]
 
     @property
-    def front(self) -> tuple[Point, ...]:
-        """Return those that nothing dominates, the fastest first."""
+    def front(self) -> tuple[TrialPoint, ...]:
+        """The points that no other dominates, the fastest first."""
         return tuple(
             sorted((one for one in self.points if one.on_front), key=lambda p: (p.time, p.value, p.number))
         )
 
     @property
-    def baseline(self) -> Point | None:
-        """Return the baseline's point, if it was tried."""
+    def baseline(self) -> TrialPoint | None:
+        """The baseline's point, if it was tried."""
         return next((one for one in self.points if one.is_baseline), None)
 
 
@@ -90,7 +90,7 @@ class Found:
 
     @property
     def last(self) -> Rung:
-        """Return the largest budget that has any points, the first where none has."""
+        """The largest budget that has any points, the first where none has."""
         return next((rung for rung in reversed(self.rungs) if rung.points), self.rungs[0])
 
     @property
@@ -100,12 +100,12 @@ class Found:
 
     @property
     def value_words(self) -> str:
-        """Return what is on the first axis."""
+        """The name of the first axis."""
         return "validation loss (nats/token)" if self.objective == "loss" else "token cost"
 
 
 def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
-    """Put together what the ledger holds of a search."""
+    """Return the result of a search from its plan and the trials of each budget."""
     search, grid = planned.search, planned.halving.grid
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
@@ -118,7 +118,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
                 end = "ok" if is_feasible(trial) else "missed"
                 end = "diverged" if (trial.violation or 0.0) >= DIVERGED else end
             points.append(
-                Point(
+                TrialPoint(
                     number=trial.number,
                     name=arm.name,
                     recipe=arm.recipe_text,

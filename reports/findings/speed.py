@@ -2,9 +2,7 @@
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
 Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
-errors are independent: their variances on logs add up. Else the runs' own timing serves: Welch's (or paired)
-intervals on logs over runs, in which both errors are, with what they have in common. Modelled:
-``ablate.modelled.speed``.
+errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
 
 How it fails: it does not raise. Emulated, shared or logged timing gives no measured figure; an arm without a
 resolved configuration, as of logs that others wrote, no modelled one.
@@ -13,86 +11,55 @@ resolved configuration, as of logs that others wrote, no modelled one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
+from ablate.reports.findings.results import Measured, Modelled
 from ablate.reports.statistics.intervals import (
     ALPHA,
     Interval,
+    contrast,
     difference,
     exponential,
     mean_estimate,
     mean_interval,
     t_interval,
-    welch_interval,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.recipes import Recipe
+    from ablate.reports.findings.results import RunResult
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
     from ablate.run.config import RunConfig
-    from ablate.run.outcome import Outcome
     from ablate.store.records import RecordedConfig
 
 _HOUR_SEC = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedRun:
-    """How a run ended, and its own training throughput in tokens/s on its devices together."""
-
-    outcome: Outcome
-    tokens_per_sec: float | None
-    devices: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target.
-
-    ``timed``: alone by ``ablate throughput``, or in its runs.
-    """
-
-    timed: Literal["alone", "in its runs"]
-    throughput: Interval
-    end_to_end: Interval
-    hours: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Modelled:
-    """An arm on named hardware. ``speed``: step speed over the baseline's; None without the units for it.
-
-    ``net``: speed / (1 + token cost), with the interval of the token cost alone. ``hours``: device-hours of
-    training to the target, None where the target was not reached by all. ``large``: ``speed`` at the shapes
-    of Llama 3.1 8B.
-    """
-
-    hardware: str
-    speed: float | None
-    net: Interval
-    hours: float | None
-    large: float | None
+_NOT_ALL = Interval(note="not every run has a figure")
 
 
 def measured_speed(
-    arm: Sequence[TimedRun], baseline: Sequence[TimedRun], *, paired: bool, alpha: float = ALPHA
+    arm: Sequence[RunResult], baseline: Sequence[RunResult], *, paired: bool, alpha: float = ALPHA
 ) -> Measured:
     """Return what native timing shows; runs without a throughput leave no figure."""
-    own, base = ([run for run in side if run.outcome.end != "missing"] for side in (arm, baseline))
 
-    def ratio(figure: Callable[[TimedRun], float | None]) -> Interval:
-        return _ratio([figure(run) for run in own], [figure(run) for run in base], own, base, paired, alpha)
+    def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
+        own, base = _of_all(arm, figure), _of_all(baseline, figure)
+        if not own or not base:
+            return _NOT_ALL
+        return exponential(t_interval(contrast(own, base, paired=paired)[0], alpha))
 
+    hours = [-pace - math.log(_HOUR_SEC) for _, pace in _of_all(arm, _device_pace)]
     return Measured(
         timed="in its runs",
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
-        hours=_hours([_device_pace(run) for run in own], alpha),
+        hours=exponential(mean_interval(hours, alpha)) if hours else _NOT_ALL,
     )
 
 
@@ -119,9 +86,7 @@ def alone_speed(
         timed="alone",
         throughput=throughput,
         end_to_end=end_to_end,
-        hours=Interval(note="not every run has a figure")
-        if tokens is None
-        else exponential(t_interval(difference(tokens, own), alpha)),
+        hours=_NOT_ALL if tokens is None else exponential(t_interval(difference(tokens, own), alpha)),
     )
 
 
@@ -170,17 +135,15 @@ def share_in_fp4(config: RunConfig) -> float | None:
 
 
 def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
-    """Return the arms' configurations as checked data; those of imported logs are none and are left out."""
+    """Return the arms' configurations as checked data, without those of imported logs, which do not fit."""
     from pydantic import ValidationError
 
     from ablate.run.config import config_from_json
 
     found = {}
     for arm, recorded in configs.items():
-        try:
+        with suppress(ValidationError):
             found[arm] = config_from_json(recorded.whole)
-        except ValidationError:
-            continue
     return found
 
 
@@ -196,53 +159,33 @@ def _net(speed: float, cost: Cost) -> Interval:
         return Interval(estimate=speed)
     if cost.estimate is None:
         return Interval(note=cost.reason)
-    low, high = cost.low, cost.high
-    return Interval(
-        estimate=speed / (1 + cost.estimate),
-        low=None if high is None else speed / (1 + high),
-        high=None if low is None else speed / (1 + low),
-    )
+    turned = Interval(estimate=cost.estimate, low=cost.high, high=cost.low)
+    return turned.each(lambda part: speed / (1 + part))
 
 
-def _speed(run: TimedRun) -> float | None:
+def _of_all(
+    runs: Sequence[RunResult], figure: Callable[[RunResult], float | None]
+) -> list[tuple[int, float]]:
+    """Return the seed and the figure of each result; nothing unless every result has one."""
+    results = [run for run in runs if run.end not in ("missing", "unused")]
+    found = [(run.seed, value) for run in results if (value := figure(run)) is not None]
+    return found if len(found) == len(results) else []
+
+
+def _speed(run: RunResult) -> float | None:
     """Return log tokens/s."""
     return math.log(run.tokens_per_sec) if run.tokens_per_sec else None
 
 
-def _pace(run: TimedRun) -> float | None:
+def _pace(run: RunResult) -> float | None:
     """Return −log seconds to target."""
     speed = _speed(run)
-    return None if speed is None or not run.outcome.exact else speed - math.log(run.outcome.high)
+    if speed is None or run.tokens_to_target is None or run.left_bound:
+        return None
+    return speed - math.log(run.tokens_to_target)
 
 
-def _device_pace(run: TimedRun) -> float | None:
+def _device_pace(run: RunResult) -> float | None:
     """Return −log device-seconds to target."""
     pace = _pace(run)
     return None if pace is None else pace - math.log(run.devices)
-
-
-def _ratio(
-    own: list[float | None],
-    base: list[float | None],
-    own_runs: Sequence[TimedRun],
-    base_runs: Sequence[TimedRun],
-    paired: bool,
-    alpha: float,
-) -> Interval:
-    left, right = ([value for value in side if value is not None] for side in (own, base))
-    if not left or not right or len(left) < len(own) or len(right) < len(base):
-        return Interval(note="not every run has a figure")
-    if paired:
-        x = {run.outcome.seed: value for run, value in zip(own_runs, left, strict=True)}
-        y = {run.outcome.seed: value for run, value in zip(base_runs, right, strict=True)}
-        seeds = sorted(x.keys() & y.keys())
-        if len(seeds) >= 2:
-            return exponential(mean_interval([x[seed] - y[seed] for seed in seeds], alpha))
-    return exponential(welch_interval(left, right, alpha))
-
-
-def _hours(paces: list[float | None], alpha: float) -> Interval:
-    known = [-pace - math.log(_HOUR_SEC) for pace in paces if pace is not None]
-    if not known or len(known) < len(paces):
-        return Interval(note="not every run has a figure")
-    return exponential(mean_interval(known, alpha))

@@ -1,11 +1,10 @@
-"""Which tokens/s say anything of speed: those of the runs themselves, and those of ``ablate throughput``.
+"""Which timing counts: that of the runs themselves, and that of ``ablate throughput``.
 
-A run vouches for its own timing as far as it can see; that others came onto its device while it trained, only
-the ledgers of all runs together show. The record of ``ablate throughput`` counts for an arm only where it is
-native, was taken on an idle and undivided device, and is of what the arm's runs are: their configuration,
-code and kind of device. Else it is a figure of something else, and each reason is named.
+A run's record says whether its timing is valid; that runs shared a device, only the ledgers of all of them
+show. The record of ``ablate throughput`` counts for an arm only where it is native, was taken on an idle and
+undivided device, and has the configuration, code and kind of device of the arm's runs.
 
-How it fails: it does not raise. What a record does not tell is not vouched for.
+How it fails: it does not raise. Timing that no record calls valid does not count, and each reason is named.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from ablate.store.leases import Attempt
     from ablate.store.records import Environment, Speed, SpeedRecord
 
-Kind = Literal["native", "unvouched", "emulated", "logged"]
-
 _TURNS = 2
 """``ablate throughput`` goes through the arms there and back."""
 
@@ -37,7 +34,7 @@ class RunTiming:
     ``unvouched``: native arithmetic, but not known to be unshared. ``logged``: read from others' logs.
     """
 
-    kind: Kind
+    kind: Literal["native", "unvouched", "emulated", "logged"]
     reasons: tuple[tuple[str, int], ...] = ()
 
 
@@ -100,19 +97,19 @@ def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str,
                 devices.setdefault(attempt.machine, []).append(span)
         elif uuid := environment.gpu_uuid:
             devices.setdefault(uuid, []).append(_Span(run_id, attempt.started_unix, end, 1, None))
-    most: dict[str, _Crowd] = {}
+    most: dict[str, tuple[int, int, int | None]] = {}
     for spans in devices.values():
         active: list[_Span] = []
         for span in sorted(spans, key=lambda span: span.start):
             active = [other for other in active if other.end > span.start] + [span]
-            crowd = _Crowd(runs=len(active), load=sum(other.load for other in active), cores=span.cores)
+            load = sum(other.load for other in active)
             for other in active:
-                if other.run_id not in most or most[other.run_id].load < crowd.load:
-                    most[other.run_id] = crowd
+                if other.run_id not in most or most[other.run_id][0] < load:
+                    most[other.run_id] = (load, len(active), span.cores)
     return {
-        run_id: f"{crowd.runs} runs at once on {_named(crowd.cores)}"
-        for run_id, crowd in most.items()
-        if crowd.runs > 1 and crowd.load > (crowd.cores or 1)
+        run_id: f"{count} runs at once on {_named(cores)}"
+        for run_id, (load, count, cores) in most.items()
+        if count > 1 and load > (cores or 1)
     }
 
 
@@ -123,13 +120,6 @@ class _Span:
     run_id: str
     start: float
     end: float
-    load: int
-    cores: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Crowd:
-    runs: int
     load: int
     cores: int | None
 
@@ -158,7 +148,7 @@ def judge_throughput(
     for arm in frames.plan.arms:
         name, ids = arm.name, [run.id for run in arm.runs]
         ran = [frames.environments[run_id] for run_id in ids if run_id in pooled & frames.environments.keys()]
-        reason = _why_not(timed.get(name), record, ids=ids, ran=ran, waived=waived)
+        reason = _why_not(timed.get(name), record, ids=ids, ran=ran, any_code="code" in waived)
         if reason is None:
             rates[name] = timed[name].tokens_per_sec
         else:
@@ -184,7 +174,7 @@ def _why_not(
     *,
     ids: Sequence[str],
     ran: Sequence[Environment],
-    waived: Collection[str],
+    any_code: bool,
 ) -> str | None:
     """Say why an arm's timing does not count, None where it does. ``ran``: what its runs ran on."""
     if timed is None:
@@ -201,6 +191,6 @@ def _why_not(
         device = trained_on(environment)
         if device != record.device.name:
             return f"timed on {record.device.name}, trained on {device}"
-        if environment.code != record.code and "code" not in waived:
+        if environment.code != record.code and not any_code:
             return "timed with other code than trained its runs"
     return None

@@ -1,14 +1,7 @@
 """Token cost over the size of the model: of studies that are alike but for it, one straight line an arm.
 
-A study's size is the parameters of its baseline's model, all of them, embedding and every expert included;
-x = log10 of that. For an arm (by name) y = log(1 + token cost) in each study with an estimate of it, against
-that study's own baseline at its own target. The slope by least squares is Σ c y with
-c = (x − mean x) / Σ (x − mean x)². Each study has runs of its own, so its variance is Σ c² v, known with
-Satterthwaite's degrees of freedom over the parts. exp(slope) − 1 is what (1 + token cost) changes by for each
-tenfold of parameters.
-
-The interval holds the error of the runs and not that of the straight line, which is an average slope over the
-sizes there are: the points stand beside it. What else the studies differ in is named, not refused.
+``docs/analysis.md`` defines size, slope and interval. Arms are matched by name. Other differences of the
+studies are named, not refused.
 
 How it fails: ``UserError`` for studies of one size, studies with runs in common, a size that the files do not
 tell (a model that is not built in, logs of others), or no arm with two estimates. An arm without a trend is
@@ -24,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import model_size
-from ablate.reports.findings.differences import arm_differences, study_differences
+from ablate.reports.findings.compare import arm_differences, study_differences
 from ablate.reports.findings.ends import target_text
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
@@ -100,15 +93,24 @@ def trend(
     """
     shown = names or [analysis.study for analysis in analyses]
     configs = [read_configs(frame.configs) for frame in frames]
-    studies, order = _by_size(shown, analyses, configs)
+    sized = list(map(_sized, shown, analyses, configs))
+    order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
+    studies = tuple(sized[i] for i in order)
     analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
-    configs = [configs[i] for i in order]
+    if studies[0].parameters == studies[-1].parameters:
+        raise UserError(
+            Problem(
+                what=f"all studies have models of {studies[0].parameters:,} parameters: there is no trend "
+                "over the size",
+                hint="to set two of them side by side: ablate compare A B",
+            )
+        )
     _need_own_runs(studies, frames)
     found: dict[str, ArmTrend] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
         results = [next((arm for arm in one.others if arm.name == name), None) for one in analyses]
-        if any(_has_own_model(own, name, one.baseline) for own, one in zip(configs, analyses, strict=True)):
+        if any(_has_own_model(configs[i], name, sized[i].baseline) for i in order):
             left_out[name] = "it changes the model itself"
             continue
         line = _line(name, results, [study.parameters for study in studies])
@@ -138,59 +140,37 @@ def trend(
     )
 
 
-def _by_size(
-    names: Sequence[str], analyses: Sequence[Analysis], configs: Sequence[Mapping[str, RunConfig]]
-) -> tuple[tuple[SizedStudy, ...], list[int]]:
-    """Return the studies from small to large, and their places in that order."""
-    found = [
-        SizedStudy(
-            name=name,
-            parameters=_size_of_baseline(name, analysis.baseline, own),
-            baseline=analysis.baseline,
-            target=target_text(analysis.target),
-        )
-        for name, analysis, own in zip(names, analyses, configs, strict=True)
-    ]
-    order = sorted(range(len(found)), key=lambda i: found[i].parameters)
-    studies = tuple(found[i] for i in order)
-    if studies[0].parameters == studies[-1].parameters:
-        raise UserError(
-            Problem(
-                what=f"all studies have models of {studies[0].parameters:,} parameters: there is no trend "
-                "over the size",
-                hint="to set two of them side by side: ablate compare A B",
-            )
-        )
-    return studies, order
-
-
 def _need_own_runs(studies: Sequence[SizedStudy], frames: Sequence[StudyFrames]) -> None:
     """Raise ``UserError`` where a run counts in two studies: their errors would be one and the same."""
     owners: dict[str, str] = {}
     for study, frame in zip(studies, frames, strict=True):
-        for run in frame.runs["run_id"]:
-            if run in owners:
-                raise UserError(
-                    f"{owners[run]} and {study.name} have runs in common: what they show is not independent "
-                    "(name one of them)"
-                )
-        owners |= dict.fromkeys(map(str, frame.runs["run_id"]), study.name)
+        ids = [str(run_id) for run_id in frame.runs["run_id"]]
+        if other := next((owners[run_id] for run_id in ids if run_id in owners), None):
+            raise UserError(
+                f"{other} and {study.name} have runs in common: what they show is not independent "
+                "(name one of them)"
+            )
+        owners |= dict.fromkeys(ids, study.name)
 
 
-def _size_of_baseline(study: str, baseline: str, configs: Mapping[str, RunConfig]) -> int:
+def _sized(name: str, analysis: Analysis, configs: Mapping[str, RunConfig]) -> SizedStudy:
+    """Return a study with the size of its baseline's model, or raise ``UserError`` where it is not known."""
+    baseline = analysis.baseline
     config = configs.get(baseline)
     if config is None:
         raise UserError(
-            f"{study}: the size of its model is not known: baseline '{baseline}' has no configuration here "
+            f"{name}: the size of its model is not known: baseline '{baseline}' has no configuration here "
             "(no run of it has started, or the logs are of others)"
         )
     if config.trainer is not None or not config.model.is_built_in:
         what = config.trainer or config.model.hf or config.model.function
         raise UserError(
-            f"{study}: the size of its model is not known: '{what}' is not built in (a trend is over models "
+            f"{name}: the size of its model is not known: '{what}' is not built in (a trend is over models "
             "that a study describes by width and layers)"
         )
-    return _parameters(config)
+    return SizedStudy(
+        name=name, parameters=_parameters(config), baseline=baseline, target=target_text(analysis.target)
+    )
 
 
 def _parameters(config: RunConfig) -> int:
@@ -200,9 +180,8 @@ def _parameters(config: RunConfig) -> int:
 
 def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) -> bool:
     """Tell whether an arm is of another model than its baseline, or of another number of parameters."""
-    own, base = configs.get(arm), configs[baseline]
-    if own is None:
-        return False
+    base = configs[baseline]
+    own = configs.get(arm, base)
     return (own.model, own.trainer) != (base.model, base.trainer) or _parameters(own) != _parameters(base)
 
 

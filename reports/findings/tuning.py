@@ -1,19 +1,20 @@
-"""Arms at values of their own: the main comparison at the values found, beside the one at the study's own.
+"""What a comparison owes to the learning rate: arms at values found for them, and at rates side by side.
 
 A study that tunes its arms runs those whose values changed a second time. Both comparisons are made as for
-any study, each of its own arms; the report leads with the one at the values found, because an arm that is
-compared at another's learning rate is compared by how well that rate suits it, too.
+any study; the report leads with the one at the values found. Arms of any study that differ in the rate alone,
+by their resolved configurations, make a curve of the final loss over it.
 
-How it fails: before tuning has ended there is one comparison, at the study's own values, and a notice. A
-trial that the lock file does not tell enough of is not drawn.
+How it fails: before tuning has ended there is one comparison, at the study's own values, and a notice. An
+arm without a configuration (no run of it has started) is in no curve.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.results import Rate, RateCurve, Tuned, TunedArm
+from ablate.reports.findings.results import Rate, RateCurve, TunedArm, TuningResult
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.store.lock import GroupTuning, LockedPlan, LockedTuning
+    from ablate.store.records import RecordedConfig
 
 RATE = "learning_rate"
 
@@ -38,8 +40,7 @@ def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
 def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
     """Return a part of a study: ``names`` maps each arm to the one that stands in for it.
 
-    The configurations get the baseline's values of what was tuned, so that arms which differ in one GEMM and
-    in such a value are still seen to differ in one GEMM.
+    All configurations get the baseline's tuned values, so that steps of one GEMM are still found.
     """
     plan = frames.plan
     base = names[plan.baseline]
@@ -80,12 +81,12 @@ def _values(tuning: LockedTuning, plan: LockedPlan, arm: str, *, tuned: bool) ->
     return (group.chosen or {}) if tuned else group.shared
 
 
-def pending(plan: LockedPlan) -> Tuned | None:
+def pending(plan: LockedPlan) -> TuningResult | None:
     """Return what is known of a search that has not ended; None for a study without one."""
     return None if plan.tuning is None else _settings(plan.tuning, done=False)
 
 
-def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> Tuned:
+def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningResult:
     """Put both comparisons of a study side by side. ``plan``: the whole of it."""
     tuning = plan.tuning
     assert tuning is not None
@@ -109,8 +110,8 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> Tuned:
     )
 
 
-def _settings(tuning: LockedTuning, *, done: bool) -> Tuned:
-    return Tuned(
+def _settings(tuning: LockedTuning, *, done: bool) -> TuningResult:
+    return TuningResult(
         study=tuning.study,
         done=done,
         fields=tuple(tuning.fields),
@@ -173,3 +174,35 @@ def _curve(group: GroupTuning) -> RateCurve:
         for trial in group.trials
     ]
     return RateCurve(name=group.name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
+
+
+def rate_curves(
+    arms: Sequence[ArmResult], configs: Mapping[str, RecordedConfig], baseline: str
+) -> tuple[RateCurve, ...]:
+    """Return the curves of all arms that were run at two rates or more."""
+    groups: dict[str, list[Rate]] = {}
+    for arm in arms:
+        config = configs.get(arm.name)
+        rate = _rate_of(config)
+        if arm.planned.again or config is None or rate is None:
+            continue
+        rest = {**config.with_training(learning_rate=None).whole, "seed": None}
+        point = Rate(learning_rate=rate, arm=arm.name, loss=arm.final_loss, n=arm.n, diverged=arm.diverged)
+        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
+    usual = _rate_of(configs.get(baseline))
+    return tuple(
+        _arms_curve(points, usual)
+        for points in groups.values()
+        if len({point.learning_rate for point in points}) > 1
+    )
+
+
+def _arms_curve(points: list[Rate], usual: float | None) -> RateCurve:
+    rates = tuple(sorted(points, key=lambda point: point.learning_rate))
+    at_usual = next((rate for rate in rates if rate.learning_rate == usual), rates[0])
+    return RateCurve(name=at_usual.arm, rates=rates)
+
+
+def _rate_of(config: RecordedConfig | None) -> float | None:
+    rate = None if config is None else (config.training or {}).get(RATE)
+    return rate if isinstance(rate, int | float) else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.findings.search import Found, Point
+    from ablate.reports.findings.search import Found, TrialPoint
     from ablate.reports.findings.trend import Trend
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.words.verdict import Verdict
@@ -66,7 +66,7 @@ _KEYS = {
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
     "Stopped": "kind reason look seeds",
     "Throughput": "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
-    "Tuned": "study done fields sampler trials seeds tokens share_of_a_run=share "
+    "TuningResult": "study done fields sampler trials seeds tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
     "arms_at_shared_values=others",
     "TunedArm": "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
@@ -145,7 +145,7 @@ def search_document(found: Found) -> dict[str, Any]:
     """Return what a search found; step times are modelled."""
     value, time = found.importances
 
-    def trial(one: Point) -> dict[str, Any]:
+    def trial(one: TrialPoint) -> dict[str, Any]:
         keys = "number recipe=name gemms=recipe run=run_id levels started_from end why"
         return _object(one, f"{keys} {found.objective}=value step_time_over_baseline=time on_front")
 

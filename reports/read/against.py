@@ -3,8 +3,7 @@
 A study against BF16 says what each arm costs; whether a Hadamard mends what FP4 broke is a question of the
 same runs against the arm without it.
 
-How it fails: a study whose design rests on its baseline (a ``stop`` rule, ``tune``) is refused, since its
-runs were chosen by that very comparison.
+How it fails: a study with a ``stop`` rule or ``tune`` is refused, because that comparison chose its runs.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def read_against(
 def target_after(frames: StudyFrames, tokens: int) -> float:
     """Return the target that the study's own baseline reaches after so many tokens: its mean loss there.
 
-    The mean over the runs of the baseline but for diverged ones, linear between evaluations, rounded to three
-    decimals; of the study's own kind, so that for a perplexity target it is the exponential of that. It comes
-    from the very runs that costs are then told against, and intervals do not hold its error.
+    The mean over the baseline's runs that did not diverge, linear between evaluations, rounded to three
+    decimals; for a perplexity target its exponential. The intervals of costs do not hold the error of it.
 
     Raises:
         UserError: no run of the baseline has evaluations on both sides of it.
@@ -90,13 +88,13 @@ def _against_arm(plan: LockedPlan, baseline: str) -> LockedPlan:
     if baseline == plan.baseline:
         return plan
     own = arms[baseline].differs
-    # A second arm of the old baseline is an arm like any other here: it is not this baseline's.
+    # A second arm of the old baseline is no repetition of the new one.
     entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
     return replace(plan, baseline=baseline, arms=entries)
 
 
 def _differs(arm: Differs, base: Differs) -> Differs:
-    """Return the fields in which an arm differs from the new baseline. Both are told against the old one."""
+    """Return the fields in which an arm differs from the new baseline, from both differences to the old."""
     pairs = {}
     for field in dict.fromkeys((*base, *arm)):
         old = (base.get(field) or arm[field])[0]

@@ -1,15 +1,14 @@
 """Which runs may be averaged and compared: those that differ in nothing but what the study compares.
 
-A run's id holds its configuration, so that the runs of an arm agree in it. What an id does not hold is the
-code that trained it, and an arm may override what the baseline is measured with. So a run is set apart
-(counted as no result, named in the report) where it differs in
+A run's id holds its configuration, but not the code that trained it, and an arm may override the baseline's
+data or evaluation. So a run is set apart (counted as no result, named in the report) where it differs in
 
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
 - ``code``: from the sources that most runs of the study were trained by;
 - ``device``: from the kind of GPU (or none) that most runs were trained on;
 - ``world_size``: from the number of devices that most runs had.
 
-A study that means such a difference waives it by name. What a record does not tell is no difference.
+A study that wants such a difference waives it by name. A value that a record lacks counts as equal.
 
 How it fails: it does not raise.
 """
@@ -89,7 +88,7 @@ def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setti
 
 
 def trained_on(environment: Environment) -> str | None:
-    """Return the GPU's name or CPU; what others' logs ran on differs by design, and is theirs to say."""
+    """Return the GPU's name or CPU; None for the logs of others, which may be of any device."""
     if environment.backend_mode in (None, "imported"):
         return None
     return environment.gpu or "CPU"

@@ -1,7 +1,7 @@
 """What every importer makes: runs as plain data, and a run store of them.
 
-Nothing is pooled that does not belong together: the runs of one arm must agree in every setting that a log
-tells, unless the user waives one by name; where arms differ in a setting the report's table of arms shows it.
+The runs of one arm must agree in every setting that a log tells, unless the user waives one by name; where
+arms differ in a setting the report's table of arms shows it.
 
 How it fails: a run that does not parse is a line in ``faults``, and the rest goes on; what leaves no study at
 all (an arm without runs, settings that disagree within an arm) is a ``UserError``.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
@@ -51,6 +52,24 @@ class ImportedRun:
     started_unix: float | None = None
     ended_unix: float | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_of_losses(
+    losses: Mapping[int, float], identity: Sequence[Any], *, state: State = "finished", **told: Any
+) -> ImportedRun:
+    """Return a run from its losses by tokens; a finished one with a loss that is not finite has diverged.
+
+    ``identity`` is hashed to its id, with the losses; ``told``: other fields of the run.
+    """
+    finite = sorted((at, loss) for at, loss in losses.items() if math.isfinite(loss))
+    diverged = len(finite) < len(losses)
+    return ImportedRun(
+        content=json.dumps([*identity, finite]).encode(),
+        evals=tuple(finite),
+        state="diverged" if diverged and state == "finished" else state,
+        message="a loss that is not finite" if diverged else None,
+        **told,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +125,7 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
 
 
 def _make_room(store: StudyStore) -> None:
-    """Take away an earlier import of that name, and nothing else."""
+    """Remove an earlier import of that name; raise ``UserError`` for a study of another kind."""
     if not store.plan_path.exists():
         return
     try:
@@ -119,7 +138,7 @@ def _make_room(store: StudyStore) -> None:
 
 
 def _distinct(arm: str, runs: Sequence[ImportedRun], faults: list[str]) -> list[ImportedRun]:
-    """Drop copies of a log, which would make the error bars smaller than they are."""
+    """Drop copies of a log: they would make the intervals too narrow."""
     known: dict[str, ImportedRun] = {}
     for run in runs:
         first = known.setdefault(_run_id(run), run)
@@ -133,26 +152,19 @@ def _run_id(run: ImportedRun) -> str:
 
 
 def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that all runs of an arm share.
-
-    Raises:
-        UserError: they differ in one that is not waived.
-    """
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    """Return the settings that all runs share; raise ``UserError`` where they differ in one not waived."""
     common: dict[str, Any] = {}
-    for key in keys:
-        values = Counter(json.dumps(run.settings.get(key)) for run in runs)
-        if len(values) == 1:
+    for key in dict.fromkeys(key for run in runs for key in run.settings):
+        values = [json.dumps(run.settings.get(key)) for run in runs]
+        if len(set(values)) == 1:
             common[key] = runs[0].settings.get(key)
-            continue
-        if key in waived:
-            continue
-        usual = values.most_common(1)[0][0]
-        odd = next(run for run in runs if json.dumps(run.settings.get(key)) != usual)
-        raise UserError(
-            f"arm '{arm}': its runs differ in {key} ({json.dumps(odd.settings.get(key))} in {odd.source}, "
-            f"{usual} in most) and cannot be pooled; make two arms of them, or --waive {key}"
-        )
+        elif key not in waived:
+            usual = Counter(values).most_common(1)[0][0]
+            odd, run = next(pair for pair in zip(values, runs, strict=True) if pair[0] != usual)
+            raise UserError(
+                f"arm '{arm}': its runs differ in {key} ({odd} in {run.source}, {usual} in most) and cannot "
+                f"be pooled; make two arms of them, or --waive {key}"
+            )
     return common
 
 
@@ -161,17 +173,14 @@ def _write_arm(
 ) -> LockedArm:
     keys = dict.fromkeys((*base, *own)) if base else {}
     differs = {key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)}
-    entries = []
-    for run in runs:
-        run_id = _run_id(run)
-        _write_run(store, run_id, run)
-        entries.append(LockedRun(id=run_id, seed=run.seed))
-    last = max((run.evals[-1][0] for run in runs if run.evals), default=0)
-    return LockedArm(name=name, recipe="as logged", tokens=last, differs=differs, runs=tuple(entries))
+    tokens = [_write_run(store, run) for run in runs]
+    entries = tuple(LockedRun(id=_run_id(run), seed=run.seed) for run in runs)
+    return LockedArm(name=name, recipe="as logged", tokens=max(tokens), differs=differs, runs=entries)
 
 
-def _write_run(store: StudyStore, run_id: str, run: ImportedRun) -> None:
-    target = store.run(run_id)
+def _write_run(store: StudyStore, run: ImportedRun) -> int:
+    """Write one run; returns the tokens of its last evaluation."""
+    target = store.run(_run_id(run))
     last = run.evals[-1][0] if run.evals else 0
     target.create({"training": {"tokens": last, **run.settings}, "seed": run.seed, "source": run.source})
     write_json_atomic(
@@ -197,3 +206,4 @@ def _write_run(store: StudyStore, run_id: str, run: ImportedRun) -> None:
             started_unix=run.started_unix, ended_unix=run.ended_unix,
         )
     )  # fmt: skip
+    return last

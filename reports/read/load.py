@@ -11,7 +11,6 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from ablate.base.files import parse_json
@@ -32,21 +31,11 @@ _THROUGHPUT_SAMPLES = 200
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
 
-RUN_COLUMNS = (
-    "run_id",
-    "arm",
-    "seed",
-    "state",
-    "attempt",
-    "tokens",
-    "message",
-    "started_unix",
-    "ended_unix",
-    "budget_tokens",
-    "tokens_per_sec",
-    "backend_mode",
-    "timing_valid",
-)
+_RUN_COLUMNS = (
+    "run_id", "arm", "seed", "state", "attempt", "tokens", "message", "started_unix", "ended_unix",
+    "budget_tokens", "tokens_per_sec", "backend_mode",
+)  # fmt: skip
+_OF_STATUS = ("state", "attempt", "tokens", "message", "started_unix", "ended_unix")
 EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss")
 
 
@@ -79,69 +68,46 @@ def load_frames(store: StudyStore) -> StudyFrames:
     """
     plan = store.plan()
     faults: list[str] = []
-    run_rows: list[dict[str, Any]] = []
-    curves: list[_Evaluations] = []
+    run_rows: list[tuple[Any, ...]] = []
+    eval_rows: list[tuple[Any, ...]] = []
     configs: dict[str, RecordedConfig] = {}
     environments: dict[str, Environment] = {}
     attempts: dict[str, Attempt] = {}
-    for arm in plan.arms:
-        for entry in arm.runs:
-            run = store.run(entry.id)
-            config = _read(run.path / "config.json", config_from_json, faults)
-            environment = _read(run.environment_path, environment_from_json, faults)
-            status = run.status()
-            if status.message == DAMAGED:
-                faults.append(f"{run.path / 'status.json'}: not a status")
-            if config and config.whole:
-                configs.setdefault(arm.name, config)
-            if environment and environment.whole:
-                environments[run.run_id] = environment
-            if attempt := Leases(run.attempts).read(status.attempt):
-                attempts[run.run_id] = attempt
-            evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
-            who = {"run_id": run.run_id, "arm": arm.name, "seed": entry.seed}
-            curves.append(evals)
-            run_rows.append(
-                who
-                | {
-                    "state": status.state,
-                    "attempt": status.attempt,
-                    "tokens": status.tokens,
-                    "message": status.message,
-                    "started_unix": status.started_unix,
-                    "ended_unix": status.ended_unix,
-                    "budget_tokens": ((config and config.training) or plan.training).get("tokens"),
-                    "tokens_per_sec": tokens_per_sec,
-                    "backend_mode": environment and environment.backend_mode,
-                    "timing_valid": environment is not None and environment.timing_valid,
-                }
+    for arm, entry in plan.runs():
+        run = store.run(entry.id)
+        config = _read(run.path / "config.json", config_from_json, faults)
+        environment = _read(run.environment_path, environment_from_json, faults)
+        status = run.status()
+        if status.message == DAMAGED:
+            faults.append(f"{run.path / 'status.json'}: not a status")
+        if config and config.whole:
+            configs.setdefault(arm.name, config)
+        if environment and environment.whole:
+            environments[run.run_id] = environment
+        if attempt := Leases(run.attempts).read(status.attempt):
+            attempts[run.run_id] = attempt
+        evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
+        who = (run.run_id, arm.name, entry.seed)
+        eval_rows += [(*who, *row) for row in evals]
+        run_rows.append(
+            (
+                *who,
+                *(getattr(status, name) for name in _OF_STATUS),
+                ((config and config.training) or plan.training).get("tokens"),
+                tokens_per_sec,
+                environment and environment.backend_mode,
             )
+        )
     return StudyFrames(
         plan=plan,
-        runs=pd.DataFrame(run_rows, columns=list(RUN_COLUMNS)),
-        evals=_one_frame(run_rows, curves),
+        runs=pd.DataFrame(run_rows, columns=list(_RUN_COLUMNS)),
+        evals=pd.DataFrame(eval_rows, columns=list(EVAL_COLUMNS)),
         configs=configs,
         environments=environments,
         attempts=attempts,
         throughput=_read(store.throughput_path, speed_from_json, faults),
         faults=tuple(faults),
     )
-
-
-def _one_frame(runs: list[dict[str, Any]], curves: list[_Evaluations]) -> pd.DataFrame:
-    """Put all runs' evaluations into one frame at once: a frame for each of a thousand takes seconds."""
-    if not any(len(curve.tokens) for curve in curves):
-        return pd.DataFrame(columns=list(EVAL_COLUMNS))
-    sizes = [len(curve.tokens) for curve in curves]
-    whose = {
-        name: np.repeat(np.array([run[name] for run in runs], dtype=kind), sizes)
-        for name, kind in (("run_id", object), ("arm", object), ("seed", np.int64))
-    }
-    measured = {
-        name: np.concatenate([getattr(curve, name) for curve in curves])
-        for name in ("tokens", "step", "val_loss")
-    }
-    return pd.DataFrame(whose | measured)
 
 
 def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
@@ -160,17 +126,8 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Evaluations:
-    """One run's evaluations, ordered by tokens."""
-
-    tokens: np.ndarray
-    step: np.ndarray
-    val_loss: np.ndarray
-
-
-def _read_metrics(path: Path, faults: list[str]) -> tuple[_Evaluations, float | None]:
-    """Return the evaluations and the median training throughput in tokens/s.
+def _read_metrics(path: Path, faults: list[str]) -> tuple[list[tuple[int, int, float]], float | None]:
+    """Return the evaluations (tokens, step, loss) by tokens, and the median training throughput in tokens/s.
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
@@ -191,35 +148,37 @@ def _read_metrics(path: Path, faults: list[str]) -> tuple[_Evaluations, float | 
             dropped += 1
     if dropped:
         faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
-    tokens = sorted(evals)
-    found = _Evaluations(
-        tokens=np.array(tokens, dtype=np.int64),
-        step=np.array([evals[t][0] for t in tokens], dtype=np.int64),
-        val_loss=np.array([evals[t][1] for t in tokens], dtype=np.float64),
-    )
+    found = [(tokens, *evals[tokens]) for tokens in sorted(evals)]
     return found, _throughput([line for line in lines if b'"tokens_per_sec"' in line])
 
 
 def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
-    """Parse evaluation rows: all at once, and one by one only where that fails."""
-    try:
-        rows = parse_json(b"[" + b",".join(line for _, line in lines) + b"]")
-        if len(rows) == len(lines) and all(_is_evaluation(row) for row in rows):
-            return list(rows)
-    except ValueError:
-        pass
+    """Return the evaluations among numbered lines; every other line is a fault."""
     good = []
-    for number, line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            faults.append(f"{path}:{number}: not JSON: {error}")
-            continue
-        if _is_evaluation(row):
+    for (number, _), row in zip(lines, _rows([line for _, line in lines]), strict=True):
+        if isinstance(row, ValueError):
+            faults.append(f"{path}:{number}: not JSON: {row}")
+        elif _is_evaluation(row):
             good.append(row)
         elif not (isinstance(row, dict) and row.get("kind") != "eval"):
             faults.append(f"{path}:{number}: an evaluation needs the numbers 'tokens' and 'val_loss'")
     return good
+
+
+def _rows(lines: list[bytes]) -> list[Any]:
+    """Parse lines all at once, and one by one only where that fails; a damaged one gives its error."""
+    try:
+        rows = parse_json(b"[" + b",".join(lines) + b"]")
+        return list(rows) if len(rows) == len(lines) else [_row(line) for line in lines]
+    except ValueError:
+        return [_row(line) for line in lines]
+
+
+def _row(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        return error
 
 
 def _is_evaluation(row: object) -> bool:
@@ -233,14 +192,9 @@ def _is_evaluation(row: object) -> bool:
 
 
 def _throughput(lines: list[bytes]) -> float | None:
-    sample = lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)]
-    try:
-        rows = parse_json(b"[" + b",".join(sample) + b"]")
-    except ValueError:  # a damaged line among them: each for itself
-        rows = [row for line in sample for row in _object(line)]
     values = [
         value
-        for row in rows
+        for row in _rows(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)])
         if isinstance(row, dict)
         and isinstance(value := row.get("tokens_per_sec"), int | float)
         and _is_finite(value)
@@ -249,12 +203,5 @@ def _throughput(lines: list[bytes]) -> float | None:
 
 
 def _is_finite(value: float) -> bool:
-    """Tell whether a number is one to reckon with; an integer of JSON may be larger than any float."""
+    """Tell whether a float can hold a number; an integer of JSON may be larger than any float."""
     return -_LARGEST < value < _LARGEST
-
-
-def _object(line: bytes) -> list[Any]:
-    try:
-        return [parse_json(line)]
-    except ValueError:
-        return []

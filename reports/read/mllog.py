@@ -16,6 +16,8 @@ from ablate.reports.read.imported import ImportedRun
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ablate.store import State
+
 _MARK = b":::MLLOG"
 _LARGEST = 1 << 62
 _LATEST_MS = 1e14  # the year 5138
@@ -87,16 +89,10 @@ def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[Imp
         source=str(path),
         content=content,
         seed=log.seed or 0,
-        evals=tuple(
-            (samples * per_sample, log.evals[samples])
-            for samples in sorted(log.evals)
-            if math.isfinite(log.evals[samples])
-        ),
+        evals=tuple((at * per_sample, loss) for at, loss in sorted(log.evals.items()) if math.isfinite(loss)),
         state=state,
         message=message,
-        throughput=tuple(
-            (samples * per_sample, log.rates[samples] * per_sample) for samples in sorted(log.rates)
-        ),
+        throughput=tuple((at * per_sample, rate * per_sample) for at, rate in sorted(log.rates.items())),
         settings=settings,
         started_unix=None if log.started_ms is None else log.started_ms / 1e3,
         ended_unix=None if log.stopped_ms is None else log.stopped_ms / 1e3,
@@ -148,18 +144,16 @@ def _take(log: _Log, record: dict[str, Any], where: str, faults: list[str]) -> N
     elif key == "seed" and _is_number(value) and isinstance(value, int):
         log.seed = value if log.seed is None else log.seed
     elif key in ("run_start", "run_stop"):
-        time_ms = record.get("time_ms")
-        known_ms = time_ms if _is_count(time_ms) and time_ms < _LATEST_MS else None
-        if key == "run_start":
-            log.started_ms = log.started_ms if known_ms is None else known_ms
-        else:
+        if key == "run_stop":
             log.status = str(meta.get("status", "success"))
-            log.stopped_ms = log.stopped_ms if known_ms is None else known_ms
+        time_ms = record.get("time_ms")
+        if _is_count(time_ms) and time_ms < _LATEST_MS:
+            setattr(log, "started_ms" if key == "run_start" else "stopped_ms", time_ms)
     elif isinstance(key, str) and key in _SETTINGS:
         log.settings.setdefault(key, value)
 
 
-def _ending(log: _Log) -> tuple[Any, str | None]:
+def _ending(log: _Log) -> tuple[State, str | None]:
     """Return the state: a run that was given up counts as far as it came, one that only stops does not."""
     if log.status is None:
         return "interrupted", "the log ends without run_stop"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import parse_json
-from ablate.reports.read.imported import ImportedRun
+from ablate.reports.read.imported import run_of_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from ablate.reports.read.imported import ImportedRun
 
 NEEDED = ("tokens", "val_loss")
 OPTIONAL = ("run", "seed", "arm")
@@ -137,16 +137,12 @@ def runs_of(
     found: dict[str | None, list[ImportedRun]] = {}
     for (arm, name, seed), curve in points.items():
         own = found.setdefault(arm, [])
-        finite = {at: loss for at, loss in curve.items() if math.isfinite(loss)}
-        diverged = len(finite) < len(curve)
         own.append(
-            ImportedRun(
+            run_of_losses(
+                curve,
+                [path.name, arm, name, seed],
                 source=f"{path}{f' ({name})' if name else ''}",
-                content=json.dumps([str(path.name), arm, name, seed, sorted(finite.items())]).encode(),
                 seed=len(own) if seed is None else seed,
-                evals=tuple(sorted(finite.items())),
-                state="diverged" if diverged else "finished",
-                message="a loss that is not finite" if diverged else None,
             )
         )
     return found, faults

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.reports.read.imported import ImportedRun
+from ablate.reports.read.imported import run_of_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ablate.reports.read.imported import ImportedRun
     from ablate.store import State
 
 _STATES: dict[str, State] = {
@@ -40,32 +39,22 @@ def read_mlflow(
     from mlflow.exceptions import MlflowException
 
     client = mlflow.MlflowClient(tracking_uri=uri)
+    faults = []
+    imported: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
     try:
         found = client.get_experiment_by_name(experiment)
         if found is None:
             known = ", ".join(sorted(one.name for one in client.search_experiments())[:8])
             raise UserError(f"no experiment '{experiment}' at {uri} (there are: {known})")
-        runs = {
-            arm: list(client.search_runs([found.experiment_id], filter_string=query, max_results=_PAGE))
-            for arm, query in arms.items()
-        }
-        histories = {
-            run.info.run_id: client.get_metric_history(run.info.run_id, metric)
-            for own in runs.values()
-            for run in own
-        }
+        for arm, query in arms.items():
+            for run in client.search_runs([found.experiment_id], filter_string=query, max_results=_PAGE):
+                if history := client.get_metric_history(run.info.run_id, metric):
+                    imported[arm].append(_run(run, history, len(imported[arm]), tokens_per_step))
+                else:
+                    faults.append(f"run '{run.info.run_name}' ({run.info.run_id}): no metric '{metric}'")
     except (MlflowException, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"MLflow at {uri}: {first}") from None
-    faults = []
-    imported: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
-    for arm, own in runs.items():
-        for run in own:
-            history = histories[run.info.run_id]
-            if not history:
-                faults.append(f"run '{run.info.run_name}' ({run.info.run_id}): no metric '{metric}'")
-                continue
-            imported[arm].append(_run(run, history, len(imported[arm]), tokens_per_step))
     return imported, faults
 
 
@@ -74,17 +63,13 @@ def _run(run: Any, history: Any, number: int, tokens_per_step: float) -> Importe
     points = {
         round(one.step * tokens_per_step): one.value for one in sorted(history, key=lambda m: m.timestamp)
     }
-    finite = {at: loss for at, loss in points.items() if math.isfinite(loss)}
     seed = run.data.params.get("seed", run.data.tags.get("seed", ""))
-    state = _STATES.get(run.info.status, "failed")
-    diverged = len(finite) < len(points)
-    return ImportedRun(
+    return run_of_losses(
+        points,
+        [run.info.run_id],
+        state=_STATES.get(run.info.status, "failed"),
         source=f"MLflow run '{run.info.run_name}' ({run.info.run_id})",
-        content=json.dumps([run.info.run_id, sorted(finite.items())]).encode(),
         seed=int(seed) if seed.lstrip("-").isdecimal() else number,
-        evals=tuple(sorted(finite.items())),
-        state="diverged" if diverged and state == "finished" else state,
-        message="a loss that is not finite" if diverged else None,
         started_unix=None if run.info.start_time is None else run.info.start_time / 1e3,
         ended_unix=None if run.info.end_time is None else run.info.end_time / 1e3,
     )

@@ -1,9 +1,8 @@
 """Token cost: what share more tokens an arm needs than the baseline to reach the same validation loss.
 
 exp(mean log T_arm − mean log T_baseline) − 1, with Welch's interval on log T, or the paired interval where
-the study declares its seeds paired. The trap this module exists to avoid is to average over the runs that
-hit: the slow ones are missing from that average. If one run of either side has no known T, there is no
-estimate, only the bound that follows when each T may lie anywhere in its range.
+the study declares its seeds paired. A mean over the runs that hit would leave out the slow ones. So if one
+run of either side has no known T, there is no estimate, only the bound from the ranges of all T.
 
 How it fails: it does not raise. ``kind`` says what there is, and ``reason`` why there is no more.
 """
@@ -21,10 +20,9 @@ from ablate.reports.statistics.intervals import (
     ONE_RUN,
     Estimate,
     Interval,
-    difference,
+    contrast,
     exponential,
     mean_estimate,
-    mean_interval,
     t_interval,
     welch_interval,
 )
@@ -34,20 +32,17 @@ if TYPE_CHECKING:
 
     from ablate.run.outcome import Outcome
 
-Kind = Literal["interval", "point", "bound", "none", "baseline"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """A token cost as a fraction (0.18 is 18 % more tokens).
 
     ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
-    ``low`` or ``high`` bounds the cost of *these runs* and carries no sampling error, which ``restricted``
-    shows in its place: the cost with every run cut at the budget, with its interval. ``none``: nothing.
-    ``log_ratio``: log (1 + cost) with its error, for those who reckon on with an estimate.
+    ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
+    with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
     """
 
-    kind: Kind
+    kind: Literal["interval", "point", "bound", "none", "baseline"]
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
@@ -68,25 +63,21 @@ def is_settled(cost: Cost) -> bool:
 def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
     """Return the geometric mean of the tokens to target with its interval on log T.
 
-    Where a run has no known T: no estimate, and as ``low`` the mean with such runs at their budget.
+    Without an estimate where a run has no known T; ``low`` is then the mean with such runs at their budget.
     """
     runs = [run for run in outcomes if run.end != "missing"]
     if not runs:
         return Interval(note="no results")
-    if all(run.exact for run in runs):
-        return exponential(mean_interval(_logs(runs), alpha))
-    low, high = _log_range(runs)
-    return Interval(
-        low=math.exp(low) if math.isfinite(low) else None,
-        high=math.exp(high) if math.isfinite(high) else None,
-        note=_why_inexact(runs),
-    )
+    if (known := log_tokens(runs)) is not None:
+        return exponential(t_interval(known, alpha))
+    low, high = map(_finite, _log_range(runs))
+    return exponential(Interval(low=low, high=high, note=_why_inexact(runs)))
 
 
 def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     """Return the mean log of the tokens to target; None unless every result has one."""
     runs = [run for run in outcomes if run.end != "missing"]
-    return mean_estimate(_logs(runs)) if runs and all(run.exact for run in runs) else None
+    return mean_estimate([log for _, log in _logs(runs)]) if runs and all(run.exact for run in runs) else None
 
 
 def token_cost(
@@ -103,13 +94,10 @@ def token_cost(
         return Cost(kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right))
     if not all(run.exact for run in left + right):
         return _bound(left, right, alpha)
-    pairs = sorted({run.seed for run in left} & {run.seed for run in right}) if paired else []
-    if len(pairs) >= 2:
-        return _paired(left, right, pairs, alpha)
-    log_ratio = difference(mean_estimate(_logs(left)), mean_estimate(_logs(right)))
+    log_ratio, pairs = contrast(_logs(left), _logs(right), paired=paired)
     cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
     reason = cost.note
-    if paired and reason != ONE_RUN:
+    if paired and not pairs and reason != ONE_RUN:
         reason = "fewer than 2 seeds in common: compared unpaired"
     return Cost(
         kind="point" if cost.low is None else "interval",
@@ -119,40 +107,25 @@ def token_cost(
         reason=reason,
         n=len(left),
         n_baseline=len(right),
+        pairs=len(pairs) or None,
+        variance_ratio=_variance_ratio(left, right, pairs) if pairs else None,
         log_ratio=log_ratio,
     )
 
 
-def _logs(runs: Sequence[Outcome]) -> list[float]:
-    return [math.log(run.high) for run in runs]
+def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
+    return [(run.seed, math.log(run.high)) for run in runs]
 
 
-def _paired(left: Sequence[Outcome], right: Sequence[Outcome], pairs: list[int], alpha: float) -> Cost:
-    x_of = {run.seed: math.log(run.high) for run in left}
-    y_of = {run.seed: math.log(run.high) for run in right}
-    x = np.array([x_of[seed] for seed in pairs])
-    y = np.array([y_of[seed] for seed in pairs])
-    log_ratio = mean_estimate(x - y)
-    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
+def _variance_ratio(left: Sequence[Outcome], right: Sequence[Outcome], seeds: list[int]) -> float | None:
+    """Return the unpaired variance over the paired one: above 1, pairs have made the interval narrower."""
+    x, y = (np.array([logs[seed] for seed in seeds]) for logs in (dict(_logs(left)), dict(_logs(right))))
     spread = float(np.var(x - y, ddof=1))
-    unpaired = float(np.var(x, ddof=1) + np.var(y, ddof=1))
-    return Cost(
-        kind="point" if cost.low is None else "interval",
-        estimate=cost.estimate,
-        low=cost.low,
-        high=cost.high,
-        reason=cost.note,
-        n=len(left),
-        n_baseline=len(right),
-        pairs=len(pairs),
-        # Above 1, pairing has made the interval narrower; at 1 it has gained nothing.
-        variance_ratio=unpaired / spread if spread > 0 else None,
-        log_ratio=log_ratio,
-    )
+    return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
 
 
 def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> Cost:
-    """Let each unknown T lie anywhere in its range, and see what of the cost is still bounded."""
+    """Return the bounds of the cost when each unknown T may lie anywhere in its range."""
     left_low, left_high = _log_range(left)
     right_low, right_high = _log_range(right)
     bounds = exponential(
@@ -165,8 +138,8 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> C
     ]
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
-        cut = [math.log(run.low) for run in left]
-        restricted = exponential(welch_interval(cut, _logs(right), alpha), minus=1.0)
+        cut, known = [math.log(run.low) for run in left], [math.log(run.high) for run in right]
+        restricted = exponential(welch_interval(cut, known, alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
         low=bounds.low,
@@ -184,8 +157,7 @@ def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
     def log(value: float) -> float:
         return math.log(value) if value > 0 else -math.inf
 
-    count = len(runs)
-    return sum(log(run.low) for run in runs) / count, sum(log(run.high) for run in runs) / count
+    return sum(log(run.low) for run in runs) / len(runs), sum(log(run.high) for run in runs) / len(runs)
 
 
 def _finite(value: float) -> float | None:

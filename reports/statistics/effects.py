@@ -1,19 +1,18 @@
 """Main effects and two-way interactions of a grid's factors, on log tokens to target or on the final loss.
 
 Least squares over runs with sum-to-zero coding, so that a main effect is the mean over the other factors'
-levels. A term's p-value is that of the F test that leaves it out of the model with all other terms of its
-order and below (type II); all terms' p-values are adjusted together after Holm. A term that the design cannot
-tell from others (a fraction, missing cells) is named with what it is aliased with, and is not tested.
+levels. F tests of type II; the p-values of all terms are adjusted together after Holm. A term that the design
+cannot tell from others (a fraction, missing cells) names these, and is not tested.
 
-How it fails: it does not raise. With a run whose value is not known, with fewer than two factors that vary or
-with no run to spare for the error, there are no effects and ``reason`` says why.
+How it fails: it does not raise. Where a value is not known, fewer than two factors vary or no degree of
+freedom is left for the error, there are no effects and ``reason`` says why.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,19 +59,16 @@ def factor_effects(rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Ef
             arms that stand beside the grid, such as a baseline by name, are left out.
     """
     rows = _cells(rows)
-    if any(value is None for _, value in rows):
-        unknown = sum(value is None for _, value in rows)
+    if unknown := sum(value is None for _, value in rows):
         return Effects(
             reason=f"{unknown} of {len(rows)} runs have no known value: no effects", runs=len(rows)
         )
-    levels: dict[str, list[str]] = {}
+    levels: dict[str, dict[str, None]] = {}
     for factors, _ in rows:
         for name, level in factors.items():
-            levels.setdefault(name, [])
-            if str(level) not in levels[name]:
-                levels[name].append(str(level))
+            levels.setdefault(name, {})[str(level)] = None
     complete = all(name in factors for factors, _ in rows for name in levels)
-    varying = {name: own for name, own in levels.items() if len(own) > 1}
+    varying = {name: list(own) for name, own in levels.items() if len(own) > 1}
     if len(varying) < 2 or not complete:
         return Effects(reason="fewer than two factors that vary", runs=len(rows))
     y = np.array([value for _, value in rows], dtype=float)
@@ -126,29 +122,28 @@ def _fit(y: np.ndarray, terms: dict[tuple[str, ...], np.ndarray], levels: dict[s
             reason="runs of equal factors gave equal values: no error to test against", runs=len(y)
         )
     found = []
+    at = 1
     for term in terms:
         if term in aliased:
             found.append(Effect(term=_name(term), degrees=terms[term].shape[1], aliased_with=aliased[term]))
             continue
         # Type II: against the model of all terms that do not contain this one.
         others = [kept[other] for other in kept if other != term and not set(term) < set(other)]
-        with_term = np.hstack([intercept, *others, kept[term]])
         _, rss_without = _least_squares(np.hstack([intercept, *others]), y)
-        _, rss_with = _least_squares(with_term, y)
+        _, rss_with = _least_squares(np.hstack([intercept, *others, kept[term]]), y)
         number = kept[term].shape[1]
         f = max(0.0, (rss_without - rss_with) / number) / noise
+        own = coefficients[at : at + number]
+        deviations = [*map(float, own), -float(own.sum())]
         found.append(
             Effect(
                 term=_name(term), degrees=number, f=f, p=float(fdtrc(number, degrees, f)),
-                levels=_deviations(term, kept, coefficients, levels),
+                levels={} if len(term) > 1 else dict(zip(levels[term[0]], deviations, strict=True)),
             )
         )  # fmt: skip
-    adjusted = holm([effect.p for effect in found if effect.p is not None])
-    values = iter(adjusted)
-    effects = tuple(
-        Effect(**{**vars(effect), "p_holm": next(values)}) if effect.p is not None else effect
-        for effect in found
-    )
+        at += number
+    adjusted = iter(holm([effect.p for effect in found if effect.p is not None]))
+    effects = tuple(one if one.p is None else replace(one, p_holm=next(adjusted)) for one in found)
     return Effects(effects=effects, residual=float(np.sqrt(noise)), degrees=degrees, runs=len(y))
 
 
@@ -163,23 +158,6 @@ def _share_space(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a.T @ b).max() > _TINY * len(a))
 
 
-def _deviations(
-    term: tuple[str, ...],
-    kept: dict[tuple[str, ...], np.ndarray],
-    coefficients: np.ndarray,
-    levels: dict[str, list[str]],
-) -> dict[str, float]:
-    if len(term) > 1:
-        return {}
-    start = 1
-    for other, columns in kept.items():
-        if other == term:
-            break
-        start += columns.shape[1]
-    own = coefficients[start : start + kept[term].shape[1]]
-    return dict(zip(levels[term[0]], [*map(float, own), -float(own.sum())], strict=True))
-
-
 def _name(term: tuple[str, ...]) -> str:
     return " × ".join(term)
 
@@ -187,9 +165,7 @@ def _name(term: tuple[str, ...]) -> str:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted after Holm (1979), in the order given."""
     order = np.argsort(p_values, kind="stable")
-    adjusted = [0.0] * len(p_values)
-    worst = 0.0
-    for rank, index in enumerate(order):
-        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = worst
-    return adjusted
+    raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, raised))
+    return [float(one) for one in adjusted]

@@ -1,14 +1,11 @@
-"""The intervals the report uses: of a mean, of a difference of means (Welch), of paired differences.
+"""The report's intervals: of a mean, of a difference of means, and of weighted sums of independent estimates.
 
-And of differences and other sums of these, where the parts are independent: put together from ``Estimate``s.
-All are Student's t intervals, two-sided, at 95 % or at the level that a sequential rule asks for, with
-Welch's and Satterthwaite's degrees of freedom where there are several sources of error. ``scipy.special`` is
-used instead of ``scipy.stats``, which takes three times as long to import; the tests compare the results with
-``scipy.stats``.
+All are two-sided Student's t intervals, at 95 % or at the level that a sequential rule asks for, with Welch's
+and Satterthwaite's degrees of freedom. ``scipy.special`` serves instead of ``scipy.stats``, which takes three
+times as long to import; the tests compare the results with ``scipy.stats``.
 
-How it fails: it does not raise. Where no interval can be had (one value, no spread at all, a spread beyond
-all reckoning), ``low`` and ``high`` are None and ``note`` says why. An interval of width nought would claim a
-certainty that a few equal figures do not give.
+How it fails: it does not raise. Without an interval (one value, no spread, one too large to compute with)
+``low`` and ``high`` are None and ``note`` says why. A width of zero would claim too much of equal values.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -41,6 +38,13 @@ class Interval:
     high: float | None = None
     note: str | None = None
 
+    def each(self, change: Callable[[float], float | None]) -> Interval:
+        """Return the interval with its estimate and its ends changed, where they are known."""
+        low, middle, high = (
+            None if part is None else change(part) for part in (self.low, self.estimate, self.high)
+        )
+        return replace(self, estimate=middle, low=low, high=high)
+
 
 def quantile(degrees: float, alpha: float = ALPHA) -> float:
     """Return the two-sided quantile of Student's t that is exceeded with the probability ``alpha``."""
@@ -51,7 +55,7 @@ def quantile(degrees: float, alpha: float = ALPHA) -> float:
 class Estimate:
     """A figure with the variance of its error, and the degrees of freedom that this variance is known with.
 
-    ``degrees`` is nought where the variance is not known, as of a single value.
+    ``degrees`` is zero where the variance is not known, as of a single value.
     """
 
     value: float
@@ -91,6 +95,20 @@ def difference(left: Estimate, right: Estimate) -> Estimate:
     return combination([(1.0, left), (-1.0, right)])
 
 
+def contrast(
+    left: Sequence[tuple[int, float]], right: Sequence[tuple[int, float]], *, paired: bool
+) -> tuple[Estimate, list[int]]:
+    """Return mean(left) − mean(right) of (seed, value) pairs, and the seeds that were compared as pairs.
+
+    ``paired``: by the differences of seeds in common, where there are two at least; else by Welch's way.
+    """
+    x, y = dict(left), dict(right)
+    seeds = sorted(x.keys() & y.keys()) if paired else []
+    if len(seeds) >= 2:
+        return mean_estimate([x[seed] - y[seed] for seed in seeds]), seeds
+    return difference(*(mean_estimate([value for _, value in side]) for side in (left, right))), []
+
+
 def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
     """Return an estimate with its t interval."""
     if not estimate.degrees:
@@ -111,22 +129,14 @@ def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
 
 def welch_interval(left: ArrayLike, right: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return mean(left) − mean(right) with Welch's interval, which needs no equal variances."""
-    x = np.asarray(left, dtype=float)
-    y = np.asarray(right, dtype=float)
-    if not len(x) or not len(y):
-        return Interval(note="no values")
-    return t_interval(difference(mean_estimate(x), mean_estimate(y)), alpha)
+    return t_interval(difference(mean_estimate(left), mean_estimate(right)), alpha)
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
     """Return exp(interval) − minus, part by part; what overflows is no figure."""
 
-    def part(value: float | None) -> float | None:
-        if value is None:
-            return None
+    def part(value: float) -> float | None:
         result = math.exp(value) - minus if value < 700 else math.inf
         return result if math.isfinite(result) else None
 
-    return replace(
-        interval, estimate=part(interval.estimate), low=part(interval.low), high=part(interval.high)
-    )
+    return interval.each(part)

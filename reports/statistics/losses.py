@@ -1,7 +1,7 @@
 """Validation losses compared at equal tokens: the curves of an arm on a common grid, and differences.
 
-A mean over seeds is drawn only as far as every run of the arm goes. Where a run diverges, the mean over the
-others would jump down and make the arm look better for having lost its worst run.
+A mean over seeds goes only as far as every run of the arm does: without the runs that diverge it would jump
+down, and make the arm look better for having lost its worst run.
 
 How it fails: it does not raise. Runs without a common evaluation give an empty grid, and no figure.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports.statistics.intervals import ALPHA, Interval, mean_interval, welch_interval
+from ablate.reports.statistics.intervals import ALPHA, Interval, contrast, mean_interval, t_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class CurveGrid:
     """Several runs at the tokens where all have an evaluation: ``loss`` has a row for each of ``seeds``."""
 
     tokens: np.ndarray
@@ -68,14 +68,14 @@ class LossDifference:
     n_baseline: int = 0
 
 
-def common_grid(curves: Sequence[Curve]) -> Grid:
+def common_grid(curves: Sequence[Curve]) -> CurveGrid:
     """Return the curves of runs with a result at the tokens that all of them evaluated."""
     results = [curve for curve in curves if curve.end != "missing"]
     if not results:
-        return Grid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
+        return CurveGrid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
     tokens = reduce(np.intersect1d, [curve.tokens for curve in results])
     rows = [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in results]
-    return Grid(tokens=tokens, loss=np.array(rows), seeds=tuple(curve.seed for curve in results))
+    return CurveGrid(tokens=tokens, loss=np.array(rows), seeds=tuple(curve.seed for curve in results))
 
 
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
@@ -96,10 +96,9 @@ def final_difference(
 
     ``paired``: of seeds in common, where there are two; else by Welch's way.
     """
-    for curves in (arm, baseline):
-        note = final_loss(curves).note
-        if final_loss(curves).estimate is None:
-            return LossDifference(interval=Interval(note=note))
+    for mean in map(final_loss, (arm, baseline)):
+        if mean.estimate is None:
+            return LossDifference(interval=mean)
     left, right = _align(common_grid(arm), common_grid(baseline))
     if not len(left.tokens):
         return LossDifference(interval=Interval(note="no evaluation at equal tokens"))
@@ -120,32 +119,25 @@ def difference_band(
     """
     left, right = _align(common_grid(arm), common_grid(baseline))
     intervals = _differences(left, right, alpha, paired=paired)
-
-    def column(name: str) -> np.ndarray:
-        values = [getattr(interval, name) for interval in intervals]
-        return np.array([np.nan if value is None else value for value in values], dtype=float)
-
+    rows = np.array([(one.estimate, one.low, one.high) for one in intervals], dtype=float)
+    middle, low, high = rows.reshape(-1, 3).T
     return Band(
         tokens=left.tokens,
-        difference=column("estimate"),
-        low=column("low"),
-        high=column("high"),
+        difference=middle,
+        low=low,
+        high=high,
         n=len(left.loss),
         n_baseline=len(right.loss),
     )
 
 
-def _differences(left: Grid, right: Grid, alpha: float, *, paired: bool) -> list[Interval]:
+def _differences(left: CurveGrid, right: CurveGrid, alpha: float, *, paired: bool) -> list[Interval]:
     """Return left − right at each token count of two aligned grids."""
-    common = sorted(set(left.seeds) & set(right.seeds)) if paired else []
-    if len(common) < 2:
-        return [welch_interval(left.loss[:, i], right.loss[:, i], alpha) for i in range(len(left.tokens))]
-    rows = [[grid.seeds.index(seed) for seed in common] for grid in (left, right)]
-    differences = left.loss[rows[0]] - right.loss[rows[1]]
-    return [mean_interval(differences[:, i], alpha) for i in range(len(left.tokens))]
+    sides = ([list(zip(grid.seeds, at, strict=True)) for at in grid.loss.T] for grid in (left, right))
+    return [t_interval(contrast(*each, paired=paired)[0], alpha) for each in zip(*sides, strict=True)]
 
 
-def _align(left: Grid, right: Grid) -> tuple[Grid, Grid]:
+def _align(left: CurveGrid, right: CurveGrid) -> tuple[CurveGrid, CurveGrid]:
     tokens, in_left, in_right = np.intersect1d(left.tokens, right.tokens, return_indices=True)
     return (
         replace(left, tokens=tokens, loss=left.loss[:, in_left]),

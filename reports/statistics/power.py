@@ -1,9 +1,7 @@
 """What so many seeds could have shown, and how many more would settle what is open.
 
-From the spread of log T that the runs themselves show, or of its paired differences where seeds are paired;
-80 % power at the 5 % level, two-sided, by Student's t on the difference of two means, or on the mean of the
-differences. With few seeds the spread is itself uncertain, and so are these figures: they are for planning,
-not for claims.
+From the spread of log T that the runs show, or of its paired differences; 80 % power at the 5 % level,
+two-sided, by Student's t. With few seeds the spread is itself uncertain: the figures are for planning.
 
 How it fails: it does not raise. Without two runs of known T on each side there is nothing to go by.
 """
@@ -32,10 +30,9 @@ MOST_SEEDS = 1000
 class Power:
     """One comparison's: spread of log T of either side, and what follows from it.
 
-    ``spread_of_pairs``: of the differences of log T over seeds in common, which all else then follows from;
-    None where the comparison is not paired.
+    ``spread_of_pairs``: of the differences of log T over seeds in common; None without pairs.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
-    ``more_seeds``: how many more of each arm would settle the comparison if the cost is what it seems;
+    ``more_seeds``: how many more of each arm would settle the comparison if the cost is the estimate;
     0 where it is settled, None where more than 1,000 would be needed.
     """
 

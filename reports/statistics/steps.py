@@ -1,10 +1,9 @@
 """What each further GEMM adds: pairs of arms that differ in one GEMM's precision and in nothing else.
 
-Found by comparing resolved configurations, not names: in a ladder Fprop, Fprop + Dgrad, all three, each rung
-is such a pair. A verdict on which GEMM adds most rests on these, for a comparison with the baseline alone
-mixes the GEMMs.
+Found by comparing resolved configurations, not names. The verdict on which GEMM adds most rests on these
+pairs: a comparison with the baseline alone mixes the GEMMs.
 
-How it fails: an arm whose configuration is not there (no run of it has started) takes part in no pair.
+How it fails: an arm without a configuration (no run of it has started) is in no pair.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.recipes import GEMMS
-from ablate.reports.statistics.cost import Cost, token_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.run.outcome import Outcome
+    from ablate.reports.statistics.cost import Cost
     from ablate.store.records import RecordedConfig
 
 
@@ -32,30 +30,16 @@ class Step:
     cost: Cost
 
 
-def find_steps(
-    configs: Mapping[str, RecordedConfig],
-    outcomes: Mapping[str, Sequence[Outcome]],
-    *,
-    paired: bool,
-    alphas: Mapping[str, float],
-    seeds: Mapping[str, int | None],
-) -> tuple[Step, ...]:
+def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:
     """Return every pair of arms in which the second puts exactly one more GEMM into FP4.
 
-    ``alphas``: each arm's level; two arms are compared at the stricter of theirs. ``seeds``: at how many an
-    arm was stopped, None where it was not; of the other arm only as many count.
+    ``cost``: the token cost of the second arm it is given over the first.
     """
     usable = {
         arm: config
         for arm, config in configs.items()
         if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS)
     }
-
-    def cost(first: str, second: str) -> Cost:
-        n = min((n for n in (seeds[first], seeds[second]) if n is not None), default=None)
-        alpha = min(alphas[first], alphas[second])
-        return token_cost(outcomes[second][:n], outcomes[first][:n], paired=paired, alpha=alpha)
-
     return tuple(
         Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second))
         for first, config in usable.items()
@@ -82,12 +66,11 @@ def _is_fp4(policy: Mapping[str, Any]) -> bool:
 
 
 def _added_gemm(config: RecordedConfig, other: RecordedConfig) -> str | None:
-    same = {key: value for key, value in config.whole.items() if key not in ("recipe", "seed")}
-    if same != {key: value for key, value in other.whole.items() if key not in ("recipe", "seed")}:
-        return None
+    """Return the only GEMM that the second arm has in FP4 and the first has not, all else equal."""
+    rest, other_rest = ({**one.whole, "recipe": None, "seed": None} for one in (config, other))
     first, second = config.recipe or {}, other.recipe or {}
     changed = [gemm for gemm in GEMMS if first[gemm] != second[gemm]]
-    if len(changed) != 1:
+    if rest != other_rest or len(changed) != 1:
         return None
-    before, after = first[changed[0]], second[changed[0]]
-    return changed[0] if _is_fp4(after) and not _is_fp4(before) else None
+    gemm = changed[0]
+    return gemm if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]) else None

@@ -1,15 +1,14 @@
 """Which arms need not go on, decided so that the report's intervals stay right: a group-sequential rule.
 
-Who looks at results after every seed and stops at the first interval that pleases is wrong far more often
-than one time in twenty. So the 5 % are spent over the looks that the study declares (Lan and DeMets 1983),
-and each look gets a nominal level at which all looks together err in 5 % of all studies. The intervals at
-these levels are repeated confidence intervals (Jennison and Turnbull 1989), which hold whether, when and why
-an arm was stopped. The levels are those of the normal theory (Armitage, McPherson and Rowe 1969), used with
-Student's t (the significance-level approach: Pocock 1977; Jennison and Turnbull 2000, chapter 11).
+Stopping at the first favourable interval, with a look after every seed, errs far more often than one time in
+twenty. So the 5 % are spent over the looks that the study declares (Lan and DeMets 1983): each look has a
+nominal level, and all looks together err in 5 % of all studies. The intervals at these levels are repeated
+confidence intervals (Jennison and Turnbull 1989), which hold whether, when and why an arm was stopped. The
+levels are those of the normal theory (Armitage, McPherson and Rowe 1969), used with Student's t (the
+significance-level approach: Pocock 1977; Jennison and Turnbull 2000, chapter 11).
 
-A look at n seeds takes the first n of the study's seeds of the arm and of the baseline, and is due when all
-of these have results: which runs happened to end first plays no part. ``decide`` is a pure function of
-results, so that whoever asks (the driver, a resumed one, the report) gets the same answer.
+A look at n seeds takes the first n seeds of the arm and of the baseline, and is due when all of these have
+results. ``decide`` is a pure function of results: the driver and the report get the same answer.
 
 How it fails: it does not raise. Where a comparison gives no interval, no arm is stopped for it.
 """
@@ -93,21 +92,16 @@ def alpha_of(
 ) -> float:
     """Return the nominal level at which an arm that goes on is compared: that of the look it stands at.
 
-    ``ended``: no run of either side is still to come. Then it stands at the last look, even if some runs have
-    failed: with fewer results the last looks are nearer to each other than planned, and the level is on the
-    safe side. Before the first look, the first look's.
+    ``ended``: no run of either side is still to come. The level is then the last look's, also where runs have
+    failed: with fewer results it is on the safe side. Before the first look it is the first look's.
     """
     if rule is None or rule.hopeless is None:
         return ALPHA
     alphas = levels_of(rule.hopeless)
     if ended:
         return alphas[-1]
-    passed = [
-        alpha
-        for n, alpha in zip(rule.hopeless.looks, alphas, strict=True)
-        if _has_results(arm, n) and _has_results(baseline, n)
-    ]
-    return passed[-1] if passed else alphas[0]
+    passed = sum(_has_results(arm, n) and _has_results(baseline, n) for n in rule.hopeless.looks)
+    return alphas[max(0, passed - 1)]
 
 
 def _hopeless(

@@ -45,31 +45,38 @@ def reached(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Reached | None
     runs = [run for run in outcomes if run.end != "missing"]
     if not runs:
         return None
-    end = (
-        max(run.low if run.end == "censored" else run.high for run in runs if run.end != "diverged")
-        if any(run.end != "diverged" for run in runs)
-        else max(run.low for run in runs)
-    )
-    times = sorted({run.high for run in runs if run.end == "hit"})
+    end = max([_last_look(run) for run in runs if run.end != "diverged"] or [run.low for run in runs])
     survival, variance = 1.0, 0.0
     steps: list[tuple[float, float, float | None, float | None]] = [(0.0, 0.0, None, None)]
-    for time in times:
-        at_risk = sum(
-            run.end == "diverged" or (run.high if run.end == "hit" else run.low) >= time for run in runs
-        )
-        events = sum(run.end == "hit" and run.high == time for run in runs)
+    for time, at_risk, events in _events(runs):
         survival *= 1 - events / at_risk
         variance += events / (at_risk * (at_risk - events)) if at_risk > events else math.inf
         steps.append((time, 1 - survival, *_band(survival, variance, alpha)))
-    columns = tuple(zip(*steps, strict=True))
-    return Reached(tokens=columns[0], share=columns[1], low=columns[2], high=columns[3], end=end, n=len(runs))
+    tokens, share, low, high = zip(*steps, strict=True)
+    return Reached(tokens=tokens, share=share, low=low, high=high, end=end, n=len(runs))
+
+
+def _last_look(run: Outcome) -> float:
+    """Return the tokens at which a run reached the target, or was last looked at."""
+    return run.high if run.end == "hit" else run.low
+
+
+def _events(runs: Sequence[Outcome]) -> list[tuple[float, int, int]]:
+    """Return each time at which runs reached the target, how many had not by then, and how many did so."""
+    return [
+        (
+            time,
+            sum(run.end == "diverged" or _last_look(run) >= time for run in runs),
+            sum(run.end == "hit" and run.high == time for run in runs),
+        )
+        for time in sorted({run.high for run in runs if run.end == "hit"})
+    ]
 
 
 def common_horizon(arms: Iterable[Sequence[Outcome]]) -> float | None:
     """Return the tokens up to which every arm's share is known; None without results.
 
-    Without a censored run an arm's share is known for good: runs have reached the target or never will.
-    Then it is the latest time that anything happened, or a diverged run's budget.
+    Without any censored run: the latest time at which a run reached the target, or a diverged run's budget.
     """
     followed = [_followed(runs) for runs in arms if any(run.end != "missing" for run in runs)]
     if not followed:
@@ -81,19 +88,17 @@ def common_horizon(arms: Iterable[Sequence[Outcome]]) -> float | None:
 def _followed(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     """Return the tokens up to which an arm's share is known, and the latest time of any of its runs."""
     runs = [run for run in outcomes if run.end != "missing"]
-    latest = max(run.high if run.end == "hit" else run.low for run in runs)
+    latest = max(map(_last_look, runs))
     if all(run.end != "censored" for run in runs):
         return math.inf, latest
-    looked = max(run.high if run.end == "hit" else run.low for run in runs if run.end != "diverged")
-    return looked, latest
+    return max(_last_look(run) for run in runs if run.end != "diverged"), latest
 
 
 def restricted_mean(outcomes: Sequence[Outcome], horizon: float, alpha: float = ALPHA) -> Interval:
     """Return the mean of tokens to target cut at ``horizon`` tokens, with its interval.
 
-    The area over the curve of the share that has reached: censored runs count for as long as they were
-    looked at, diverged ones to the horizon. Greenwood's variance; with few runs the interval is rough. None
-    as an estimate where the last run was looked at for less than the horizon.
+    The area over the curve of the share that has reached, with Greenwood's variance; with few runs the
+    interval is rough. No estimate where the last run was looked at for less than the horizon.
     """
     curve = reached(outcomes)
     if curve is None:
@@ -104,29 +109,21 @@ def restricted_mean(outcomes: Sequence[Outcome], horizon: float, alpha: float = 
     times = [time for time in curve.tokens if time < horizon] + [horizon]
     widths = [after - before for before, after in itertools.pairwise(times)]
     areas = [(1 - share) * width for share, width in zip(curve.share, widths, strict=False)]
-    variance = 0.0
-    for i, time in enumerate(times[1:-1], 1):
-        at_risk = sum(
-            run.end == "diverged" or (run.high if run.end == "hit" else run.low) >= time for run in runs
-        )
-        events = sum(run.end == "hit" and run.high == time for run in runs)
-        if at_risk > events:
-            variance += sum(areas[i:]) ** 2 * events / (at_risk * (at_risk - events))
+    variance = sum(
+        sum(areas[i:]) ** 2 * events / (at_risk * (at_risk - events))
+        for i, (time, at_risk, events) in enumerate(_events(runs), 1)
+        if time < horizon and at_risk > events
+    )
     mean = sum(areas)
     if variance == 0:
         return Interval(estimate=mean, note="no spread: no interval")
-    half = _quantile(alpha) * math.sqrt(variance)
+    half = -float(ndtri(alpha / 2)) * math.sqrt(variance)
     return Interval(estimate=mean, low=mean - half, high=min(mean + half, horizon))
-
-
-def _quantile(alpha: float) -> float:
-    """Return the two-sided quantile of the normal distribution."""
-    return -float(ndtri(alpha / 2))
 
 
 def _band(survival: float, variance: float, alpha: float) -> tuple[float | None, float | None]:
     """Return the band of the share that has reached, 1 − S."""
     if not 0 < survival < 1 or not math.isfinite(variance):
         return None, None
-    width = _quantile(alpha) * math.sqrt(variance) / abs(math.log(survival))
+    width = -float(ndtri(alpha / 2)) * math.sqrt(variance) / abs(math.log(survival))
     return 1 - survival ** math.exp(-width), 1 - survival ** math.exp(width)

@@ -1,10 +1,11 @@
-"""Token cost as a function of the target, because one target can mislead.
+"""Token cost at other targets than the study's, because one target can mislead.
 
-Over the losses that every run of both arms passes on its way: from the lowest that all reach down to, up to
-the lowest first evaluation. Each target is read as the study's own is, with its interval; the band is
-pointwise and neighbouring targets share their noise.
+Each is read as the study's own is, with its interval; neighbouring targets share their noise. Where the loss
+curve gets flatter, the same lag in loss is more tokens: ``cost_growth`` compares the cost at the target with
+that half-way to it.
 
-How it fails: it does not raise. Where a run diverged, or the ranges do not overlap, there is no sweep.
+How it fails: it does not raise. Where a run diverged, or the ranges do not overlap, there is no sweep; where
+not every run of both arms crosses both losses at a known place, there is no growth, and the reason says why.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.reports.statistics.cost import Cost, token_cost
+from ablate.reports.statistics.cost import Cost, mean_tokens, token_cost
 from ablate.reports.statistics.intervals import ALPHA
 from ablate.reports.statistics.losses import common_grid
-from ablate.run.outcome import outcome
+from ablate.run.outcome import Outcome, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.statistics.losses import Curve
-    from ablate.run.outcome import Outcome, Rule
+    from ablate.run.outcome import Rule
 
 MOST_TARGETS = 40
 
@@ -48,7 +49,10 @@ def target_sweep(
     paired: bool = False,
     alpha: float = ALPHA,
 ) -> Sweep | None:
-    """Return the token cost over the range of targets that both arms cover; None where there is none."""
+    """Return the token cost at each target that all runs of both arms pass; None where there is none.
+
+    From the lowest loss that all of them reach up to the lowest first evaluation.
+    """
     left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
     if not left or not right or any(curve.end == "diverged" for curve in (*left, *right)):
         return None
@@ -101,3 +105,50 @@ def outcomes_at(curves: Sequence[Curve], target: float, rule: Rule) -> list[Outc
         )
         for curve in curves
     ]  # fmt: skip
+
+
+def cost_growth(
+    arm: Sequence[Curve],
+    baseline: Sequence[Curve],
+    target: float,
+    *,
+    rule: Rule = "confirmed",
+    paired: bool = False,
+    alpha: float = ALPHA,
+    decay_begins: int | None = None,
+) -> Cost:
+    """Return by what share (1 + token cost) grows from half-way to the target (nats per token) on.
+
+    Half-way is the loss that the baseline reaches, in the mean over its runs, after half of its tokens to
+    target; the interval leaves out that this place comes from the baseline's runs. What each run's tokens
+    grow by from there to the target is compared as tokens to target are.
+
+    ``decay_begins``: the tokens after which the learning rate of either falls at the end.
+    """
+    left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
+    if any(curve.end == "diverged" for curve in (*left, *right)):
+        return Cost(kind="none", reason="runs diverged")
+    ends = [outcomes_at(curves, target, rule) for curves in (left, right)]
+    if not all(ends) or not all(run.exact for side in ends for run in side):
+        return Cost(kind="none", reason="not every run has reached the target")
+    if decay_begins is not None and any(run.high > decay_begins for side in ends for run in side):
+        return Cost(kind="none", reason="the target was crossed while the learning rate fell")
+    half = 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
+    grid = common_grid(right)
+    if not len(grid.tokens) or half < grid.tokens[0]:
+        return Cost(kind="none", reason="no evaluation before half of the way")
+    between = float(np.interp(half, grid.tokens, grid.mean))
+    before = [outcomes_at(curves, between, rule) for curves in (left, right)]
+    if not all(run.exact for side in before for run in side):
+        return Cost(kind="none", reason="a run has no evaluation before half of the way")
+    ratios = [
+        [_grown(*pair) for pair in zip(earlier, later, strict=True)]
+        for earlier, later in zip(before, ends, strict=True)
+    ]
+    return token_cost(ratios[0], ratios[1], paired=paired, alpha=alpha)
+
+
+def _grown(earlier: Outcome, later: Outcome) -> Outcome:
+    """Return an outcome whose "tokens" are those to the target over those half-way."""
+    ratio = later.high / earlier.high
+    return Outcome(seed=later.seed, end="hit", low=ratio, high=ratio)

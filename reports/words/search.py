@@ -12,10 +12,10 @@ from ablate.search.halving import short_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.reports.findings.search import Found, Point, Rung
+    from ablate.reports.findings.search import Found, Rung, TrialPoint
 
 
-def value_text(found: Found, point: Point) -> str:
+def value_text(found: Found, point: TrialPoint) -> str:
     """Return a point's loss or token cost, with how it ended where that is no result."""
     if point.value is None:
         return point.end
@@ -26,7 +26,7 @@ def value_text(found: Found, point: Point) -> str:
     return f"{point.end} (> {text.removeprefix('+')})" if point.end == "missed" else point.end
 
 
-def _over_baseline(rung: Rung, point: Point) -> str:
+def _over_baseline(rung: Rung, point: TrialPoint) -> str:
     """Return how far a point's loss is over the baseline's."""
     base = rung.baseline
     if point.is_baseline:
@@ -36,7 +36,7 @@ def _over_baseline(rung: Rung, point: Point) -> str:
     return words.signed(point.value - base.value, 4)
 
 
-def time_text(point: Point) -> str:
+def time_text(point: TrialPoint) -> str:
     """Return a modelled step time over the baseline's."""
     return f"{point.time:.3f}×"
 
@@ -45,7 +45,7 @@ def front_table(found: Found) -> Table:
     """Return the front of the largest budget that was reached, the fastest recipe first."""
     rung = found.last
     of_loss = found.objective == "loss"
-    columns: dict[str, Callable[[Point], str]] = {
+    columns: dict[str, Callable[[TrialPoint], str]] = {
         "Recipe": lambda one: one.name,
         "Loss" if of_loss else "Token cost": lambda one: value_text(found, one),
         "Over the baseline's": lambda one: _over_baseline(rung, one),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ablate.reports.findings.search import Found, Point, Rung
+from ablate.reports.findings.search import Found, Rung, TrialPoint
 
 FACTORS = {"recipe.gemms": ("none", "F", "F+D"), "recipe.stabiliser": ("none", "sr", "dht")}
 BAR = "pub|ished *odd* <b>$x$</b>"
@@ -22,7 +22,7 @@ def point(number, name, value, time, **more):
         "end": "ok",
         "why": None,
     }
-    return Point(number=number, name=name, value=value, time=time, **(usual | more))
+    return TrialPoint(number=number, name=name, value=value, time=time, **(usual | more))
 
 
 def found_search(**more):

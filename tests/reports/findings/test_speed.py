@@ -16,9 +16,9 @@ from ablate.base.files import write_json_atomic
 from ablate.modelled.speed import LLAMA_8B, published_checks, token_time
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
-from ablate.reports.findings.speed import TimedRun, measured_speed, modelled_speed
+from ablate.reports.findings.results import RunResult
+from ablate.reports.findings.speed import measured_speed, modelled_speed
 from ablate.reports.statistics.cost import Cost
-from ablate.run.outcome import Outcome
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
@@ -26,7 +26,23 @@ ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
 
 def timed(pairs):
     return [
-        TimedRun(outcome=Outcome(seed=i, end="hit", low=tokens, high=tokens), tokens_per_sec=speed)
+        RunResult(
+            run_id=f"{i}",
+            arm="a",
+            seed=i,
+            state="finished",
+            end="hit",
+            tokens=20,
+            budget=20,
+            tokens_to_target=tokens,
+            left_bound=False,
+            last_loss=1.0,
+            message=None,
+            seconds=None,
+            tokens_per_sec=speed,
+            devices=1,
+            backend_mode="native",
+        )
         for i, (tokens, speed) in enumerate(pairs)
     ]
 
@@ -60,7 +76,7 @@ def test_pairs_are_compared_as_pairs():
 
 def test_never_over_the_hits_alone():
     runs = timed(ARM)
-    late = dataclasses.replace(runs[0], outcome=Outcome(seed=0, end="censored", low=300.0))
+    late = dataclasses.replace(runs[0], end="censored", tokens_to_target=None)
     found = measured_speed([late, *runs[1:]], timed(BASE), paired=False)
     assert found.end_to_end.estimate is None
     assert found.hours.estimate is None

@@ -13,7 +13,7 @@ from synthetic_study import line, resolved_recipe, smooth_curve
 
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.unneeded import Unneeded
+from ablate.reports.findings.ends import Unneeded
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import token_cost
 from ablate.reports.statistics.stopping import (
