@@ -7,6 +7,10 @@ and exits with code 2. Every other exception is a bug in ablate and keeps its tr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -44,6 +48,14 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type's name if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def likely(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the hint at the known name that is most like an unknown one, ``otherwise`` if none is."""
+    import difflib  # only faults need it
+
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean '{close[0]}'?" if close else otherwise
 
 
 def safe_text(text: str, keep: str = "") -> str:

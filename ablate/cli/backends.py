@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.common import device_option, known_backend, write_out
-from ablate.cli.gemm_times import gemm_times, layers_of_formats, layers_of_study, show_times
+from ablate.cli.common import AT_LEAST_1, chosen_arms, chosen_device, json_option, known_backend, out_option
+from ablate.cli.output import deliver, figure, format_table, terminal_width
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ablate.backends.device import Device
+    from ablate.plan import PlannedArm
+    from ablate.recipes import GemmPolicy, LayerRecipe
 
 _FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
+_FEATURES = 1024
+_TOKENS = 1024
+"""The layer that is timed for each format where no study is given."""
 _EXAMPLES = """\b
 Examples:
   ablate backends                        what this machine does
@@ -29,16 +41,12 @@ Examples:
 @click.option("--details", is_flag=True, help="Say how, or why not, for every back end and format.")
 @click.option("--time", "timed", is_flag=True, help="Time GEMMs on this machine: STUDY's, or one a format.")
 @click.option("--arm", "names", multiple=True, help="Time only this arm; may be given again.")
-@click.option(
-    "--tokens", type=click.IntRange(min=1), help="Time with so many rows. Default: a micro batch's tokens."
-)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=20, show_default=True, help="Time so many times."
-)
+@click.option("--tokens", type=AT_LEAST_1, help="Time with so many rows. Default: a micro batch's tokens.")
+@click.option("--repeats", type=AT_LEAST_1, default=20, show_default=True, help="Time so many times.")
 @click.option("--device", help="Time on a torch device: cpu, cuda. Default: the first GPU, else the CPU.")
 @click.option("--backend", help="Time this back end. Default: as the study says.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+@json_option
+@out_option
 def command(
     study: str | None,
     arch: str | None,
@@ -70,21 +78,18 @@ def command(
             raise UserError("--arm: without a study there are no arms")
         if backend is not None:
             known_backend(backend)
-        where, _ = device_option(device)
-        layers = (
-            layers_of_formats(_FORMATS, tokens, backend)
-            if study is None
-            else layers_of_study(study, names, tokens, backend)
-        )
-        content = gemm_times(layers, where, repeats)
+        where, _ = chosen_device(device)
+        if study is None:
+            layers = _layers_of_formats(tokens, backend)
+        else:
+            layers = _layers_of_study(study, names, tokens, backend)
+        content = _gemm_times(layers, where, repeats)
     else:
         content = _support(arch)
-    if out is not None:
-        write_out(out, content)
-    if as_json:
-        click.echo(json.dumps(content, indent=1))
-    elif timed:
-        show_times(content)
+    if deliver(content, out, as_json=as_json):
+        return
+    if timed:
+        _show_times(content)
     else:
         _show_support(content, details=details)
 
@@ -92,78 +97,204 @@ def command(
 def _support(arch: str | None) -> dict[str, Any]:
     """Return what each back end does on this machine, or on an architecture that is not here."""
     from ablate.backends.device import KNOWN, default_device, device_of, device_of_arch
+    from ablate.backends.select import Selection
 
     if arch is not None and arch not in KNOWN:
         raise UserError(f"--arch: unknown architecture '{arch}' (expected {', '.join(KNOWN)})")
     device = device_of_arch(arch) if arch else device_of(default_device())
     where = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": arch is None}
-    return {"device": where, "backends": _rows(device), "auto": _chosen(device)}
+    selection = Selection("auto")
+    auto = {fmt: selection.choose(_gemm_in(fmt), device)[0].name for fmt in _FORMATS}
+    return {"device": where, "backends": _rows(device), "auto": auto}
+
+
+def _rows(device: Device) -> list[dict[str, str]]:
+    """Return one row a back end and format; the three GEMMs are alike."""
+    from ablate.backends.select import load_backend
+    from ablate.run.backends import backend_names
+
+    rows = []
+    for name in (name for name in backend_names() if name != "auto"):
+        for fmt in _FORMATS:
+            try:
+                backend = load_backend(name)
+            except ValueError as error:
+                mode, detail = "no", str(error)
+            else:
+                support = backend.support(_gemm_in(fmt), device)
+                mode, detail = support.mode, support.detail
+            rows.append({"backend": name, "format": fmt, "gemm": "all", "mode": mode, "detail": detail})
+    return rows
+
+
+def _gemm_in(fmt: str) -> GemmPolicy:
+    from ablate.recipes import GemmPolicy, OperandPolicy
+
+    operand = OperandPolicy(format=fmt)  # type: ignore[arg-type]
+    return GemmPolicy(left=operand, right=operand)
 
 
 def _show_support(content: dict[str, Any], *, details: bool) -> None:
     device, rows = content["device"], content["backends"]
     elsewhere = "" if device["here"] else ", not here: as its support is known"
     click.echo(f"{device['name']} ({device['arch']}){elsewhere}\n")
-    _print_table(rows, content["auto"])
-    if details:
-        click.echo()
-        for row in rows:
-            gemms = "" if row["gemm"] == "all" else f" {row['gemm']}"
-            click.echo(f"{row['backend']:<13} {row['format']:<11}{gemms} {row['mode']}: {row['detail']}")
-    else:
-        click.echo("\n--details says how, and why not.")
-
-
-def _gemms(fmt: str) -> dict[str, Any]:
-    from ablate.recipes import GEMMS, GemmPolicy, OperandPolicy
-
-    policy = OperandPolicy(format=fmt)  # type: ignore[arg-type]
-    return {gemm: GemmPolicy(left=policy, right=policy) for gemm in GEMMS}
-
-
-def _rows(device: Any) -> list[dict[str, str]]:
-    """Return one row a back end and format; one for each GEMM only where they differ."""
-    from ablate.backends.select import load_backend
-    from ablate.run.backends import backend_names
-
-    rows = []
-    for name in backend_names():
-        if name == "auto":
-            continue
-        try:
-            backend = load_backend(name)
-        except ValueError as error:
-            rows += [_row(name, fmt, "all", "no", str(error)) for fmt in _FORMATS]
-            continue
-        for fmt in _FORMATS:
-            found = {gemm: backend.support(policy, device) for gemm, policy in _gemms(fmt).items()}
-            if len(set(found.values())) == 1:
-                support = next(iter(found.values()))
-                rows.append(_row(name, fmt, "all", support.mode, support.detail))
-            else:
-                rows += [_row(name, fmt, gemm, one.mode, one.detail) for gemm, one in found.items()]
-    return rows
-
-
-def _row(backend: str, fmt: str, gemm: str, mode: str, detail: str) -> dict[str, str]:
-    return {"backend": backend, "format": fmt, "gemm": gemm, "mode": mode, "detail": detail}
-
-
-def _chosen(device: Any) -> dict[str, str]:
-    """Return which back end ``auto`` takes for each format."""
-    from ablate.backends.select import Selection
-
-    selection = Selection("auto")
-    return {fmt: selection.choose(_gemms(fmt)["fprop"], device)[0].name for fmt in _FORMATS}
-
-
-def _print_table(rows: list[dict[str, str]], chosen: dict[str, str]) -> None:
-    names = list(dict.fromkeys(row["backend"] for row in rows))
-    modes: dict[tuple[str, str], set[str]] = {}
-    for row in rows:
-        modes.setdefault((row["backend"], row["format"]), set()).add(row["mode"])
-    widths = {name: max(len(name), 9) for name in names}
-    click.echo("format      auto       " + " ".join(f"{name:<{widths[name]}}" for name in names))
+    modes = {(row["backend"], row["format"]): row["mode"] for row in rows}
+    widths = {row["backend"]: max(len(row["backend"]), 9) for row in rows}
+    names = " ".join(f"{name:<{width}}" for name, width in widths.items())
+    click.echo(f"format      auto       {names}")
     for fmt in _FORMATS:
-        cells = " ".join(f"{'/'.join(sorted(modes[name, fmt])):<{widths[name]}}" for name in names)
-        click.echo(f"{fmt:<11} {chosen[fmt]:<10} {cells}".rstrip())
+        cells = " ".join(f"{modes[name, fmt]:<{width}}" for name, width in widths.items())
+        click.echo(f"{fmt:<11} {content['auto'][fmt]:<10} {cells}".rstrip())
+    click.echo("" if details else "\n--details says how, and why not.")
+    for row in rows if details else ():
+        click.echo(f"{row['backend']:<13} {row['format']:<11} {row['mode']}: {row['detail']}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    """Layers of one shape and recipe under one name: their number, and the back end for their GEMMs.
+
+    ``arm`` is the name of a study's arm, or of a format.
+    """
+
+    arm: str
+    part: str
+    count: int
+    tokens: int
+    inputs: int
+    outputs: int
+    recipe: LayerRecipe
+    backend: str
+
+
+def _layers_of_study(
+    study: str, names: tuple[str, ...], tokens: int | None, backend: str | None
+) -> Iterator[_Layers]:
+    """Yield the layers of a study's arms, those of ``names`` alone if there are any."""
+    from ablate.plan import build_plan
+    from ablate.study import load_study
+
+    plan = build_plan(load_study(study))
+    for arm in chosen_arms(plan, names, sorted(arm.name for arm in plan.arms)):
+        yield from _layers_of_arm(arm, tokens, backend)
+
+
+def _layers_of_formats(tokens: int | None, backend: str | None) -> Iterator[_Layers]:
+    """Yield one layer for each format, all of its GEMMs in it."""
+    from ablate.recipes import GEMMS, LayerRecipe
+
+    for fmt in _FORMATS:
+        yield _Layers(
+            arm=fmt, part="layer", count=1, tokens=tokens or _TOKENS, inputs=_FEATURES, outputs=_FEATURES,
+            recipe=LayerRecipe(**dict.fromkeys(GEMMS, _gemm_in(fmt))), backend=backend or "auto",
+        )  # fmt: skip
+
+
+def _layers_of_arm(arm: PlannedArm, tokens: int | None, backend: str | None) -> Iterator[_Layers]:
+    """Yield the layers of an arm at the start of training; those of one recipe and shape count as one."""
+    from ablate.recipes.place import stages
+    from ablate.run.architecture import layer_places
+
+    training = arm.config.training
+    sequences = training.micro_batch_size or training.batch_size // arm.resources.devices_per_run
+    where = layer_places(arm.layers)
+    counted: Counter[tuple[str, int, int, LayerRecipe]] = Counter()
+    for layer in arm.layers:
+        place = where[layer.name]
+        blockless = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
+        recipe = next(stage.recipe for stage in stages(arm.config.recipe, place) if not stage.start(1))
+        counted[blockless.removeprefix("blocks."), layer.inputs, layer.outputs, recipe] += 1
+    for (part, inputs, outputs, recipe), count in counted.items():
+        yield _Layers(
+            arm=arm.name, part=part, count=count, tokens=tokens or sequences * training.seq_len,
+            inputs=inputs, outputs=outputs, recipe=recipe, backend=backend or arm.config.backend,
+        )  # fmt: skip
+
+
+def _gemm_times(layers: Iterable[_Layers], where: str, repeats: int) -> dict[str, Any]:
+    """Time every GEMM of some layers on a torch device; return what ``--json`` prints."""
+    from ablate.backends.device import device_of
+    from ablate.modelled.hardware import peaks_of
+
+    device = device_of(where)
+    rows = list(_timed_rows(layers, where, device.name, repeats))
+    peaks = peaks_of(device.name)
+    return {
+        "device": asdict(device),
+        "peaks": None if peaks is None else asdict(peaks),
+        "repeats": repeats,
+        "gemms": rows,
+        "arms": _totals(rows),
+    }
+
+
+def _timed_rows(layers: Iterable[_Layers], where: str, device: str, repeats: int) -> Iterator[dict[str, Any]]:
+    from ablate.backends.select import Selection
+    from ablate.backends.testing.bench import Shape, time_gemm
+    from ablate.modelled.hardware import peak_tflops
+    from ablate.recipes import GEMMS, describe_gemm
+
+    time_once = cache(time_gemm)
+    selection = cache(Selection)
+    for one in layers:
+        shape = Shape(tokens=one.tokens, inputs=one.inputs, outputs=one.outputs)
+        for gemm in GEMMS:
+            policy = one.recipe.gemm(gemm)
+            try:
+                timed = time_once(gemm, policy, shape, selection(one.backend), where, repeats=repeats)
+            except ValueError as error:
+                raise UserError(f"arm '{one.arm}', {one.part}, {gemm.capitalize()}: {error}") from None
+            peak = peak_tflops(device, policy.left.format) if timed.mode == "native" else None
+            yield {
+                "arm": one.arm, "layer": one.part, "layers": one.count, "operands": describe_gemm(policy),
+                **asdict(timed), "share_of_peak": peak and timed.tflops / peak, "total_ms": timed.total_ms,
+                "speed_over_bf16": timed.speed_over_bf16, "speed_over_fp8": timed.speed_over_fp8,
+            }  # fmt: skip
+
+
+def _totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each arm's time for all linear layers, over bf16's and FP8's."""
+    totals = []
+    for name in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == name]
+        parts = ("total_ms", "bf16_ms", "fp8_ms")
+        total, bf16, fp8 = (sum(row[part] * row["layers"] for row in own) for part in parts)
+        times = {"total_ms": total, "speed_over_bf16": bf16 / total, "speed_over_fp8": fp8 / total}
+        totals.append({"arm": name, **times, "modes": sorted({row["mode"] for row in own})})
+    return totals
+
+
+def _show_times(content: dict[str, Any]) -> None:
+    """Print a table for each arm, and one of their totals."""
+    width = terminal_width(110)
+    device = content["device"]
+    click.echo(f"{device['name']} ({device['arch']}), medians of {content['repeats']} repeats\n")
+    header = [
+        "layer", "GEMM", "M×N×K", "by", "quantise ms", "GEMM ms", "TFLOP/s", "of peak", "× bf16", "× FP8",
+    ]  # fmt: skip
+    for name in dict.fromkeys(row["arm"] for row in content["gemms"]):
+        lines = [
+            [
+                row["layer"].split(".")[-1], row["gemm"].capitalize(), f"{row['m']}×{row['n']}×{row['k']}",
+                row["mode"] if row["backend"] == row["mode"] else f"{row['backend']} {row['mode']}",
+                f"{row['quantise_ms']:.3f}", f"{row['multiply_ms']:.3f}", f"{row['tflops']:.2f}",
+                figure(row["share_of_peak"], ".0%"),
+                f"{row['speed_over_bf16']:.2f}", f"{row['speed_over_fp8']:.2f}",
+            ]
+            for row in content["gemms"]
+            if row["arm"] == name
+        ]  # fmt: skip
+        click.echo(f"{name}\n{format_table(header, lines, width=width)}\n")
+    click.echo("All linear layers of a pass, forward and backward:")
+    totals = [
+        [
+            one["arm"], f"{one['total_ms']:.2f}", f"{one['speed_over_bf16']:.2f}",
+            f"{one['speed_over_fp8']:.2f}", ", ".join(one["modes"]),
+        ]
+        for one in content["arms"]
+    ]  # fmt: skip
+    click.echo(format_table(["arm", "ms", "× bf16", "× FP8", "how"], totals, width=width))
+    if any("emulated" in one["modes"] for one in content["arms"]):
+        click.echo(
+            "\nEmulated GEMMs are slower than bf16 by design; their times say nothing of FP4 hardware."
+        )

@@ -1,22 +1,34 @@
-"""What several verbs share: the storage option and finding a study by name or by file."""
+"""What several verbs share: options, and finding a study by name or by file."""
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.errors import UserError
-from ablate.store import StudyStore
+from ablate.base.errors import UserError, first_line
 from ablate.store.runs import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ablate.backends.device import Device
+    from ablate.plan import Plan, PlannedArm
+    from ablate.store import StudyStore
+
+AT_LEAST_1 = click.IntRange(min=1)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+out_option = click.option("--out", type=FILE, help="Write that object to a file.")
+device_option = click.option(
+    "--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU."
+)
+address_option = click.option(
+    "--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine)."
+)
 
 
 def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = ()) -> Callable[..., Any]:
@@ -25,36 +37,31 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
         "--storage",
         *other_names,
         "storage",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=FOLDER,
         default=default_storage,
         show_default="$ABLATE_STORAGE, else ./ablate-runs",
         help="Folder that holds studies, token cache and the MLflow store.",
     )(function)
 
 
-def tracking_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--tracking-uri URI``; an address that MLflow does not take is refused before anything is done."""
+def _checked(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
+    """Refuse an address that MLflow does not take, before anything is done."""
+    from ablate.track.uri import resolve_tracking_uri
 
-    def check(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
-        from ablate.track.uri import resolve_tracking_uri
+    resolve_tracking_uri(Path(), uri)
+    return uri
 
-        resolve_tracking_uri(Path(), uri)
-        return uri
 
-    return click.option(
-        "--tracking-uri",
-        metavar="URI",
-        callback=check,
-        help="MLflow server (default: a database in the storage).",
-    )(function)
+tracking_option = click.option(
+    "--tracking-uri",
+    metavar="URI",
+    callback=_checked,
+    help="MLflow server (default: a database in the storage).",
+)
 
 
 def find_study(storage: Path, study: str) -> StudyStore:
-    """Return the store of a study that ran, given its name or its YAML file.
-
-    Raises:
-        UserError: nothing of that name has run here; names the likely one.
-    """
+    """Return the store of a study that ran, given its name or its YAML file."""
     name, verb = study, "run"
     if study.endswith((".yaml", ".yml")):
         from ablate.study import load_study
@@ -65,11 +72,7 @@ def find_study(storage: Path, study: str) -> StudyStore:
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
-    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage.
-
-    Raises:
-        UserError: one is not there, or two are the same.
-    """
+    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage."""
     stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
     known: dict[Path, str] = {}
     for study, store in zip(studies, stores, strict=True):
@@ -88,41 +91,28 @@ def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]
 def trials_of(store: StudyStore) -> StudyStore | None:
     """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
     tuning = store.plan().tuning
-    if tuning is None:
-        return None
-    trials = StudyStore(store.path.parent / tuning.study)
-    return trials if trials.plan_path.exists() else None
+    return None if tuning is None else study_at(store.path.parent / tuning.study)
 
 
-def device_option(where: str | None) -> tuple[str, Device]:
-    """Return a torch device and what it is; by default the first GPU, else the CPU.
+def chosen_arms(plan: Plan, names: Collection[str], known: Collection[str]) -> list[PlannedArm]:
+    """Return the arms of these names, all without any; ``known``: all names, as the message lists them."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
+    return [arm for arm in plan.arms if not names or arm.name in names]
 
-    Raises:
-        UserError: one that cannot be used here.
-    """
+
+def chosen_device(where: str | None) -> tuple[str, Device]:
+    """Return a torch device and what it is; by default the first GPU, else the CPU."""
     from ablate.backends.device import default_device, device_of
 
     chosen = where or default_device()
     try:
         return chosen, device_of(chosen)
     except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"--device: '{chosen}' cannot be used ({first}); try --device cpu") from None
-
-
-def write_out(out: Path, content: dict[str, Any]) -> None:
-    """Write what a verb measured to the file of its ``--out``."""
-    with writing_to(out):
-        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def writing_to(out: Path) -> Iterator[None]:
-    """Turn errors of writing to ``--out`` into a ``UserError``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
+        raise UserError(
+            f"--device: '{chosen}' cannot be used ({first_line(error)}); try --device cpu"
+        ) from None
 
 
 def known_backend(name: str) -> None:
@@ -133,12 +123,19 @@ def known_backend(name: str) -> None:
         raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
 
 
-def parse_prices(texts: Sequence[str]) -> dict[str, float]:
-    """Return USD for a device-hour by hardware, of texts such as ``B200=4``.
+def price_option(what_for: str) -> Callable[..., Any]:
+    """Return ``--price``, whose value is USD for a device-hour by hardware."""
+    return click.option(
+        "--price",
+        "prices",
+        multiple=True,
+        metavar="HARDWARE=USD",
+        callback=_prices,
+        help=f"USD for a device-hour, such as B200=4: {what_for}.",
+    )
 
-    Raises:
-        UserError: hardware that is not known, or no price.
-    """
+
+def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
     if not texts:
         return {}
     from ablate.modelled.hardware import PEAKS

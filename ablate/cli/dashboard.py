@@ -1,4 +1,4 @@
-"""``ablate dashboard``: MLflow's pages at one study.
+"""``ablate sync`` and ``ablate dashboard``: a study in MLflow, and MLflow's pages at it.
 
 How it fails: an unknown study, a port that is taken, a database that is not there and a server that does
 not answer are one line each, exit code 2.
@@ -16,14 +16,50 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.common import find_study, storage_option
+from ablate.cli.common import find_study, storage_option, tracking_option
+from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir
+from ablate.track.mirror import Mirror
+from ablate.track.uri import (
+    default_tracking_uri,
+    is_database,
+    is_http,
+    redact,
+    resolve_tracking_uri,
+    sqlite_path,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import FrameType
 
 
-@click.command()
+@click.command("sync", epilog="Example:  ablate sync my-study --tracking-uri http://mlflow:5000")
+@click.argument("study")
+@tracking_option
+@click.option("--rebuild", is_flag=True, help="Look at everything anew, whatever was sent before.")
+@storage_option
+def sync(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Path) -> int:
+    """Send what MLflow lacks of STUDY (a name or its YAML file), from the run store alone.
+
+    Safe to repeat: what is there already is not sent twice. Also puts a study into another MLflow server.
+    """
+    store = find_study(storage, study)
+    uri = resolve_tracking_uri(storage, tracking_uri)
+    if rebuild:
+        cursor_path(store, uri).unlink(missing_ok=True)
+    report = Mirror(store, uri).sync_once()
+    sent = f"{report.metrics_sent} metric points sent"
+    click.echo(f"{report.runs_sent} runs looked at, {sent} to {redact(uri)}")
+    return _say_problem(report)
+
+
+def _say_problem(report: MirrorReport) -> int:
+    """Say what could not be sent; return the exit code."""
+    if report.problem:
+        click.echo(f"Not everything could be sent: {report.problem}", err=True)
+    return 1 if report.problem else 0
+
+
+@click.command("dashboard")
 @click.argument("study")
 @storage_option
 @click.option(
@@ -36,17 +72,6 @@ if TYPE_CHECKING:
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def command(study: str, storage: Path, tracking_uri: str | None, port: int | None, no_browser: bool) -> None:
     """Open MLflow's pages at STUDY (a name or its YAML file) until Ctrl-C."""
-    from ablate.track.cursor import mirror_dir
-    from ablate.track.mirror import Mirror
-    from ablate.track.uri import (
-        default_tracking_uri,
-        is_database,
-        is_http,
-        redact,
-        resolve_tracking_uri,
-        sqlite_path,
-    )
-
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)
     if not is_http(uri) and not is_database(uri):
@@ -62,14 +87,12 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
     report = Mirror(store, uri).sync_once()
     if report.experiment_id is None:
         raise UserError(f"MLflow at {redact(uri)} cannot be used: {report.problem}")
-    if report.problem:
-        click.echo(f"Not everything could be sent: {report.problem}", err=True)
-
+    _say_problem(report)
     if is_http(uri):
         _show(page(uri, report.experiment_id), no_browser)
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         log = mirror_dir(store) / "server.log"
         with local_server(uri, storage / "mlartifacts", log, chosen) as (url, process):
@@ -92,16 +115,9 @@ def page(base: str, experiment_id: str) -> str:
 
 
 def _show(address: str, no_browser: bool) -> None:
-    from ablate.track.uri import redact
-
     click.echo(redact(address))
     sys.stdout.flush()
     # Without a display the "browser" would be a text browser that takes over the terminal.
     has_display = sys.platform == "darwin" or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
     if has_display and not no_browser:
         webbrowser.open(address)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise KeyboardInterrupt

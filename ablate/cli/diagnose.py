@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.errors import Problem, UserError, safe_text
-from ablate.cli.common import device_option, write_out
-from ablate.cli.table import format_table
+from ablate.base.errors import UserError, safe_text
+from ablate.cli.common import AT_LEAST_1, chosen_device, device_option, json_option, out_option
+from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.cli.diagnose_model import Subject
     from ablate.diagnose.harm import Cell, Harm
     from ablate.train.loop import Trainee
@@ -41,26 +40,19 @@ _SHARE = 0.8
 @click.option(
     "--seq-len", type=click.IntRange(min=32), help="Tokens a sequence. Default: as a run, or up to 512."
 )
-@click.option(
-    "--sequences", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences of the batch."
-)
+@click.option("--sequences", type=AT_LEAST_1, default=4, show_default=True, help="Sequences of the batch.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+@device_option
+@json_option
+@out_option
 def command(
     model: str,
-    *,
-    data: str | None,
-    recipe: str | None,
     layers: tuple[str, ...],
     draws: int,
-    seq_len: int | None,
-    sequences: int,
-    seed: int,
     device: str | None,
     as_json: bool,
     out: Path | None,
+    **asked: Any,
 ) -> None:
     """Rank the layers and GEMMs of MODEL by the harm that a recipe is predicted to do, without training.
 
@@ -73,8 +65,8 @@ def command(
     from ablate.cli.diagnose_model import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
 
-    subject = find_subject(model, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences, seed=seed)
-    where, found = device_option(device)
+    subject = find_subject(model, **asked)
+    where, found = chosen_device(device)
     window = tokens_of(subject)
     from ablate.diagnose.harm import predict_harm
     from ablate.train.loop import assemble
@@ -89,7 +81,7 @@ def command(
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
             ranked = predict_harm(trainee, window, cells, draws=draws, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
-        raise UserError(Problem(what=f"{model}: {error}", hint="another --recipe or --seq-len?")) from None
+        raise UserError(f"{model}: {error} (another --recipe or --seq-len?)") from None
     content = {
         "format": 1,
         "model": model,
@@ -100,11 +92,7 @@ def command(
         "draws": draws,
         "gemms": [asdict(one) for one in ranked],
     }
-    if out is not None:
-        write_out(out, content)
-    if as_json:
-        click.echo(json.dumps(content, indent=1))
-    else:
+    if not deliver(content, out, as_json=as_json):
         _show(content, subject, ranked)
 
 
@@ -114,35 +102,28 @@ def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[C
     names = list(trainee.state.places)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            hint = f"layers: {', '.join(names[:4])}, …"
-            raise UserError(Problem(what=f"--layers: '{pattern}' names no layer", hint=hint))
+            raise UserError(f"--layers: '{pattern}' names no layer (layers: {', '.join(names[:4])}, …)")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, one) for one in patterns)]
     cells = cells_of(trainee, chosen, draws=draws)
     if not cells:
-        hint = "choose another --recipe or other --layers"
-        raise UserError(Problem(what="nothing is quantised in these layers", hint=hint))
+        raise UserError("nothing is quantised in these layers (choose another --recipe or other --layers)")
     return cells
 
 
 def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None:
-    width = shutil.get_terminal_size((110, 24)).columns
-    click.echo(
-        safe_text(
-            f"{content['model']}, {subject.weights}; {content['recipe']}; {content['tokens']:,} tokens\n",
-            keep="\n",
-        )
-    )
+    what = f"{content['model']}, {subject.weights}; {content['recipe']}; {content['tokens']:,} tokens"
+    click.echo(safe_text(what, keep="\n") + "\n")
     # Short words: with those of one column longer, names of layers would break on 80 places.
     header = ("layer", "GEMM", "harm", "random", "loss", "error", "gain", "bias")
     rows = [
         (
-            one.layer, one.gemm.capitalize(), _percent(one.harm), _percent(one.random),
-            f"{one.loss_change:+.4f}", _percent(one.diagnosis.product.relative_error),
-            _figure(one.diagnosis.product.gain), _figure(one.diagnosis.product.bias_share),
+            one.layer, one.gemm.capitalize(), figure(one.harm, ".2%"), figure(one.random, ".2%"),
+            f"{one.loss_change:+.4f}", figure(one.diagnosis.product.relative_error, ".2%"),
+            figure(one.diagnosis.product.gain, ".3f"), figure(one.diagnosis.product.bias_share, ".3f"),
         )
         for one in ranked
     ]  # fmt: skip
-    click.echo(format_table(header, rows, width=width))
+    click.echo(format_table(header, rows, width=terminal_width(110)))
     click.echo(f"\n{_finding(ranked)}")
     click.echo(
         "Harm (predicted) and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
@@ -162,13 +143,5 @@ def _finding(ranked: list[Harm]) -> str:
     worst = ranked[0]
     return (
         f"{count} of {len(ranked)} GEMMs make {running[count - 1] / total:.0%} of the predicted harm; "
-        f"first {worst.gemm.capitalize()} of {worst.layer} ({_percent(worst.harm)})."
+        f"first {worst.gemm.capitalize()} of {worst.layer} ({figure(worst.harm, '.2%')})."
     )
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -5,23 +5,35 @@ How it fails: ``UserError`` for missing or unfitting input, with the option that
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import Problem, UserError
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from ablate.base.errors import UserError, first_line, likely
+from ablate.base.files import parse_json
+from ablate.data import hf_tokenizer, open_tokens, prepare
+from ablate.data.batches import batch, sequence_starts
+from ablate.data.documents import json_documents, text_documents
+from ablate.data.identity import BYTES_VOCABULARY
+from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
+from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
+from ablate.models.hf_files import config_folder
+from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, expand_word, resolve
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
+from ablate.run.presets import PRESETS
+from ablate.run.schedule import plan_steps
+from ablate.store import RunDir
+from ablate.store.checkpoints import Checkpoint, load_newest
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from ablate.recipes import Recipe
-    from ablate.run.config import DataConfig, ModelConfig, RunConfig
-    from ablate.store.checkpoints import Checkpoint
     from ablate.train.loop import Trainee
 
-DEFAULT_SEQ_LEN = 512
-DEFAULT_RECIPE = "mxfp4"
+_SEQ_LEN = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,43 +60,33 @@ def find_subject(
     sequences: int,
     seed: int,
 ) -> Subject:
-    """Return the subject that the command line describes.
-
-    Raises:
-        UserError: a model, data or recipe that cannot be used.
-    """
+    """Return the subject that the command line describes."""
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
         return _of_run(folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences)
     chosen, weights = _model(model, folder, seed)
     tokenizer = str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
     corpus = _data(data, tokenizer)
-    return Subject(
-        config=_config(
-            chosen,
-            corpus,
-            _recipe(recipe or DEFAULT_RECIPE),
-            seq_len=seq_len or min(DEFAULT_SEQ_LEN, _positions(chosen)),
-            sequences=sequences,
-            seed=seed,
-        ),
-        weights=weights,
+    resolved = _recipe(recipe or "mxfp4")
+    length = seq_len or min(_SEQ_LEN, _positions(chosen))
+    config = RunConfig(
+        model=chosen,
+        data=corpus,
+        data_digest="",
+        vocab_size=_vocabulary(corpus),
+        training=TrainingConfig(seq_len=length, batch_size=sequences, tokens=10**9),
+        recipe=resolved,
+        backend="auto",
+        seed=seed,
     )
+    return Subject(config=config, weights=weights)
 
 
 def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     """Return the tokens [sequences, seq_len + 1] that are diagnosed.
 
     A run's own text gives those of its first step; other text is read from its beginning, as far as needed.
-
-    Raises:
-        UserError: text that cannot be used, or too little of it.
     """
-    import numpy as np
-
-    from ablate.data import open_tokens, prepare
-    from ablate.data.batches import batch, sequence_starts
-
     config = subject.config
     sequences, seq_len = config.training.batch_size, config.training.seq_len
     if subject.prepared is not None:
@@ -92,22 +94,13 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
         return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
     tokens = _read(config.data, sequences * seq_len + 1)
     if len(tokens) <= sequences * seq_len:
-        what = (
-            f"--data: {len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
-        )
-        raise UserError(Problem(what=what, hint="lower --seq-len or --sequences, or name more text"))
+        what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
+        raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
     return batch(tokens, np.arange(sequences) * seq_len, seq_len)
 
 
 def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
     """Return the first tokens of some text."""
-    import numpy as np
-
-    from ablate.data import hf_tokenizer
-    from ablate.data.documents import json_documents, text_documents
-    from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, find_files, stdlib_files
-    from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
-
     tokenizer: Tokenizer = ByteTokenizer()
     if data.tokenizer_path is not None:
         found = hf_tokenizer.locate(data.tokenizer_path)
@@ -132,67 +125,45 @@ def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
 
 
 def load_weights(trainee: Trainee, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out.
-
-    Raises:
-        ValueError: it is of another model.
-    """
+    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out."""
     from ablate.train.snapshot import Snapshot, restore_snapshot
 
     module = trainee.network.module
-    own: dict[str, Any] = {
+    tensors: dict[str, Any] = {
         f"model.{name}": buffer for name, buffer in module.named_buffers() if "amax_" in name
     }
-    tensors: dict[str, Any] = {
-        name: tensor
-        for name, tensor in checkpoint.tensors.items()
-        if name.startswith("model.") and (name in own or "amax_" not in name)
-    }
-    restore_snapshot(
-        module, trainee.optimizer, Snapshot(step=checkpoint.step, tensors=own | tensors, numbers={})
-    )
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith("model.") and (name in tensors or "amax_" not in name):
+            tensors[name] = tensor
+    restore_snapshot(module, trainee.optimizer, Snapshot(step=checkpoint.step, tensors=tensors, numbers={}))
 
 
 def _of_run(
     folder: Path, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int
 ) -> Subject:
-    from pydantic import ValidationError
-
-    from ablate.run.config import config_from_json
-    from ablate.run.schedule import plan_steps
-    from ablate.store import RunDir
-    from ablate.store.checkpoints import load_newest
-
     run = RunDir(folder)
     try:
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(Problem(file=str(folder / "config.json"), what=f"is no run's: {first}")) from None
+        raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
     checkpoint, passed_over = load_newest(run.checkpoints, run.metrics_path)
     if checkpoint is None:
         hint = passed_over[0] if passed_over else "a run that has ended keeps none; stop one in its course"
-        raise UserError(Problem(file=str(folder), what="the run has no checkpoint", hint=hint))
+        raise UserError(f"{folder}: the run has no checkpoint ({hint})")
     if data is not None:
         if config.data.tokenizer == "bpe":
-            what = "--data: the run's tokenizer was trained on its own text"
-            raise UserError(Problem(what=what, hint="leave --data out"))
+            raise UserError("--data: the run's tokenizer was trained on its own text (leave --data out)")
         tokenizer = config.data.tokenizer_path if config.data.tokenizer == "hf" else None
         corpus = _data(data, tokenizer)
         if (size := _vocabulary(corpus)) != config.vocab_size:
             what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
-            raise UserError(Problem(what=what, hint="leave --data out to take the run's own text"))
+            raise UserError(f"{what} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
     done = checkpoint.step * plan_steps(config.training).tokens_per_step
-    training = replace(
-        config.training,
-        seq_len=min(seq_len or config.training.seq_len, config.training.seq_len),
-        batch_size=sequences,
-        micro_batch_size=None,
-    )
-    config = replace(config, training=training, recipe=_recipe(recipe) if recipe else config.recipe)
+    length = min(seq_len or config.training.seq_len, config.training.seq_len)
+    training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
     return Subject(
-        config=config,
+        config=replace(config, training=training, recipe=_recipe(recipe) if recipe else config.recipe),
         weights=f"the checkpoint after step {checkpoint.step:,}",
         checkpoint=checkpoint,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
@@ -201,9 +172,6 @@ def _of_run(
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
-    from ablate.run.config import ModelConfig
-    from ablate.run.presets import PRESETS
-
     random = f"random initial weights of seed {seed}"
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random
@@ -211,99 +179,64 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
         return ModelConfig(function=model), random
     if folder.is_dir() and not (folder / "config.json").is_file():
         hint = "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
-        raise UserError(Problem(file=model, what="no model there", hint=hint))
+        raise UserError(f"{model}: no model there ({hint})")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         return ModelConfig(hf=str(folder.absolute())), random
     if not folder.is_dir():
-        if likely := difflib.get_close_matches(model, PRESETS, n=1, cutoff=0.75):
-            raise UserError(Problem(what=f"no model '{model}'", hint=f"did you mean '{likely[0]}'?"))
+        if hint := likely(model, PRESETS, "", cutoff=0.75):
+            raise UserError(f"no model '{model}' ({hint})")
         return ModelConfig(hf=model, pretrained=True), "the published checkpoint"
     return ModelConfig(hf=str(folder.absolute()), pretrained=True), "the checkpoint in the folder"
 
 
 def _positions(model: ModelConfig) -> int:
     """Return how many positions a Hugging Face model says that it has."""
-    from ablate.base.files import parse_json
-    from ablate.models.hf_files import config_folder
-
     if model.hf is None:
-        return DEFAULT_SEQ_LEN
+        return _SEQ_LEN
     path = config_folder(model.hf, weights=model.pretrained) / "config.json"
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(Problem(file=str(path), what=f"cannot be read: {error}")) from None
+        raise UserError(f"{path}: cannot be read: {error}") from None
     known = [content.get(key) for key in ("max_position_embeddings", "n_positions")]
-    return next((count for count in known if isinstance(count, int) and count > 0), DEFAULT_SEQ_LEN)
+    return next((count for count in known if isinstance(count, int) and count > 0), _SEQ_LEN)
 
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     """Return the text to take tokens from; by default Python's standard library."""
-    from ablate.data.sources import JSON_SUFFIXES, TOKEN_SUFFIXES
-    from ablate.run.config import DataConfig
-
     words: dict[str, Any] = {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
     if data is None:
         return DataConfig(source="stdlib", **words)
     if data.endswith(TOKEN_SUFFIXES):
-        what = f"--data: {data} holds tokens of no known vocabulary"
-        raise UserError(Problem(what=what, hint="name text: a file or folder of .txt, .py, .jsonl …"))
+        hint = "name text: a file or folder of .txt, .py, .jsonl …"
+        raise UserError(f"--data: {data} holds tokens of no known vocabulary ({hint})")
     path = Path(data).expanduser()
     if not path.exists():
-        raise UserError(Problem(what=f"--data: no such file or folder {data}"))
+        raise UserError(f"--data: no such file or folder {data}")
     is_json = data.endswith(JSON_SUFFIXES)
     return DataConfig(source="jsonl" if is_json else "text", paths=[str(path.absolute())], **words)
 
 
 def _vocabulary(data: DataConfig) -> int:
-    from ablate.data import hf_tokenizer
-    from ablate.data.identity import BYTES_VOCABULARY
-
     path = data.tokenizer_path
     return BYTES_VOCABULARY if path is None else hf_tokenizer.locate(path).vocab_size
 
 
-def _config(
-    model: ModelConfig, data: DataConfig, recipe: Recipe, *, seq_len: int, sequences: int, seed: int
-) -> RunConfig:
-    from ablate.run.config import RunConfig, TrainingConfig
-
-    return RunConfig(
-        model=model,
-        data=data,
-        data_digest="",
-        vocab_size=_vocabulary(data),
-        training=TrainingConfig(seq_len=seq_len, batch_size=sequences, tokens=10**9),
-        recipe=recipe,
-        backend="auto",
-        seed=seed,
-    )
-
-
 def _recipe(text: str) -> Recipe:
     """Return the recipe of ``--recipe``: a word, or a mapping as a study writes it."""
-    from pydantic import TypeAdapter, ValidationError
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    from ablate.recipes import SHORT_RECIPES, RecipeSpec, SenselessRecipe, expand_word, resolve
-
     value: Any = text
     if text.lstrip().startswith("{"):
         try:
             value = YAML(typ="safe").load(text)
         except YAMLError as error:
-            first = str(error).strip().splitlines()[0]
-            raise UserError(Problem(what=f"--recipe: is not YAML: {first}")) from None
+            raise UserError(f"--recipe: is not YAML: {first_line(error)}") from None
     elif text not in SHORT_RECIPES:
-        likely = difflib.get_close_matches(text, SHORT_RECIPES, n=1)
-        hint = f"did you mean '{likely[0]}'?" if likely else "`ablate recipes` lists them; or a mapping {…}"
-        raise UserError(Problem(what=f"--recipe: unknown recipe '{text}'", hint=hint))
+        hint = likely(text, SHORT_RECIPES, "`ablate recipes` lists them; or a mapping {…}")
+        raise UserError(f"--recipe: unknown recipe '{text}' ({hint})")
     try:
         return resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(value)))
     except ValidationError as error:
-        first_fault = error.errors()[0]
-        where = ".".join(map(str, first_fault["loc"]))
-        raise UserError(Problem(what=f"--recipe: {where}: {first_fault['msg']}")) from None
+        fault = error.errors()[0]
+        raise UserError(f"--recipe: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
     except SenselessRecipe as error:
-        raise UserError(Problem(what=f"--recipe: {error}")) from None
+        raise UserError(f"--recipe: {error}") from None

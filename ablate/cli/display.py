@@ -10,30 +10,28 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Self
 
 from ablate.base.errors import safe_text
+from ablate.cli.output import figure
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
-from ablate.workflow.listener import Listener
+from ablate.workflow import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
+    from rich.live import Live
     from rich.table import Table
 
     from ablate.store import StudyStore
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
-_STYLES: dict[State, str] = {
-    "finished": "green", "diverged": "magenta", "failed": "red", "interrupted": "yellow",
-    "running": "bold", "pending": "dim", "stopped": "cyan",
-}  # fmt: skip
-
-
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
-_ORDER: tuple[State, ...] = (
-    "running", "failed", "diverged", "interrupted", "stopped", "finished", "pending",
-)  # fmt: skip
+_STYLES: dict[State, str] = {
+    "running": "bold", "failed": "red", "diverged": "magenta", "interrupted": "yellow",
+    "stopped": "cyan", "finished": "green", "pending": "dim",
+}  # fmt: skip
+_ORDER = list(_STYLES)
 
 
 def format_count(n: float | None) -> str:
@@ -55,10 +53,6 @@ def format_seconds(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _loss(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
 def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Table:
     """Return a table of runs that fits 80 columns; losses in nats per token."""
     from rich.markup import escape
@@ -76,8 +70,8 @@ def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Tab
             str(run.seed),
             f"[{_STYLES[run.state]}]{run.state}[/]",
             f"{format_count(run.tokens)}/{format_count(run.budget)}",
-            _loss(run.loss),
-            _loss(run.val_loss),
+            figure(run.loss, ".4f"),
+            figure(run.val_loss, ".4f"),
             format_count(run.tokens_per_sec),
             format_seconds(run.seconds_left),
         )
@@ -103,42 +97,42 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._started = time.monotonic()
         self._last_drawn = 0.0
         self._states: dict[str, State] = {}
-        self._draw: Callable[[], None] = self._print_lines
-        self._close: Callable[[], None] = lambda: None
+        self._last_line = float("-inf")
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             from rich.live import Live
 
-            live = Live(console=self._console, auto_refresh=False, transient=True)
-            live.start()
-            self._draw = lambda: live.update(self._renderable(), refresh=True)
-            self._close = live.stop
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.update(force=True)
-        self._close()
+        if self._live is not None:
+            self._live.stop()
 
     def update(self, *, force: bool = False) -> None:
         """Redraw if the interval has passed."""
         now = time.monotonic()
         if force or now - self._last_drawn >= _REFRESH_SEC:
-            self._draw()
+            runs = self._reader.read(self._run_ids)
+            elapsed = format_seconds(now - self._started)
+            if self._live is None:
+                self._print_lines(runs, elapsed)
+            else:
+                self._live.update(self._table(runs, elapsed), refresh=True)
             self._last_drawn = now
 
-    def _renderable(self) -> Table:
-        runs = self._reader.read(self._run_ids)
+    def _table(self, runs: list[RunProgress], elapsed: str) -> Table:
         room = max(4, self._console.size.height - 6)
         shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
         hidden = len(runs) - len(shown)
         more = f" · {hidden} not shown" if hidden else ""
-        elapsed = format_seconds(time.monotonic() - self._started)
         return progress_table(shown, title=f"{summary(runs)} · {elapsed}{more}")
 
-    def _print_lines(self) -> None:
-        runs = self._reader.read(self._run_ids)
-        elapsed = format_seconds(time.monotonic() - self._started)
+    def _print_lines(self, runs: list[RunProgress], elapsed: str) -> None:
         changed = [run for run in runs if self._states.get(run.run_id, "pending") != run.state]
         for run in changed:
             self._states[run.run_id] = run.state
@@ -149,11 +143,21 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         if changed or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
             self._line(f"[{elapsed}] {summary(runs)}")
 
-    _last_line = float("-inf")
-
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def console_listener(address: str | None, *, stderr: bool = False) -> ConsoleListener:
+    """Return a listener that prints, ready for a cluster at ``address``: Ray's token is set."""
+    from rich.console import Console
+
+    from ablate.execute.cluster import use_token
+
+    listener = ConsoleListener(Console(highlight=False, stderr=stderr))
+    if address is not None and (warning := use_token()):
+        listener.say(warning)
+    return listener
 
 
 class ConsoleListener(Listener):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
 
-from ablate.cli.common import device_option, known_backend
+from ablate.cli.common import chosen_device, json_option, known_backend
+from ablate.cli.output import echo_json
 
 if TYPE_CHECKING:
     from ablate.backends.testing.suite import Result
@@ -26,7 +27,7 @@ Examples:
 @click.option("--backend", "names", multiple=True, help="Only this back end; may be given again.")
 @click.option("--device", help="A torch device: cpu, cuda, cuda:1. Default: the first GPU, else the CPU.")
 @click.option("--quick", is_flag=True, help="Fewer policies and no training.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@json_option
 @click.pass_context
 def command(
     context: click.Context, names: tuple[str, ...], device: str | None, quick: bool, as_json: bool
@@ -44,7 +45,7 @@ def command(
 
     for name in names:
         known_backend(name)
-    where, found = device_option(device)
+    where, found = chosen_device(device)
     chosen = names or [name for name in backend_names() if name not in ("auto", "reference")]
     results: list[Result] = []
     skipped: dict[str, str] = {}
@@ -58,24 +59,22 @@ def command(
             continue
         supports = [backend.support(both(policy), found) for policy in POLICIES]
         if all(support.mode == "no" for support in supports):
-            skipped[name] = next(
-                support.detail for policy, support in zip(POLICIES, supports, strict=True)
-                if policy.format == "mxfp4"
-            )  # fmt: skip
+            formats = [policy.format for policy in POLICIES]
+            skipped[name] = supports[formats.index("mxfp4")].detail
             continue
         if not as_json:
             click.echo(f"\n{name}: {backend.detail()}")
-        for result in self_test(name, where, quick=quick):
+        trained = not quick and name != "reference"
+        for result in chain(
+            self_test(name, where, quick=quick), trains_like_emulation(name, where) if trained else ()
+        ):
             results.append(result)
-            _say(result, as_json=as_json)
-        if not quick and name != "reference":
-            for result in trains_like_emulation(name, where):
-                results.append(result)
-                _say(result, as_json=as_json)
+            if not as_json:
+                click.echo(f"  {'pass' if result.passed else 'FAIL'}  {result.check}: {result.detail}")
     failed = [result for result in results if not result.passed]
     if as_json:
         content = {"device": asdict(found), "results": [asdict(one) for one in results], "skipped": skipped}
-        click.echo(json.dumps(content | {"passed": not failed}, indent=1))
+        echo_json(content | {"passed": not failed})
     else:
         click.echo()
         for name, why in skipped.items():
@@ -83,8 +82,3 @@ def command(
                 click.echo(f"{name}: not here: {why}")
         click.echo(f"{len(results) - len(failed)} of {len(results)} checks passed.")
     context.exit(1 if failed else 0)
-
-
-def _say(result: Result, *, as_json: bool) -> None:
-    if not as_json:
-        click.echo(f"  {'pass' if result.passed else 'FAIL'}  {result.check}: {result.detail}")

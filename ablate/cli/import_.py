@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
 from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.common import storage_option
+from ablate.cli.common import AT_LEAST_1, storage_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.store.lock import Target
+
+    Crossing = Literal["confirmed", "first_eval"]
+    _Decorator = Callable[[Any], Any]
+    _Found = tuple[Mapping[str, Sequence[ImportedRun]], list[str]]
+    """Runs by arm, and a line for each fault."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -38,23 +43,10 @@ def command() -> None:
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What every importer asks for, as it was typed."""
-
-    study: str
-    baselines: tuple[str, ...]
-    target: str
-    crossing: Literal["confirmed", "first_eval"]
-    paired: bool
-    waive: tuple[str, ...]
-    description: str | None
-    storage: Path
-
-
-def _common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that every importer has; ``function`` gets them as ``asked``."""
-    options: list[Callable[..., Any]] = [
+def _importer(name: str, *own_options: _Decorator) -> Callable[[Callable[..., _Found]], click.Command]:
+    """Make a verb of a function that takes its own options and returns runs by arm, and faults."""
+    options: list[_Decorator] = [
+        *own_options,
         click.option("--study", required=True, help="Name of the study that is made."),
         click.option(
             "--baseline", "baselines", multiple=True, required=True,
@@ -65,106 +57,125 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
             "--crossing", type=click.Choice(["confirmed", "first_eval"]), default="confirmed",
             show_default=True, help="How tokens to target are read.",
         ),
-        click.option("--paired", is_flag=True, help="Equal seeds are pairs: the same data and weights."),
-        click.option("--waive", multiple=True, help="Pool the runs of an arm although they differ in this."),
+        click.option(
+            "--paired", "paired_seeds", is_flag=True,
+            help="Equal seeds are pairs: the same data and weights.",
+        ),
+        click.option(
+            "--waive", "waived", multiple=True,
+            help="Pool the runs of an arm although they differ in this.",
+        ),
         click.option("--description", help="Free text, shown in the report."),
         partial(storage_option, other_names=("--out",)),
     ]  # fmt: skip
 
-    @wraps(function)
-    def command(**values: Any) -> Any:
-        asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})
-        return function(**values, asked=asked)
+    def make(read: Callable[..., _Found]) -> click.Command:
+        function: Any = wraps(read)(partial(_import, read))
+        for option in reversed(options):
+            function = option(function)
+        return command.command(name)(function)
 
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return make
 
 
-_arm = click.option(
-    "--arm", "arms", multiple=True, required=True, help="NAME=FILE or NAME=FOLDER; repeat it."
+def _import(
+    read: Callable[..., _Found],
+    study: str,
+    baselines: tuple[str, ...],
+    storage: Path,
+    **options: Any,
+) -> None:
+    """Read logs, write them as a study, and say what there is; exit code 1 if something was left out."""
+    from ablate.reports.read.imported import ImportedStudy, write_study
+
+    target, crossing = options.pop("target"), options.pop("crossing")
+    shown = {key: options.pop(key) for key in ("paired_seeds", "waived", "description")}
+    found, faults = read(**options)
+    if not _NAME.fullmatch(study):
+        raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
+    parsed = _target(target, crossing)
+    if len(baselines) > 1:
+        raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
+    for fault in faults:
+        click.echo(fault, err=True)
+    made = ImportedStudy(name=study, arms=found, baseline=baselines[0], target=parsed, **shown)
+    try:
+        store, left_out = write_study(made, storage / study)
+    except OSError as error:
+        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
+    for fault in left_out:
+        click.echo(fault, err=True)
+    for name, runs in found.items():
+        click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
+    click.echo(f"\nStudy: {store.path}\nNext:  ablate report {study} --storage {storage}")
+    click.get_current_context().exit(1 if faults or left_out else 0)
+
+
+def _arm_option(text: str, *, required: bool = True) -> _Decorator:
+    return click.option("--arm", "arms", multiple=True, required=required, help=f"NAME={text}; repeat it.")
+
+
+_tokens_per_step = click.option(
+    "--tokens-per-step", type=float, default=1.0, help="Where the tokens column counts steps."
+)
+_of_tables: tuple[_Decorator, ...] = (
+    click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    _arm_option("FILE or NAME=FOLDER, in place of FILES", required=False),
+    click.option(
+        "--columns", default="", help="Ours=theirs, e.g. tokens=step,val_loss=eval/loss,run=name,seed=seed."
+    ),
+    _tokens_per_step,
 )
 
 
-@command.command("mllog")
-@_arm
-@click.option(
-    "--tokens-per-sample", type=click.IntRange(min=1), help="Default: the log's max_sequence_length."
+@_importer(
+    "mllog",
+    _arm_option("FILE or NAME=FOLDER"),
+    click.option("--tokens-per-sample", type=AT_LEAST_1, help="Default: the log's max_sequence_length."),
 )
-@_common
-def mllog(arms: tuple[str, ...], tokens_per_sample: int | None, asked: _Asked) -> None:
+def mllog(arms: tuple[str, ...], tokens_per_sample: int | None) -> _Found:
     """Read MLPerf training logs (:::MLLOG): every result*.txt or *.log in the folders given."""
     from ablate.reports.read.mllog import read_mllog
 
     found: dict[str, list[ImportedRun]] = {}
     faults: list[str] = []
-    for name, where in _named(arms).items():
-        for path in _files(name, Path(where), ("result*.txt", "*.log", "*.out")):
-            run, wrong = read_mllog(path, tokens_per_sample=tokens_per_sample)
-            faults += wrong
-            found.setdefault(name, []).extend([run] if run else [])
-    _finish(found, faults, asked)
+    for name, path in _files_of(_named(arms), ("result*.txt", "*.log", "*.out")):
+        run, wrong = read_mllog(path, tokens_per_sample=tokens_per_sample)
+        faults += wrong
+        found.setdefault(name, []).extend([run] if run else [])
+    return found, faults
 
 
-_columns = click.option(
-    "--columns", default="", help="Ours=theirs, e.g. tokens=step,val_loss=eval/loss,run=name,seed=seed."
-)
-_tokens_per_step = click.option(
-    "--tokens-per-step", type=float, default=1.0, help="Where the tokens column counts steps."
-)
-
-
-_files_of_arms = click.argument(
-    "files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
-_arm_or_files = click.option(
-    "--arm", "arms", multiple=True, help="NAME=FILE or NAME=FOLDER, in place of FILES; repeat it."
-)
-
-
-@command.command("csv")
-@_files_of_arms
-@_arm_or_files
-@_columns
-@_tokens_per_step
-@_common
-def csv_(**options: Any) -> None:
+@_importer("csv", *_of_tables)
+def csv_(**options: Any) -> _Found:
     """Read CSV files with one row an evaluation.
 
     FILES have a column `arm`, as the evaluations.csv of a report of ours has; or name each arm's by --arm.
     """
     from ablate.reports.read.tables import read_csv
 
-    _tables(read_csv, ("*.csv",), **options)
+    return _tables(read_csv, ("*.csv",), **options)
 
 
-@command.command("jsonl")
-@_files_of_arms
-@_arm_or_files
-@_columns
-@_tokens_per_step
-@_common
-def jsonl(**options: Any) -> None:
+@_importer("jsonl", *_of_tables)
+def jsonl(**options: Any) -> _Found:
     """Read files of JSON lines with one object an evaluation.
 
     FILES have a key `arm`; or name each arm's by --arm.
     """
     from ablate.reports.read.tables import read_jsonl
 
-    _tables(read_jsonl, ("*.jsonl", "*.json"), **options)
+    return _tables(read_jsonl, ("*.jsonl", "*.json"), **options)
 
 
-@command.command("wandb-export")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--arm", "arms", multiple=True, required=True, help="NAME=PATTERN on the runs' names; repeat it."
+@_importer(
+    "wandb-export",
+    click.argument("file", type=click.Path(path_type=Path)),
+    _arm_option("PATTERN on the runs' names"),
+    click.option("--metric", help="Where the chart has several."),
+    _tokens_per_step,
 )
-@click.option("--metric", help="Where the chart has several.")
-@_tokens_per_step
-@_common
-def wandb_export(
-    file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float, asked: _Asked
-) -> None:
+def wandb_export(file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float) -> _Found:
     """Read FILE, the CSV that a W&B chart exports: columns 'RUN - METRIC'."""
     from ablate.reports.read.tables import Columns, by_pattern, read_wandb_chart, runs_of
 
@@ -173,31 +184,26 @@ def wandb_export(
     runs = found.get(None, [])
     names = [run.source.removeprefix(f"{file} (").removesuffix(")") for run in runs]
     sorted_runs, unsorted = by_pattern(runs, names, _named(arms))
-    _finish(sorted_runs, [*faults, *wrong, *unsorted], asked)
+    return sorted_runs, [*faults, *wrong, *unsorted]
 
 
-@command.command("mlflow")
-@click.option("--tracking-uri", required=True, help="Server or store, e.g. http://mlflow:5000.")
-@click.option("--experiment", required=True, help="Its name.")
-@click.option("--metric", default="val_loss", show_default=True, help="Validation loss in nats per token.")
-@click.option("--arm", "arms", multiple=True, required=True, help="NAME=FILTER in MLflow's search syntax.")
-@_tokens_per_step
-@_common
-def mlflow(
-    tracking_uri: str,
-    experiment: str,
-    metric: str,
-    arms: tuple[str, ...],
-    tokens_per_step: float,
-    asked: _Asked,
-) -> None:
+@_importer(
+    "mlflow",
+    click.option("--tracking-uri", required=True, help="Server or store, e.g. http://mlflow:5000."),
+    click.option("--experiment", required=True, help="Its name."),
+    click.option(
+        "--metric", default="val_loss", show_default=True, help="Validation loss in nats per token."
+    ),
+    click.option(
+        "--arm", "arms", multiple=True, required=True, help="NAME=FILTER in MLflow's search syntax."
+    ),
+    _tokens_per_step,
+)
+def mlflow(tracking_uri: str, experiment: str, arms: tuple[str, ...], **options: Any) -> _Found:
     """Read the runs of an experiment on any MLflow tracking server."""
     from ablate.reports.read.tracking import read_mlflow
 
-    found, faults = read_mlflow(
-        tracking_uri, experiment, metric=metric, arms=_named(arms), tokens_per_step=tokens_per_step
-    )
-    _finish(found, faults, asked)
+    return read_mlflow(tracking_uri, experiment, arms=_named(arms), **options)
 
 
 def _tables(
@@ -208,38 +214,33 @@ def _tables(
     arms: tuple[str, ...],
     columns: str,
     tokens_per_step: float,
-    asked: _Asked,
-) -> None:
+) -> _Found:
     from ablate.reports.read.tables import NEEDED, OPTIONAL, Columns, runs_of
 
     if bool(files) == bool(arms):
         raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
     names = _pairs(columns.split(","), "--columns", "tokens=step") if columns else {}
+    known = (*NEEDED, *OPTIONAL)
     for name in names:
-        if name not in (*NEEDED, *OPTIONAL):
-            raise UserError(
-                f"--columns: no column of ours is '{name}' (expected {', '.join((*NEEDED, *OPTIONAL))})"
-            )
+        if name not in known:
+            raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(known)})")
     mapping = Columns(names=names, tokens_per_unit=tokens_per_step)
     found: dict[str, list[ImportedRun]] = {name: [] for name in _named(arms)}
     faults: list[str] = []
-    for name, where in _named(arms).items():
-        for path in _files(name, Path(where), patterns):
-            rows, wrong = read(path)
-            runs, more = runs_of(path, rows, mapping)
-            faults += [*wrong, *more]
-            wanted = runs.get(name, []) if "arm" in names else [run for own in runs.values() for run in own]
-            found[name] += wanted
-    for path in files:
+    asked: Iterator[tuple[str | None, Path]]
+    asked = chain(_files_of(_named(arms), patterns), ((None, path) for path in files))
+    for wanted, path in asked:
         rows, wrong = read(path)
         runs, more = runs_of(path, rows, mapping)
         faults += [*wrong, *more]
         for arm, own in runs.items():
-            if arm is None:
+            to = wanted or arm
+            if to is None:
                 column = mapping.of("arm")
                 raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
-            found.setdefault(arm, []).extend(own)
-    _finish(found, faults, asked)
+            if to == arm or "arm" not in names:
+                found.setdefault(to, []).extend(own)
+    return found, faults
 
 
 def _named(arms: Sequence[str]) -> dict[str, str]:
@@ -258,23 +259,21 @@ def _pairs(parts: Sequence[str], option: str, example: str) -> dict[str, str]:
     return found
 
 
-def _files(arm: str, where: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return a file, or the files of a folder in order.
-
-    Raises:
-        UserError: nothing there.
-    """
-    if where.is_file():
-        return [where]
-    if not where.exists():
-        raise UserError(f"--arm {arm}: {where} does not exist")
-    for pattern in patterns:
-        if found := sorted(where.glob(pattern)):
-            return found
-    raise UserError(f"--arm {arm}: nothing like {' or '.join(patterns)} in {where}")
+def _files_of(arms: Mapping[str, str], patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield each arm's file, or the files of its folder in order: of the first pattern that finds any."""
+    for arm, where in ((arm, Path(text)) for arm, text in arms.items()):
+        if where.is_file():
+            yield arm, where
+            continue
+        if not where.exists():
+            raise UserError(f"--arm {arm}: {where} does not exist")
+        found = next(filter(None, (sorted(where.glob(pattern)) for pattern in patterns)), None)
+        if found is None:
+            raise UserError(f"--arm {arm}: nothing like {' or '.join(patterns)} in {where}")
+        yield from ((arm, path) for path in found)
 
 
-def _target(text: str, crossing: Literal["confirmed", "first_eval"]) -> Target:
+def _target(text: str, crossing: Crossing) -> Target:
     from ablate.store.lock import Target
 
     kind, _, value = text.partition("=")
@@ -287,38 +286,3 @@ def _target(text: str, crossing: Literal["confirmed", "first_eval"]) -> Target:
     if kind == "perplexity" and number <= 1:
         raise UserError(f"--target: a perplexity is above 1, got {number:g}")
     return Target(kind="val_loss" if kind == "val_loss" else "perplexity", value=number, crossing=crossing)
-
-
-def _finish(found: Mapping[str, Sequence[ImportedRun]], faults: list[str], asked: _Asked) -> None:
-    from ablate.reports.read.imported import ImportedStudy, write_study
-
-    study, storage = asked.study, asked.storage
-    if not _NAME.fullmatch(study):
-        raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
-    target = _target(asked.target, asked.crossing)
-    if len(asked.baselines) > 1:
-        raise UserError(
-            f"--baseline: {' and '.join(asked.baselines)} (expected one arm: make a study for each)"
-        )
-    for fault in faults:
-        click.echo(fault, err=True)
-    made = ImportedStudy(
-        name=study,
-        arms=found,
-        baseline=asked.baselines[0],
-        target=target,
-        paired_seeds=asked.paired,
-        description=asked.description,
-        waived=asked.waive,
-    )
-    try:
-        store, left_out = write_study(made, storage / study)
-    except OSError as error:
-        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
-    for fault in left_out:
-        click.echo(fault, err=True)
-    for name, runs in found.items():
-        evaluations = sum(len(run.evals) for run in runs)
-        click.echo(f"{name}: {len(runs)} runs, {evaluations} evaluations")
-    click.echo(f"\nStudy: {store.path}\nNext:  ablate report {study} --storage {storage}")
-    click.get_current_context().exit(1 if faults or left_out else 0)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+from collections import Counter
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.cli.common import parse_prices, storage_option
-from ablate.cli.table import format_table
+from ablate.base.errors import UserError
+from ablate.cli.common import price_option, storage_option
+from ablate.cli.output import echo_json, format_table, names_text, terminal_width
+from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
+from ablate.execute.todo import find_elsewhere, taken_text
+from ablate.models.arithmetic import parameters_text, schedule_text
+from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
+from ablate.plan.layers import LayerGroup, layer_groups
+from ablate.plan.tuning import range_text, trial_plan, values_text
+from ablate.run.architecture import layer_places
+from ablate.store import StudyStore
+from ablate.store.lock import plan_to_json
+from ablate.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
-    from ablate.plan.layers import LayerGroup
+    from ablate.plan import Plan, PlanCosts, PlannedArm
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
-    from ablate.store import StudyStore
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
@@ -42,23 +52,16 @@ _HIGH_PRECISION = "bf16"
     metavar="NAME",
     help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
 )
-@click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    metavar="HARDWARE=USD",
-    help="USD for a device-hour, such as B200=4: adds what the study costs there.",
-)
+@price_option("adds what the study costs there")
 @storage_option
 def command(
     study: str,
-    *,
     as_json: bool,
     dry_run: bool,
     layers: bool,
     all_runs: bool,
     hardware: tuple[str, ...],
-    prices: tuple[str, ...],
+    prices: dict[str, float],
     storage: Path,
 ) -> None:
     """Show the runs of STUDY without starting any.
@@ -76,35 +79,29 @@ def command(
       ablate plan my-study.yaml --json | jq '.arms[].name'
       ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.base.errors import UserError
-    from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
-    from ablate.plan import build_plan, estimate, known_plan, read_progress
-    from ablate.store import StudyStore
-    from ablate.study import load_study
-
-    usd = parse_prices(prices)
     plan = build_plan(load_study(study), without_data=True)
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
-    named = chosen_hardware(plan, hardware, usd)
+    named = chosen_hardware(plan, hardware, prices)
     progress, elsewhere = _with_neighbours(plan, store, read_progress(plan, store))
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
-    tried = _dry_runs(plan) if dry_run else None
+    tried = _dry_runs(plan) if dry_run else []
     if as_json:
-        content = to_json(plan, progress, costs) | {"taken_from": elsewhere}
-        for entry, found in zip(content["arms"], tried or (), strict=False):
+        content = _to_json(plan, progress, costs) | {"taken_from": elsewhere}
+        for entry, found in zip(content["arms"], tried, strict=False):
             entry["dry_run"] = found
-        on_hardware, content["on_hardware"] = hardware_json(plan, named, usd)
+        on_hardware, content["on_hardware"] = hardware_json(plan, named, prices)
         for entry, where in zip(content["arms"], on_hardware, strict=True):
             entry["on_hardware"] = where
-        click.echo(json.dumps(content, indent=1, ensure_ascii=False))
+        echo_json(content, ensure_ascii=False)
     else:
-        width = max(80, shutil.get_terminal_size((100, 24)).columns)
-        on_hardware_lines = hardware_text(plan, named, usd, width) if named else []
-        show(plan, progress, costs, all_runs=all_runs, on_hardware=on_hardware_lines, elsewhere=elsewhere)
+        width = max(80, terminal_width())
+        figures = _figures(plan, progress, costs, elsewhere)
+        figures += hardware_text(plan, named, prices, width) if named else []
+        _show(plan, progress, figures, width, all_runs=all_runs)
         if layers:
-            click.echo("\n" + _layers_table(plan))
-        for arm, found in zip(plan.arms, tried or (), strict=False):
+            click.echo("\n" + _layers_table(plan, width))
+        for arm, found in zip(plan.arms, tried, strict=False):
             click.echo(
                 f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
                 f"layers, forward and backward of {found['tokens']:,} tokens fit"
@@ -117,10 +114,6 @@ def _with_neighbours(
     plan: Plan, store: StudyStore, progress: StudyProgress
 ) -> tuple[StudyProgress, dict[str, str]]:
     """Count results of other studies in the storage, which a run would take; return whose each is, too."""
-    from dataclasses import replace
-
-    from ablate.execute.todo import find_elsewhere
-
     to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
     found = find_elsewhere(store, to_do)
     there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
@@ -128,14 +121,8 @@ def _with_neighbours(
     return replace(progress, states=progress.states | there), studies
 
 
-def to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
+def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
     """Return the lock file's content, with the plan's progress and costs here and now."""
-    from dataclasses import asdict
-
-    from ablate.models.arithmetic import schedule_text
-    from ablate.plan import to_lock
-    from ablate.store.lock import plan_to_json
-
     content = plan_to_json(to_lock(plan))
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
         for run in entry["runs"]:
@@ -158,28 +145,13 @@ def to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, 
         }
     content["missing"] = [str(problem) for problem in plan.missing]
     content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
-    content["estimate"] = {
-        "wall_seconds": costs.wall_seconds,
-        "cores": costs.cores,
-        "storage_bytes": costs.storage_bytes,
-    }
+    shown = ("wall_seconds", "cores", "storage_bytes")
+    content["estimate"] = {name: getattr(costs, name) for name in shown}
     return content
 
 
-def show(
-    plan: Plan,
-    progress: StudyProgress,
-    costs: PlanCosts,
-    *,
-    all_runs: bool,
-    on_hardware: Iterable[str] = (),
-    elsewhere: Mapping[str, str] | None = None,
-) -> None:
-    """Print a plan for people; ``on_hardware``: lines about named hardware, after the figures.
-
-    ``elsewhere``: run id → the other study whose result would be taken.
-    """
-    width = max(80, shutil.get_terminal_size((100, 24)).columns)
+def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: int, *, all_runs: bool) -> None:
+    """Print a plan for people."""
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
     value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
@@ -190,7 +162,7 @@ def show(
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
     click.echo(_arms_table(plan, progress, width) + "\n")
-    for line in (*_figures(plan, progress, costs, elsewhere or {}), *on_hardware):
+    for line in figures:
         click.echo(line)
     for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
         if cells:
@@ -205,17 +177,13 @@ def show(
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     """Dry-run every arm's model by shapes."""
-    from dataclasses import asdict
-
-    from ablate.base.errors import UserError
     from ablate.train.dry import dry_run
 
     found = []
     for arm in plan.arms:
+        config = arm.config.with_seed(arm.runs[0].seed)
         try:
-            found.append(
-                asdict(dry_run(arm.config.with_seed(arm.runs[0].seed), arm.resources.devices_per_run))
-            )
+            found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
         except ValueError as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
     return found
@@ -227,34 +195,32 @@ def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
 def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
-    from ablate.plan.layers import layer_groups
-    from ablate.run.architecture import layer_places
-
     return layer_groups(recipe, layer_places(layers).values(), total_tokens)
 
 
-def _layers_table(plan: Plan) -> str:
-    width = max(80, shutil.get_terminal_size((100, 24)).columns)
+def _layers_table(plan: Plan, width: int) -> str:
     rows = [
         ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
         for arm in plan.arms
         for place, group in enumerate(_layer_groups(arm))
     ]
     table = format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
-    return "\n".join([table, *dict.fromkeys(_uncovered_text(arm) for arm in plan.arms if arm.uncovered)])
-
-
-def _uncovered_text(arm: PlannedArm) -> str:
-    shown = ", ".join(arm.uncovered[:3]) + (", …" if len(arm.uncovered) > 3 else "")
-    return (
-        f"out of any recipe's reach, as no torch.nn.Linear holds them: {len(arm.uncovered)} matrices, {shown}"
+    return "\n".join(
+        [table, *dict.fromkeys(_uncovered_text(arm.uncovered) for arm in plan.arms if arm.uncovered)]
     )
+
+
+def _uncovered_text(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"out of any recipe's reach, as no torch.nn.Linear holds them: {len(names)} matrices, {shown}"
 
 
 def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
     rows = []
     for arm in plan.arms:
-        own = "; ".join(f"{_leaf(field)} {_value(pair[1])}" for field, pair in arm.differs.items())
+        own = "; ".join(
+            f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items()
+        )
         differs = "(baseline)" if arm.name == plan.baseline else own
         rows.append((arm.name, arm.recipe_text, differs, _states(progress, (run.id for run in arm.runs))))
     return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
@@ -263,36 +229,31 @@ def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
 def _figures(
     plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: Mapping[str, str]
 ) -> list[str]:
-    from ablate.execute.todo import taken_text
-    from ablate.models.arithmetic import schedule_text
-
-    runs = [run for _, run in plan.runs()]
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
-    figures = [("tuning", text) for text in _tuning_lines(plan, costs.cores)]
-    figures += [("batch", text) for text in _each(plan, _batch_text)]
-    figures += [("budget", text) for text in _each(plan, _budget_text)]
-    figures += [("schedule", text) for text in _each(plan, lambda arm: schedule_text(arm.config.training))]
-    figures += [("model", text) for text in _each(plan, _model_text)]
-    figures += [("layers", text) for text in _each(plan, _carried_text)]
-    figures += [("stop", text) for text in _stop_text(plan)]
-    states = _states(progress, (run.id for run in runs))
-    figures.append(("runs", f"{len(runs):,} ({states}), {tokens:,} tokens in all"))
-    if elsewhere:
-        figures.append(("", f"of the results {taken_text(elsewhere)}: same configuration, same code"))
-    figures.append(("time", _time_text(plan, costs)))
-    figures.append(("storage", f"about {_bytes(costs.storage_bytes)}, without the token cache"))
-    names = [name for name, _ in figures]
+    ids = [run.id for _, run in plan.runs()]
+    taken = f"of the results {taken_text(elsewhere)}: same configuration, same code"
+    figures = {
+        "tuning": _tuning_lines(plan, costs.cores),
+        "batch": _each(plan, _batch_text),
+        "budget": _each(plan, _budget_text),
+        "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
+        "model": _each(plan, _model_text),
+        "layers": _each(plan, _carried_text),
+        "stop": _stop_text(plan),
+        "runs": [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"],
+        "": [taken] if elsewhere else [],
+        "time": [_time_text(costs)],
+        "storage": [f"about {_bytes(costs.storage_bytes)}, without the token cache"],
+    }
     return [
-        f"{'' if name == before else name:<9} {text}"
-        for before, (name, text) in zip(["", *names], figures, strict=False)
+        f"{'' if place else name:<9} {text}"
+        for name, texts in figures.items()
+        for place, text in enumerate(texts)
     ]
 
 
 def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     """Return the budget of tuning, and what was found or that it comes first."""
-    from ablate.plan import StudyProgress, estimate
-    from ablate.plan.tuning import range_text, trial_plan, values_text
-
     tuning = plan.tuning
     if tuning is None:
         return []
@@ -347,8 +308,6 @@ def _budget_text(arm: PlannedArm) -> str:
 
 
 def _model_text(arm: PlannedArm) -> str:
-    from ablate.models.arithmetic import parameters_text
-
     model = arm.config.model
     parameters = f"{parameters_text(arm.size.parameters)} parameters"
     if not model.is_built_in:
@@ -372,21 +331,18 @@ def _carried_text(arm: PlannedArm) -> str:
     return text
 
 
-def _time_text(plan: Plan, costs: PlanCosts) -> str:
-    from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
-
+def _time_text(costs: PlanCosts) -> str:
     if not costs.wall_seconds:
         return "nothing left to run"
-    where = "one GPU job at a time" if costs.uses_gpu else f"{costs.cores} cores"
-    if costs.cores == 1 and not costs.uses_gpu:
-        where = "1 core"
-    rate = f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU" if costs.uses_gpu else ""
-    rate = rate or f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
-    grounds = {costs.ground[arm.name] for arm in plan.arms}
-    ground = {
-        frozenset({"measured"}): "from the measured speed of finished runs",
-        frozenset({"modelled"}): f"modelled: {rate} assumed; emulated formats take longer",
-    }.get(frozenset(grounds), "measured where runs are finished, else modelled and scaled to those")
+    where = "1 core" if costs.cores == 1 else f"{costs.cores} cores"
+    rate = f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
+    if costs.uses_gpu:
+        where, rate = "one GPU job at a time", f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU"
+    ground = "measured where runs are finished, else modelled and scaled to those"
+    if set(costs.ground.values()) == {"measured"}:
+        ground = "from the measured speed of finished runs"
+    elif set(costs.ground.values()) == {"modelled"}:
+        ground = f"modelled: {rate} assumed; emulated formats take longer"
     return f"about {_duration(costs.wall_seconds)} on {where} ({ground})"
 
 
@@ -394,8 +350,8 @@ def _ids_table(plan: Plan, width: int) -> str:
     fits = max(1, (width - 34) // 17)
     rows = []
     for arm in plan.arms:
-        ids = " ".join(run.id for run in arm.runs[:fits])
-        rows.append((arm.name, ids if len(arm.runs) <= fits else f"{ids} +{len(arm.runs) - fits}"))
+        more = f" +{len(arm.runs) - fits}" if len(arm.runs) > fits else ""
+        rows.append((arm.name, " ".join(run.id for run in arm.runs[:fits]) + more))
     return format_table(("arm", "ids of its runs (--runs lists all)"), rows, width=width)
 
 
@@ -413,24 +369,16 @@ def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
         return list(groups)
     lines = []
     for text, names in list(groups.items())[:_MAX_GROUPS]:
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines.append(f"{text} ({shown})")
+        lines.append(f"{text} ({names_text(names)})")
     if len(groups) > _MAX_GROUPS:
         lines.append(f"and {len(groups) - _MAX_GROUPS} others (--json lists all)")
     return lines
 
 
 def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
-    counts: dict[str, int] = {}
     names = {"pending": "to do", "finished": "done"}
-    for run_id in ids:
-        state: str = progress.state(run_id)
-        counts[names.get(state, state)] = counts.get(names.get(state, state), 0) + 1
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
-
-
-def _leaf(field: str) -> str:
-    return field.rsplit(".", 1)[-1]
+    counts = Counter(progress.state(run_id) for run_id in ids)
+    return ", ".join(f"{count:,} {names.get(state, state)}" for state, count in counts.items())
 
 
 def _value(value: Any) -> str:

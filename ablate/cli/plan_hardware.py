@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.cli.table import format_table
+from ablate.cli.output import figure, format_table, names_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import HARDWARE
-from ablate.plan.on_hardware import CPU, FITS_SHARE, HardwareModel
+from ablate.plan.on_hardware import CPU, FITS_SHARE, on_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +23,7 @@ _NOT_MODELLED = (
 
 
 def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the hardware to show: what is named or priced, else a usual set for studies that take GPUs.
-
-    Raises:
-        UserError: hardware that is not known.
-    """
+    """Return the hardware to show: what is named or priced, else a usual set for studies that take GPUs."""
     for name in names:
         if name not in PEAKS:
             raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
@@ -39,21 +35,15 @@ def hardware_json(
     plan: Plan, hardware: Sequence[str], prices: Mapping[str, float]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware."""
-    model = HardwareModel()
     where = hardware or (CPU,)
-    arms = []
-    for arm in plan.arms:
-        found = {name: model.of(arm, name) for name in where}
-        arms.append(
-            {name: None if one is None else _entry(one, prices.get(name)) for name, one in found.items()}
-        )
-    study = {name: _study(plan, model, name, prices.get(name)) for name in hardware}
-    return arms, study
+    arms = [{name: _entry(on_hardware(arm, name), prices.get(name)) for name in where} for arm in plan.arms]
+    return arms, {name: _study(plan, name, prices.get(name)) for name in hardware}
 
 
-def _entry(found: OnHardware, price: float | None) -> dict[str, Any]:
-    memory = found.memory
-    hours = found.gpu_hours
+def _entry(found: OnHardware | None, price: float | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    memory, hours = found.memory, found.gpu_hours
     return {
         "memory_bytes": asdict(memory.peak) | {"total": memory.peak.total},
         "peak_at": memory.at,
@@ -66,16 +56,13 @@ def _entry(found: OnHardware, price: float | None) -> dict[str, Any]:
     }
 
 
-def _study(plan: Plan, model: HardwareModel, name: str, price: float | None) -> dict[str, Any]:
+def _study(plan: Plan, name: str, price: float | None) -> dict[str, Any]:
     """Return the sums over all runs; None where an arm has no figure."""
-    found = [(arm, model.of(arm, name)) for arm in plan.arms]
-    hours = [
-        None if one is None or one.gpu_hours is None else one.gpu_hours * len(arm.runs) for arm, one in found
-    ]
-    known = [one for one in hours if one is not None]
-    total = sum(known) if len(known) == len(hours) else None
+    found = [(len(arm.runs), one) for arm in plan.arms if (one := on_hardware(arm, name)) is not None]
+    hours = [runs * one.gpu_hours for runs, one in found if one.gpu_hours is not None]
+    total = sum(hours) if len(hours) == len(plan.arms) else None
     return {
-        "fits": None if any(one is None for _, one in found) else all(one.fits for _, one in found if one),
+        "fits": all(one.fits for _, one in found) if len(found) == len(plan.arms) else None,
         "gpu_hours": total,
         "usd": None if total is None or price is None else total * price,
     }
@@ -83,63 +70,38 @@ def _study(plan: Plan, model: HardwareModel, name: str, price: float | None) -> 
 
 def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, float], width: int) -> list[str]:
     """Return the lines for people: work, memory by part, what fits, GPU-hours of arms and of the study."""
-    model = HardwareModel()
-    arms = [arm for arm in plan.arms if model.of(arm, hardware[0]) is not None]
+    arms = [arm for arm in plan.arms if on_hardware(arm, hardware[0]) is not None]
     others = [arm.name for arm in plan.arms if arm not in arms]
-    lines = []
-    if others:
-        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        lines.append(f"{_NOT_MODELLED} {shown}")
+    lines = [f"{_NOT_MODELLED} {names_text(others)}"] if others else []
     if not arms:
         return lines
-    flops = sorted({arm.size.flops_per_token * arm.batches.tokens for arm in arms})
-    lines.append(
-        "work      "
-        + " to ".join(f"{one:.3g}" for one in dict.fromkeys((flops[0], flops[-1])))
-        + " FLOPs a run"
-    )
-    lines += _memory_lines(arms, model, hardware)
-    header = ["modelled", *hardware]
-    rows = [[arm.name, *(_hours(model.of(arm, name)) for name in hardware)] for arm in arms]
-    sums = [_study(plan, model, name, prices.get(name)) for name in hardware]
-    rows.append(
-        ["all runs", *("–" if one["gpu_hours"] is None else f"{one['gpu_hours']:,.0f}" for one in sums)]
-    )
-    if prices:
-        rows.append(["USD", *("–" if one["usd"] is None else f"{one['usd']:,.0f}" for one in sums)])
+    flops = [arm.size.flops_per_token * arm.batches.tokens for arm in arms]
+    ends = " to ".join(f"{one:.3g}" for one in dict.fromkeys((min(flops), max(flops))))
+    lines += [f"{'work':<9} {ends} FLOPs a run", *_memory_lines(arms, hardware)]
+    rows = [[arm.name, *(_hours(on_hardware(arm, name)) for name in hardware)] for arm in arms]
+    sums = [_study(plan, name, prices.get(name)) for name in hardware]
+    for title, key in (("all runs", "gpu_hours"), ("USD", "usd"))[: 2 if prices else 1]:
+        rows.append([title, *(figure(one[key], ",.0f") for one in sums)])
     lines += ["", "GPU-hours a run, modelled (–: no unit for a format, where it would be emulated):"]
-    header[0] = "arm"
-    lines.append(format_table(header, rows, width=width))
-    return lines
+    return [*lines, format_table(["arm", *hardware], rows, width=width)]
 
 
-def _memory_lines(arms: Sequence[PlannedArm], model: HardwareModel, hardware: Sequence[str]) -> list[str]:
+def _memory_lines(arms: Sequence[PlannedArm], hardware: Sequence[str]) -> list[str]:
     """Return the memory of the arm that needs most on each hardware; one line where it is the same."""
     groups: dict[str, list[str]] = {}
     for name in hardware:
-        found = [one for arm in arms if (one := model.of(arm, name)) is not None]
+        found = [one for arm in arms if (one := on_hardware(arm, name)) is not None]
         most = max(found, key=lambda one: one.memory.peak.total)
         peak = most.memory.peak
         parts = ", ".join(f"{part} {_gigabytes(size)}" for part, size in asdict(peak).items() if size)
         need = f"{_gigabytes(peak.total)} GB a device ({parts})"
         assert most.capacity_bytes is not None
         fits = sum(bool(one.fits) for one in found)
-        word = (
-            "fits"
-            if fits == len(found)
-            else "does not fit"
-            if not fits
-            else f"{fits} of {len(found)} arms fit"
-        )
+        word = {len(found): "fits", 0: "does not fit"}.get(fits, f"{fits} of {len(found)} arms fit")
         groups.setdefault(need, []).append(f"{name} has {_gigabytes(most.capacity_bytes)}: {word}")
-    lines: list[str] = []
-    for need, verdicts in groups.items():
-        lines.append(f"{'memory' if not lines else '':<9} {need}")
-        lines.append(f"{'':<9} {'; '.join(verdicts)}")
-    return [
-        *lines,
-        f"{'':<9} modelled, at the peak of the arm that needs most; up to {FITS_SHARE:.0%} of a device fits",
-    ]
+    lines = [line for need, verdicts in groups.items() for line in (need, "; ".join(verdicts))]
+    lines.append(f"modelled, at the peak of the arm that needs most; up to {FITS_SHARE:.0%} of a device fits")
+    return [f"{'' if place else 'memory':<9} {line}" for place, line in enumerate(lines)]
 
 
 def _hours(found: OnHardware | None) -> str:

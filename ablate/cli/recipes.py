@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import click
 
-from ablate.base.errors import UserError
-from ablate.cli.table import format_table
-
-if TYPE_CHECKING:
-    from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
+from ablate.base.errors import UserError, likely
+from ablate.cli.common import json_option
+from ablate.cli.output import echo_json, format_table, terminal_width
+from ablate.recipes import PRESETS, LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
+from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
 
 
 class _Group(click.Group):
     """A group that answers a recipe's name in place of a command with a hint."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            from ablate.recipes import PRESETS
-
-            meant = f"show {args[0]}" if args[0] in PRESETS else "show"
-            raise UserError(f"no command '{args[0]}' (did you mean '{meant}'?)")
-        return super().resolve_command(ctx, args)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and not cmd_name.startswith("-"):
+            meant = f"show {cmd_name}" if cmd_name in PRESETS else "show"
+            raise UserError(f"no command '{cmd_name}' (did you mean '{meant}'?)")
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(
@@ -35,20 +31,18 @@ class _Group(click.Group):
     invoke_without_command=True,
     epilog="Examples:  ablate recipes    ablate recipes show tseng    ablate recipes show tseng --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """List the recipes that a study can name, or show one of them."""
     if ctx.invoked_subcommand is not None:
         return
-    from ablate.recipes import PRESETS
-
     if as_json:
         rows = [
             {"name": p.name, "summary": p.summary, "url": p.source.url, "year": p.source.year}
             for p in PRESETS.values()
         ]
-        click.echo(json.dumps({"recipes": rows}, indent=1))
+        echo_json({"recipes": rows})
         return
     table = [(p.name, p.summary, _short(p.source.url)) for p in PRESETS.values()]
     click.echo(format_table(("recipe", "what", "source"), table, width=_width()))
@@ -57,24 +51,15 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Show a recipe's six operands, its source, what that states and what had to be assumed."""
-    from ablate.recipes import PRESETS
-
     if name not in PRESETS:
-        import difflib
-
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "`ablate recipes` lists them"
-        raise UserError(f"no recipe '{name}' ({hint})")
-    preset = PRESETS[name]
+        raise UserError(f"no recipe '{name}' ({likely(name, PRESETS, '`ablate recipes` lists them')})")
     if as_json:
-        from dataclasses import asdict
-
-        click.echo(json.dumps(asdict(preset), indent=1))
-        return
-    click.echo("\n".join(_lines(preset)))
+        echo_json(asdict(PRESETS[name]))
+    else:
+        click.echo("\n".join(_lines(PRESETS[name])))
 
 
 def _short(url: str) -> str:
@@ -82,7 +67,7 @@ def _short(url: str) -> str:
 
 
 def _width() -> int:
-    return min(shutil.get_terminal_size().columns, 120)
+    return min(terminal_width(80), 120)
 
 
 def _lines(preset: Preset) -> list[str]:
@@ -148,24 +133,20 @@ def _yaml(preset: Preset) -> str:
     """Write the recipe out in full as YAML, indented to stand below ``recipe:``."""
     recipe = preset.recipe
     text: dict[str, Any] = _gemms(recipe)
-    if recipe.rules:
-        text["layers"] = [
-            {key: getattr(rule, key) for key in ("match", "first", "last", "head") if getattr(rule, key)}
-            | {"recipe": _gemms(rule.recipe) or "bf16"}
-            for rule in recipe.rules
-        ]
-    if recipe.phases:
-        text["phases"] = [
-            {key: getattr(phase, key) for key in ("from_tokens", "from_fraction") if getattr(phase, key)}
-            | {"recipe": _gemms(phase.recipe) or "bf16"}
-            for phase in recipe.phases
-        ]
+    for name, parts, keys in (
+        ("layers", recipe.rules, ("match", "first", "last", "head")),
+        ("phases", recipe.phases, ("from_tokens", "from_fraction")),
+    ):
+        if parts:
+            text[name] = [
+                {key: getattr(part, key) for key in keys if getattr(part, key)}
+                | {"recipe": _gemms(part.recipe) or "bf16"}
+                for part in parts
+            ]
     return "\n".join(_block(text, 4))
 
 
 def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
-    from ablate.recipes.policy import HIGH_PRECISION
-
     text: dict[str, Any] = {}
     for gemm, operand, policy in recipe.operands():
         if policy != HIGH_PRECISION:
@@ -174,20 +155,11 @@ def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
 
 
 def _differences(policy: OperandPolicy) -> dict[str, Any]:
-    from dataclasses import fields
-
-    from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
-
-    usual = {"scale": DEFAULT_SCALE, "block": DEFAULT_BLOCK}
-    found: dict[str, Any] = {}
-    for field in fields(policy):
-        value = getattr(policy, field.name)
-        default = getattr(HIGH_PRECISION, field.name)
-        if field.name in usual:
-            default = usual[field.name].get(policy.format, "none")
-        if value != default:
-            found[field.name] = value
-    return found
+    usual = asdict(HIGH_PRECISION) | {
+        "scale": DEFAULT_SCALE.get(policy.format, "none"),
+        "block": DEFAULT_BLOCK.get(policy.format, "none"),
+    }
+    return {name: value for name, value in asdict(policy).items() if value != usual[name]}
 
 
 def _block(mapping: dict[str, Any], indent: int) -> list[str]:

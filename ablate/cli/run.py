@@ -1,20 +1,19 @@
-"""``ablate run``: plan, execute what is missing, mirror to MLflow, report.
+"""``ablate run``: plan, execute what is missing, mirror to MLflow, report. ``ablate submit``: as a Ray job.
 
 Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad input; 130 interrupted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.common import storage_option, tracking_option
+from ablate.cli.common import address_option, storage_option, tracking_option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from ablate.workflow.end import StudyEnd
@@ -37,19 +36,10 @@ def _seeds(_context: click.Context, _option: click.Parameter, text: str | None) 
     "--seeds", metavar="LIST", callback=_seeds, help="Run these seeds of the study alone, such as 0,1,4."
 )
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
-@click.option("--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine).")
+@address_option
 @tracking_option
 @storage_option
-def command(
-    study: str,
-    *,
-    only: tuple[str, ...],
-    seeds: tuple[int, ...] | None,
-    retry_failed: bool,
-    address: str | None,
-    tracking_uri: str | None,
-    storage: Path,
-) -> int:
+def command(study: str, storage: Path, address: str | None, tracking_uri: str | None, **which: Any) -> int:
     """Run STUDY (a YAML file, or the name of a shipped study): what is missing of it, then its report.
 
     The same command goes on after an interruption and never repeats a finished run.
@@ -60,32 +50,23 @@ def command(
       ablate run my-study.yaml --only fprop --seeds 0,1
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from rich.console import Console
-
-    from ablate.cli.display import ConsoleListener
-    from ablate.execute.cluster import use_token
+    from ablate.cli.display import console_listener
+    from ablate.workflow import Where
     from ablate.workflow.run import run_study
-    from ablate.workflow.where import Where
 
-    listener = ConsoleListener(Console(highlight=False))
-    if address is not None and (warning := use_token()):
-        listener.say(warning)
+    listener = console_listener(address)
     where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
-    end = run_study(study, where, listener, only=only, seeds=seeds, retry_failed=retry_failed)
+    end = run_study(study, where, listener, **which)
     return _conclude(listener.console, end, study)
 
 
 def _conclude(console: Console, end: StudyEnd, study: str) -> int:
     """Show failed runs with their last lines, say how to resume, and return the exit code."""
     for run in end.failed:
-        console.print(
-            f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})",
-            markup=False,
-            soft_wrap=True,
-        )
-        if run.log.exists():
-            for line in run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
-                console.print(f"    {line}", markup=False, soft_wrap=True)
+        text = f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})"
+        log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
+        for line in (text, *(f"    {line}" for line in log.splitlines()[-_LOG_LINES:])):
+            console.print(line, markup=False, soft_wrap=True)
     lines = []
     if end.problem:
         lines.append(f"{end.problem}; what it ran goes on from its checkpoints.")
@@ -102,3 +83,66 @@ def _conclude(console: Console, end: StudyEnd, study: str) -> int:
     if end.interrupted:
         return 130
     return 0 if end.is_done else 1
+
+
+@click.command(
+    "submit",
+    epilog="Example:  ablate submit my-study.yaml --address http://head:8265 --storage /shared/ablate",
+)
+@click.argument("study")
+@click.option("--address", required=True, metavar="URL", help="The cluster's dashboard, http://head:8265.")
+@click.option(
+    "--storage", required=True, type=click.Path(path_type=Path), help="A folder that all nodes share."
+)
+@click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
+@click.option("--no-follow", is_flag=True, help="Do not wait for it and show what it prints.")
+def submit(study: str, address: str, storage: Path, tracking_uri: str | None, *, no_follow: bool) -> int:
+    """Run STUDY (a YAML file, or a shipped study's name) on a Ray cluster, as a job that lives there.
+
+    The study file and this version of ablate travel with it; its packages must be there. Submitting the same
+    study again follows the job that is there. Paths of data in the file must be absolute.
+    """
+    from ablate.execute import submit as jobs
+    from ablate.execute.cluster import use_token
+    from ablate.study import load_study
+    from ablate.track.uri import redact
+
+    if not storage.is_absolute():
+        raise UserError(f"--storage: {storage} (expected an absolute path that all nodes share)")
+    loaded = load_study(study)
+    if loaded.search is not None:
+        start = f"ablate search {study} --address ADDRESS"
+        raise UserError(f"{study}: a search is no job yet (start it with: {start})")
+    if warning := use_token():
+        click.echo(warning, err=True)
+    if tracking_uri is not None and redact(tracking_uri) != tracking_uri:
+        raise UserError(
+            "--tracking-uri: Ray shows a job's settings to all who open its dashboard (leave the login out, "
+            "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
+        )
+    environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
+    job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
+    click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")
+    if no_follow:
+        click.echo(f"Follow it with the same command, or: ablate status {loaded.name} --storage {storage}")
+        return 0
+    return _follow(address, job)
+
+
+def _follow(address: str, identity: str) -> int:
+    import asyncio
+
+    from ablate.execute.submit import end_of, follow
+
+    async def show() -> None:
+        async for text in follow(address, identity):
+            click.echo(text, nl=False)
+
+    try:
+        asyncio.run(show())
+    except KeyboardInterrupt:
+        click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {identity}")
+        return 130
+    state = end_of(address, identity)
+    click.echo(f"Job {identity}: {state.lower()}")
+    return 0 if state == "SUCCEEDED" else 1

@@ -5,18 +5,16 @@ Exit codes: 0 the search is done; 1 the baseline failed, or something ended it; 
 
 from __future__ import annotations
 
-import json
-import shutil
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import storage_option, tracking_option
+from ablate.base.errors import UserError
+from ablate.cli.common import address_option, json_option, storage_option, tracking_option
+from ablate.cli.output import echo_json, format_table, table_text, terminal_width
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ablate.cli.display import ConsoleListener
     from ablate.search.plan import SearchPlan
     from ablate.workflow.search import SearchEnd
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
 @click.command("search")
 @click.argument("file")
 @click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-@click.option("--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine).")
+@json_option
+@address_option
 @tracking_option
 @click.option(
     "--optuna-storage",
@@ -34,16 +32,7 @@ if TYPE_CHECKING:
     help="grpc://HOST:PORT or a database's URL (default: a journal in the search's folder).",
 )
 @storage_option
-def command(
-    file: str,
-    *,
-    only_plan: bool,
-    as_json: bool,
-    address: str | None,
-    tracking_uri: str | None,
-    optuna_storage: str | None,
-    storage: Path,
-) -> int:
+def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None, **where: Any) -> int:
     """Search the recipes of FILE (a study file with `search:`, or a shipped one) for the best.
 
     Two objectives: loss at equal tokens, or token cost; and modelled step time on named hardware. The same
@@ -55,15 +44,8 @@ def command(
       ablate search tiny-search
       ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from rich.console import Console
-
-    from ablate.cli.display import ConsoleListener
-    from ablate.execute.cluster import use_token
     from ablate.search.plan import plan_search
     from ablate.study import load_study
-    from ablate.workflow.mirror import say_mirror
-    from ablate.workflow.search import search_study
-    from ablate.workflow.where import Where
 
     study = load_study(file)
     if study.search is None:
@@ -72,29 +54,28 @@ def command(
     if only_plan:
         _show_plan(planned, as_json=as_json)
         return 0
-    listener = ConsoleListener(Console(highlight=False, stderr=as_json))
-    if address is not None and (warning := use_token()):
-        listener.say(warning)
-    where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
-    end = search_study(planned, where, listener, file=file, optuna_storage=optuna_storage)
+    from ablate.cli.display import console_listener
+    from ablate.workflow import Where
+    from ablate.workflow.end import say_mirror
+    from ablate.workflow.search import search_study
+
+    listener = console_listener(where["address"], stderr=as_json)
+    end = search_study(planned, Where(**where), listener, file=file, optuna_storage=optuna_storage)
     _show_found(end, listener, as_json=as_json)
     say_mirror(end.mirror, end.tracking_uri, planned.name, listener)
     return end.exit_code
 
 
 def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> None:
-    from ablate.cli.table import format_table
     from ablate.reports.pages.beside import CONFIRM
     from ablate.reports.pages.document import search_document
     from ablate.reports.words.search import front_table, search_sentences
 
     found = end.found
     if as_json:
-        click.echo(json.dumps(search_document(found), indent=1, allow_nan=False, ensure_ascii=False))
+        echo_json(search_document(found), allow_nan=False, ensure_ascii=False)
     else:
-        width = shutil.get_terminal_size((100, 24)).columns
-        table = front_table(found)
-        click.echo("\n" + safe_text(format_table(table.columns, table.rows, width=width), keep="\n") + "\n")
+        click.echo(f"\n{table_text(front_table(found))}\n")
     for sentence in (*search_sentences(found), f"\nReport:  {end.pages / 'search.html'}"):
         listener.say(sentence)
     if (end.pages / CONFIRM).exists():
@@ -103,13 +84,12 @@ def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> 
 
 def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:
     """Print candidates, what is dropped, presets, rounds and tokens."""
-    from ablate.cli.table import format_table
     from ablate.search.grid import IRRELEVANT
     from ablate.search.halving import short_tokens
 
     search, plan = planned.search, planned.halving
     rounds = -(-plan.num_trials // plan.at_once)
-    counts = plan.most_trials
+    counts, dropped = plan.most_trials, planned.plans[0].dropped
     most_tokens = sum(
         count * at_budget.arm(planned.baseline).batches.tokens
         for count, at_budget in zip(counts, planned.plans, strict=True)
@@ -122,7 +102,7 @@ def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:
             "objective": search.objective,
             "hardware": search.hardware,
             "shapes": search.shapes,
-            "budgets": list(search.budgets),
+            "budgets": search.budgets,
             "trials": list(counts),
             "rounds": rounds,
             "tokens": most_tokens,
@@ -136,11 +116,10 @@ def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:
                 }
                 for candidate in plan.grid.candidates
             ],
-            "dropped": [{"name": one.name, "reason": one.reason} for one in planned.plans[0].dropped],
+            "dropped": [asdict(one) for one in dropped],
         }
-        click.echo(json.dumps(content, indent=1, ensure_ascii=False))
+        echo_json(content, ensure_ascii=False)
         return
-    width = max(80, shutil.get_terminal_size((100, 24)).columns)
     factors = [factor.removeprefix("recipe.") for factor in search.factors]
     rows = [
         (
@@ -151,14 +130,13 @@ def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:
         )
         for candidate in plan.grid.candidates
     ]
-    click.echo(format_table(("recipe", *factors, "step time", ""), rows, width=width))
+    click.echo(format_table(("recipe", *factors, "step time", ""), rows, width=max(80, terminal_width())))
     where = "this study's own shapes" if search.shapes == "study" else "the shapes of Llama 3.1 8B"
     click.echo(f"\nstep time  over that of {planned.baseline}, modelled on {search.hardware} at {where}")
     click.echo(f"objective  {'validation loss at the end' if search.objective == 'loss' else 'token cost'}")
     for count, budget, word in zip(counts, search.budgets, ("", *["at most "] * len(counts)), strict=False):
         click.echo(f"budget     {short_tokens(budget)} tokens: {word}{count} trials of {len(rows)} recipes")
     click.echo(f"rounds     {rounds} of {plan.at_once} at the first budget; {most_tokens:,} tokens at most")
-    dropped = planned.plans[0].dropped
     if dropped:
         click.echo(f"\ndropped: {len(dropped)}")
     for one in dropped:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import device_option, storage_option, write_out
-from ablate.cli.table import format_table
+from ablate.cli.common import (
+    AT_LEAST_1,
+    chosen_arms,
+    chosen_device,
+    device_option,
+    json_option,
+    out_option,
+    storage_option,
+)
+from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.plan import Plan, PlannedArm
     from ablate.store import StudyStore
     from ablate.store.records import SpeedRecord
@@ -29,32 +36,23 @@ Examples:
 @click.command("throughput", epilog=_EXAMPLES)
 @click.argument("study")
 @click.option("--arm", "names", multiple=True, help="Only this arm; may be given again.")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of a repeat.")
+@click.option("--steps", type=AT_LEAST_1, default=10, show_default=True, help="Steps of a repeat.")
 @click.option(
-    "--warmup",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Steps before that do not count.",
+    "--warmup", type=AT_LEAST_1, default=3, show_default=True, help="Steps before that do not count."
 )
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="In each of two turns."
-)
-@click.option("--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that object to a file.")
+@click.option("--repeats", type=AT_LEAST_1, default=3, show_default=True, help="In each of two turns.")
+@device_option
+@json_option
+@out_option
 @storage_option
 def command(
     study: str,
-    *,
     storage: Path,
     names: tuple[str, ...],
-    steps: int,
-    warmup: int,
-    repeats: int,
     device: str | None,
     as_json: bool,
     out: Path | None,
+    **counts: int,
 ) -> None:
     """Time whole training steps of every arm of STUDY, one arm after the other.
 
@@ -73,34 +71,20 @@ def command(
     plan = build_plan(load_study(study))
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
-    arms = _chosen(plan, names)
-    where, found = device_option(device)
+    arms = chosen_arms(plan, names, [arm.name for arm in plan.arms])
+    where, found = chosen_device(device)
     from ablate.execute.throughput import measure, record
 
-    settings = SpeedSettings(steps=steps, warmup=warmup, repeats=repeats)
+    settings = SpeedSettings(**counts)
     with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
         speeds, others = measure(arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1))
     measured = record(plan.study, found, speeds, others, settings)
-    content = asdict(measured)
-    if out is not None:
-        write_out(out, content)
-    if as_json:
-        click.echo(json.dumps(content, indent=1))
-    else:
+    if not deliver(asdict(measured), out, as_json=as_json):
         _show(measured, plan)
     click.echo("\n" + _keep(store, measured, plan.baseline), err=as_json)
 
 
-def _chosen(plan: Plan, names: tuple[str, ...]) -> list[PlannedArm]:
-    known = [arm.name for arm in plan.arms]
-    for name in names:
-        if name not in known:
-            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
-    return [arm for arm in plan.arms if not names or arm.name in names]
-
-
 def _show(measured: SpeedRecord, plan: Plan) -> None:
-    width = shutil.get_terminal_size((110, 24)).columns
     device, settings = measured.device, measured.settings
     click.echo(f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n")
     rows = [
@@ -108,14 +92,14 @@ def _show(measured: SpeedRecord, plan: Plan) -> None:
             one.arm,
             f"{one.median:,.0f}",
             f"{one.spread:.1%}",
-            "–" if one.over_baseline is None else f"{one.over_baseline:.2f}",
+            figure(one.over_baseline, ".2f"),
             _memory(plan.arm(one.arm), one.peak_memory_bytes, device.name),
             one.why_not or "native",
         )
         for one in measured.arms
     ]
     header = ("arm", "tokens/s", "spread", f"× {plan.baseline}", "memory", "timing")
-    click.echo(format_table(header, rows, width=width))
+    click.echo(format_table(header, rows, width=terminal_width(110)))
     if measured.other_work:
         click.echo(f"\nPerhaps not alone on the device: {measured.other_work}. Compare with care.")
 
@@ -125,16 +109,13 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
     if peak_bytes is None:
         return "–"
     from ablate.modelled.hardware import PEAKS
-    from ablate.modelled.memory import step_memory
+    from ablate.plan.on_hardware import on_hardware
     from ablate.run.config import ResourcesConfig
 
     measured = f"{peak_bytes / 1e9:.2f} GB"
     hardware = next((name for name in PEAKS if name in device_name), None)
-    config = arm.config
-    if hardware is None or not config.model.is_built_in or config.trainer is not None:
-        return measured
-    modelled = step_memory(config, ResourcesConfig(), hardware=hardware)
-    return f"{measured} (modelled {modelled.peak.total / 1e9:.2f})"
+    found = on_hardware(replace(arm, resources=ResourcesConfig()), hardware) if hardware else None
+    return f"{measured} (modelled {found.memory.peak.total / 1e9:.2f})" if found else measured
 
 
 def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:

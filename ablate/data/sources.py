@@ -221,7 +221,7 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     Hashes are cached, so that planning again only calls ``stat``. A cached hash is valid while a file's size,
     modification time and change time stay the same. The hash of a file modified within the last two seconds
     is not cached, because a second change within the clock's resolution would be invisible (git calls such
-    entries racy). There is one cache file per corpus, in the user's cache (``ablate.base.cache``); a damaged
+    entries racy). There is one cache file per corpus, in the user's cache (``ablate.base.files``); a damaged
     or unwritable one is ignored and only costs time.
     """
     try:

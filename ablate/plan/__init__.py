@@ -8,13 +8,10 @@
 """
 
 from ablate.plan.estimate import PlanCosts, estimate
-from ablate.plan.lock import to_lock
 from ablate.plan.plan import Plan, PlannedArm, PlannedRun, build_plan
-from ablate.plan.progress import StudyProgress, known_plan, read_progress
-from ablate.run.ids import RESULT_VERSION, run_id
+from ablate.plan.stored import StudyProgress, known_plan, read_progress, to_lock
 
 __all__ = [
-    "RESULT_VERSION",
     "Plan",
     "PlanCosts",
     "PlannedArm",
@@ -24,6 +21,5 @@ __all__ = [
     "estimate",
     "known_plan",
     "read_progress",
-    "run_id",
     "to_lock",
 ]

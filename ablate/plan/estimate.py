@@ -14,7 +14,7 @@ from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.plan.progress import StudyProgress
+    from ablate.plan.stored import StudyProgress
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
@@ -40,23 +40,14 @@ class PlanCosts:
 
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     """Estimate a plan's costs on a machine with this many CPU cores."""
+    speeds = progress.tokens_per_sec
     modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
-    ratios = [
-        _measured_seconds(arm, progress.tokens_per_sec[arm.name]) / modelled[arm.name]
-        for arm in plan.arms
-        if arm.name in progress.tokens_per_sec
-    ]
-    scale = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
-    run_seconds: dict[str, float] = {}
-    ground: dict[str, Ground] = {}
-    for arm in plan.arms:
-        speed = progress.tokens_per_sec.get(arm.name)
-        if speed is None:
-            run_seconds[arm.name] = modelled[arm.name] * scale
-            ground[arm.name] = "scaled" if ratios else "modelled"
-        else:
-            run_seconds[arm.name] = _measured_seconds(arm, speed)
-            ground[arm.name] = "measured"
+    measured = {arm.name: _work_tokens(arm) / speeds[arm.name] for arm in plan.arms if arm.name in speeds}
+    ratios = sorted(seconds / modelled[name] for name, seconds in measured.items())
+    scale = ratios[len(ratios) // 2] if ratios else 1.0
+    run_seconds = {name: seconds * scale for name, seconds in modelled.items()} | measured
+    unmeasured: Ground = "scaled" if measured else "modelled"
+    ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in modelled}
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
@@ -77,10 +68,6 @@ def _work_tokens(arm: PlannedArm) -> float:
 def _modelled_seconds(arm: PlannedArm) -> float:
     rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
     return _work_tokens(arm) * arm.size.flops_per_token / (rate * arm.resources.devices_per_run)
-
-
-def _measured_seconds(arm: PlannedArm, tokens_per_sec: float) -> float:
-    return _work_tokens(arm) / tokens_per_sec
 
 
 def _wall_seconds(plan: Plan, progress: StudyProgress, run_seconds: dict[str, float], cores: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ablate.base.code import code_digest
@@ -51,12 +52,9 @@ class Foreigners:
                 from ablate.models.hf_files import hf_digest
 
                 parts.append(self._placed(arm, "model", lambda: hf_digest(model)))
-            if model.function is not None:
-                function = model.function
-                parts.append(self._placed(arm, "model", lambda: code_digest(function)))
-            if arm.trainer is not None:
-                trainer = arm.trainer
-                parts.append(self._placed(arm, "trainer", lambda: code_digest(trainer)))
+            for part, function in (("model", model.function), ("trainer", arm.trainer)):
+                if function is not None:
+                    parts.append(self._placed(arm, part, partial(code_digest, function)))
             joined = hashlib.sha256(" ".join(parts).encode()).hexdigest()
             self._digests[key] = joined if parts else None
         return self._digests[key]

@@ -10,14 +10,17 @@ How it fails: unknown hardware is a ``KeyError``; an arm with its own model or t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.memory import StepMemory, step_memory
 from ablate.modelled.speed import token_time, workload_of
+from ablate.models.arithmetic import batches
 
 if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
+    from ablate.run.config import ArmConfig, ResourcesConfig
 
 FITS_SHARE = 0.9
 """Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
@@ -39,43 +42,29 @@ class OnHardware:
     gpu_hours: float | None
 
 
-class HardwareModel:
-    """Models arms on hardware; shared parts are computed once."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[object, ...], OnHardware] = {}
-
-    def of(self, arm: PlannedArm, hardware: str) -> OnHardware | None:
-        """Return an arm's needs on ``hardware``, of ``PEAKS`` or ``CPU``; None for the user's own code."""
-        config = arm.config
-        if not config.model.is_built_in or config.trainer is not None:
-            return None
-        parts = (config.model, config.training, config.recipe, arm.resources)
-        key = (*parts, config.vocab_size, hardware)
-        if key not in self._found:
-            self._found[key] = _on_hardware(arm, hardware)
-        return self._found[key]
-
-
-def _on_hardware(arm: PlannedArm, hardware: str) -> OnHardware:
-    memory = step_memory(arm.config, arm.resources, hardware=None if hardware == CPU else hardware)
-    if hardware == CPU:
-        return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
-    capacity = round(PEAKS[hardware].capacity * 1e9)
-    return OnHardware(
-        memory=memory,
-        capacity_bytes=capacity,
-        fits=memory.peak.total <= FITS_SHARE * capacity,
-        gpu_hours=_gpu_hours(arm, hardware),
-    )
-
-
-def _gpu_hours(arm: PlannedArm, hardware: str) -> float | None:
-    work = replace(workload_of(arm.config), devices=arm.resources.devices_per_run)
-    time = token_time(work, arm.config.recipe, hardware)
-    if time is None:
+def on_hardware(arm: PlannedArm, hardware: str) -> OnHardware | None:
+    """Return an arm's needs on ``hardware``, of ``PEAKS`` or ``CPU``; None for the user's own code."""
+    config = arm.config
+    if not config.model.is_built_in or config.trainer is not None:
         return None
-    forward = time.fprop + time.quantise_forward + time.rest_forward
-    twice = forward if arm.resources.activation_checkpointing else 0.0
-    evaluation = arm.batches.evals * arm.config.training.eval_tokens
-    return (arm.batches.tokens * (time.total + twice) + evaluation * forward) / 3600
+    return _modelled(config, arm.resources, hardware)
+
+
+@lru_cache(maxsize=4096)  # sorted out, printed and checked by one `ablate plan`
+def _modelled(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware:
+    where = None if hardware == CPU else hardware
+    memory = step_memory(config, resources, hardware=where)
+    if where is None:
+        return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
+    training = config.training
+    counts = batches(training, resources.devices_per_run)
+    work = replace(workload_of(config), devices=resources.devices_per_run)
+    gpu_hours = None
+    if (time := token_time(work, config.recipe, hardware)) is not None:
+        forward = time.fprop + time.quantise_forward + time.rest_forward
+        twice = forward if resources.activation_checkpointing else 0.0
+        evaluation = counts.evals * training.eval_tokens
+        gpu_hours = (counts.tokens * (time.total + twice) + evaluation * forward) / 3600
+    capacity = round(PEAKS[hardware].capacity * 1e9)
+    fits = memory.peak.total <= FITS_SHARE * capacity
+    return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)

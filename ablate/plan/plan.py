@@ -11,36 +11,31 @@ data still gets a plan: ``missing`` says what is wrong, and no run has an id.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError, likely
 from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
-from ablate.plan.diagnosed import check_layers
 from ablate.plan.foreign import Foreigners
-from ablate.plan.found import Tuning, begin_tuning
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
-from ablate.run.config import (
-    ArmConfig,
-    DataConfig,
-    ResourcesConfig,
-    Setting,
-    TrainingConfig,
-)
+from ablate.run.config import ArmConfig, DataConfig, ResourcesConfig, Setting, TrainingConfig
 from ablate.run.ids import RunIds
+from ablate.store.lock import GroupTuning
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ablate.base.section import Section
     from ablate.data import DataIdentity
-    from ablate.recipes import Recipe
     from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
+    from ablate.study.space import Tune
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +74,24 @@ class PlannedArm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """The search of a study. ``study``: the name of the trials' study in the same storage."""
+
+    study: str
+    tune: Tune
+    groups: tuple[GroupTuning, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every group has its values."""
+        return all(group.chosen is not None for group in self.groups)
+
+    def group_of(self, arm: str) -> GroupTuning:
+        """Return the group of an arm."""
+        return next(group for group in self.groups if arm in group.arms)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
@@ -102,16 +115,11 @@ class Plan:
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        raise KeyError(name)
+        return {arm.name: arm for arm in self.arms}[name]
 
     def runs(self) -> Iterator[tuple[PlannedArm, PlannedRun]]:
         """Yield every run with its arm."""
-        for arm in self.arms:
-            for run in arm.runs:
-                yield arm, run
+        return ((arm, run) for arm in self.arms for run in arm.runs)
 
 
 def build_plan(
@@ -138,30 +146,22 @@ def build_plan(
         identify = identify_data
     identities, missing = _identify_all(study, identify, without_data=without_data)
     ids = RunIds()
-    differences = _Differences(next(arm for arm in study.arms if arm.name == study.baseline))
-    described: dict[Recipe, str] = {}
-    counted: dict[tuple[TrainingConfig, int], Batches] = {}
-    sized: dict[tuple[ModelConfig, int, int], tuple[ModelSize, tuple[LinearLayer, ...], tuple[str, ...]]] = {}
+    baseline = next(arm for arm in study.arms if arm.name == study.baseline)
+    # The results of one section are shared by all arms with it.
+    described, counted, sized = cache(describe), cache(batches), cache(_built_in)
     foreigners = Foreigners(study)
-    folded: dict[str, list[str]] = {}
+    folded: defaultdict[str, list[str]] = defaultdict(list)
     for cell in study.folded:
-        folded.setdefault(cell.into, []).append(cell.name)
+        folded[cell.into].append(cell.name)
     arms = []
-    for arm in study.arms:  # results of one section are shared by all arms with it
+    for arm in study.arms:
         identity = identities[arm.data]
-        if arm.recipe not in described:
-            described[arm.recipe] = describe(arm.recipe)
-        counted_key = (arm.training, arm.resources.devices_per_run)
-        if counted_key not in counted:
-            counted[counted_key] = batches(arm.training, arm.resources.devices_per_run)
-        size_key = (arm.model, identity.vocab_size, arm.training.seq_len)
         digest = foreigners.digest(arm)
         outline = foreigners.outline(arm, identity.vocab_size)
-        if size_key not in sized and outline is None:
-            size = model_size(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
-            sized[size_key] = size, linear_layers(arm.model, identity.vocab_size), ()
-        elif size_key not in sized and outline is not None:
-            sized[size_key] = outlined_size(outline), outline.layers, outline.other_matrices
+        if outline is None:
+            size, layers = sized(arm.model, identity.vocab_size, arm.training.seq_len)
+        else:
+            size, layers = outlined_size(outline), outline.layers
         config = ArmConfig(
             model=arm.model,
             data=arm.data,
@@ -178,24 +178,24 @@ def build_plan(
                 name=arm.name,
                 description=arm.description,
                 again=False,
-                recipe_text=described[arm.recipe],
+                recipe_text=described(arm.recipe),
                 factors=arm.factors,
-                differs=differences.of(arm),
-                folded=tuple(folded.get(arm.name, ())),
+                differs=_differences(baseline, arm),
+                folded=tuple(folded[arm.name]),
                 runs=planned_runs(arm.name, config, study.seeds, ids),
                 config=config,
                 resources=arm.resources,
-                batches=counted[counted_key],
-                size=sized[size_key][0],
-                layers=sized[size_key][1],
-                uncovered=sized[size_key][2],
+                batches=counted(arm.training, arm.resources.devices_per_run),
+                size=size,
+                layers=layers,
+                uncovered=() if outline is None else outline.other_matrices,
             )
         )
     _refuse_shared_ids(study, arms)
-    check_layers(study, [layer.name for arm in arms for layer in arm.layers])
+    _check_diagnosed(study, arms)
     if study.baseline_again:
         arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline), ids))
-    plan = Plan(
+    return Plan(
         study=study.name,
         description=study.description,
         baseline=study.baseline,
@@ -209,8 +209,22 @@ def build_plan(
         dropped=study.dropped,
         diagnostics=study.diagnostics,
         missing=missing,
+        tuning=None if study.tune is None else _untuned(study.name, study.tune),
     )
-    return plan if study.tune is None else replace(plan, tuning=begin_tuning(study.name, study.tune))
+
+
+def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelSize, tuple[LinearLayer, ...]]:
+    size = model_size(model, vocab_size=vocab_size, seq_len=seq_len)
+    return size, linear_layers(model, vocab_size)
+
+
+def _untuned(study: str, tune: Tune) -> Tuning:
+    """Return the search of a study before any trial."""
+    groups = tuple(
+        GroupTuning(name=group.name, arms=group.arms, shared=group.shared, trials=(), chosen=None)
+        for group in tune.groups
+    )
+    return Tuning(study=f"{study} tune", tune=tune, groups=groups)
 
 
 def planned_runs(arm: str, config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[PlannedRun, ...]:
@@ -278,36 +292,37 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
         raise UserError(*problems)
 
 
-class _Differences:
-    """The differences of arms from the baseline; shared sections are compared once."""
+def _check_diagnosed(study: Study, arms: Iterable[PlannedArm]) -> None:
+    """Raise ``UserError`` for patterns of ``diagnostics.layers`` that match no layer of any arm."""
+    if study.diagnostics is None or isinstance(study.diagnostics.layers, str):
+        return
+    known = list(dict.fromkeys(layer.name for arm in arms for layer in arm.layers))
+    problems = []
+    for pattern, (line, column) in zip(study.diagnostics.layers, study.layer_lines, strict=True):
+        if not any(fnmatchcase(name, pattern) for name in known):
+            hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
+            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
+            problems.append(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
+    if problems:
+        raise UserError(*problems)
 
-    def __init__(self, baseline: ResolvedArm) -> None:
-        self._baseline = baseline
-        self._plain: dict[str, dict[str, Any]] = {}
-        self._found: dict[Section, dict[str, tuple[Any, Any]]] = {}
 
-    def of(self, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
-        differs: dict[str, tuple[Any, Any]] = {}
-        for section in ("model", "data", "training"):
-            differs |= self._section(section, getattr(arm, section), getattr(self._baseline, section))
-        if arm.recipe != self._baseline.recipe:
-            differs |= self._section("recipe", arm.recipe_spec, self._baseline.recipe_spec)
-        if arm.backend != self._baseline.backend:
-            differs["backend"] = (self._baseline.backend, arm.backend)
-        if arm.trainer != self._baseline.trainer:
-            differs["trainer"] = (self._baseline.trainer, arm.trainer)
-        return differs
+_plain = lru_cache(maxsize=1024)(asdict)  # arms share sections
 
-    def _section(self, name: str, own: Section, baseline: Section) -> dict[str, tuple[Any, Any]]:
-        if own is baseline:
-            return {}
-        if own not in self._found:
-            if name not in self._plain:
-                self._plain[name] = asdict(baseline)
-            found = {
-                f"{name}.{key}": (self._plain[name][key], value)
-                for key, value in asdict(own).items()
-                if value != self._plain[name][key]
-            }
-            self._found[own] = found
-        return self._found[own]
+
+def _differences(baseline: ResolvedArm, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of an arm that differ from the baseline's, with both values."""
+    pairs = {name: (getattr(baseline, name), getattr(arm, name)) for name in ("model", "data", "training")}
+    if arm.recipe != baseline.recipe:
+        pairs["recipe"] = (baseline.recipe_spec, arm.recipe_spec)
+    differs = {
+        f"{section}.{key}": (usual, _plain(own)[key])
+        for section, (common, own) in pairs.items()
+        if own is not common
+        for key, usual in _plain(common).items()
+        if usual != _plain(own)[key]
+    }
+    for name in ("backend", "trainer"):
+        if getattr(arm, name) != getattr(baseline, name):
+            differs[name] = (getattr(baseline, name), getattr(arm, name))
+    return differs

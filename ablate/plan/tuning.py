@@ -23,8 +23,7 @@ from ablate.study.space import Range, tuned_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.plan.found import Tuning
-    from ablate.plan.plan import Plan, PlannedArm
+    from ablate.plan.plan import Plan, PlannedArm, Tuning
     from ablate.store.lock import GroupTuning, LockedPlan
     from ablate.study.space import Choices, Tune
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ablate.execute.driver import Outcome
 from ablate.execute.todo import find_todo
-from ablate.plan.lock import to_lock
+from ablate.plan.stored import to_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

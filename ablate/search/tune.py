@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import Outcome
     from ablate.plan import Plan
-    from ablate.plan.found import Tuning
+    from ablate.plan.plan import Tuning
     from ablate.search.engine import Asked, Proposal
     from ablate.search.ledger import Trial
     from ablate.search.runs import TrialRuns

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ablate.execute.driver import Outcome
     from ablate.plan import Plan
     from ablate.store import StudyStore
+    from ablate.track.cursor import MirrorReport
+    from ablate.workflow import Listener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +63,13 @@ def end_of(
     is_tuned: bool = True,
 ) -> StudyEnd:
     """Put together how an execution ended. ``asked``: ids of the runs that were asked for."""
-    places = {run.id: (arm.name, run.seed) for arm, run in plan.runs()}
+    planned = {run.id: run for _, run in plan.runs()}
     failed = []
-    for run_id in (run_id for run_id, state in outcome.states.items() if state == "failed"):
-        run = store.run(run_id)
+    for one in (planned[run_id] for run_id, state in outcome.states.items() if state == "failed"):
+        run = store.run(one.id)
         status = run.status()
-        arm, seed = places[run_id]
-        failed.append(
-            FailedRun(arm=arm, seed=seed, message=status.message, log=run.attempt_log(status.attempt))
-        )
+        log = run.attempt_log(status.attempt)
+        failed.append(FailedRun(arm=one.arm, seed=one.seed, message=status.message, log=log))
     states = [store.run(run_id).state() for run_id in asked]
     return StudyEnd(
         failed=tuple(failed),
@@ -80,3 +80,13 @@ def end_of(
         report=report,
         is_tuned=is_tuned,
     )
+
+
+def say_mirror(left: MirrorReport, uri: str, name: str, listener: Listener) -> None:
+    """Say how to open MLflow's pages of a study, and what they lack. ``name``: as a shell takes it."""
+    from ablate.track.uri import redact
+
+    if not left.complete:
+        why = left.problem or f"{len(left.unsent)} runs not sent"
+        listener.say(f"MLflow:  not up to date at {redact(uri)}: {why}")
+    listener.say(f"MLflow:  ablate dashboard {name}")

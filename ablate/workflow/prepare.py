@@ -6,6 +6,7 @@ Everything that can be refused is refused here, with a ``UserError``, before the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from ablate.data import TokenFiles
     from ablate.plan import PlannedArm
-    from ablate.workflow.listener import Listener
+    from ablate.workflow import Listener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,12 @@ def prepare(
     """
     if here:
         _check_devices(arms)
-    problem = _emulation_problem(arms)
+    problem = None
+    if any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms):
+        from ablate.backends.quantisers.cpu_kernel import loaded
+
+        kernel, reason = loaded()  # compiled here before workers ask for it
+        problem = reason if kernel is None else None
     corpora = _prepare_tokens(storage, chosen, listener)
     _check_tokens(corpora, chosen, listener)
     return Prepared(
@@ -62,16 +68,6 @@ def _check_devices(arms: Sequence[PlannedArm]) -> None:
         raise UserError(*problems)
 
 
-def _emulation_problem(arms: Sequence[PlannedArm]) -> str | None:
-    """Compile the CPU quantiser before workers ask for it; say why it cannot be used, if it is needed."""
-    if all(arm.resources.gpus or arm.recipe_text == "bf16" for arm in arms):
-        return None
-    from ablate.backends.quantisers.cpu_kernel import loaded
-
-    kernel, reason = loaded()
-    return reason if kernel is None else None
-
-
 def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
     """Make the token files of each corpus, once for all studies of the storage."""
     from ablate.data import prepare
@@ -82,11 +78,8 @@ def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listene
             digest = arm.config.data_digest
             if digest in corpora:
                 continue
-
-            def progress(fraction: float, what: str, digest: str = digest) -> None:
-                show(digest, fraction, what)
-
-            files = corpora[digest] = prepare(arm.config.data, storage / "tokens", progress=progress)
+            files = prepare(arm.config.data, storage / "tokens", progress=partial(show, digest))
+            corpora[digest] = files
             listener.say(
                 f"Corpus {arm.config.data.source}: {files.train_tokens:,} training and "
                 f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."

@@ -4,7 +4,7 @@ In a notebook::
 
     from pathlib import Path
     from ablate.workflow.run import run_study
-    from ablate.workflow.where import Where
+    from ablate.workflow import Where
 
     end = run_study("quickstart", Where(storage=Path("ablate-runs")))
     end.report
@@ -21,18 +21,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import UserError
-from ablate.workflow.listener import Listener
+from ablate.base.errors import UserError, likely
+from ablate.plan import Plan, build_plan, known_plan, to_lock
+from ablate.store import StudyStore
+from ablate.store.running import running
+from ablate.study import load_study
+from ablate.study.space import tuned_name
+from ablate.workflow import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from ablate.execute.todo import Todo
-    from ablate.plan import Plan
-    from ablate.store import StudyStore
+    from ablate.workflow import Where
     from ablate.workflow.end import StudyEnd
-    from ablate.workflow.where import Where
 
 
 def run_study(
@@ -51,18 +54,18 @@ def run_study(
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
-    from ablate.plan import build_plan, known_plan, to_lock
-    from ablate.plan.choose import choose_runs
-    from ablate.store import StudyStore
-    from ablate.store.running import running
-    from ablate.study import load_study
-
     listener = listener or Listener()
     plan = build_plan(load_study(study))
     if plan.tuning is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
-    chosen, lock = choose_runs(plan, only, seeds), to_lock(plan)
+    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
     store = StudyStore(where.storage / plan.study)
+    from ablate.execute.driver import Outcome, execute_study
+    from ablate.execute.todo import find_todo, requests_of
+    from ablate.track.process import start_mirror
+    from ablate.workflow.end import StudyEnd, end_of, say_mirror
+    from ablate.workflow.prepare import prepare
+
     try:
         with running(store, lock) as shared:
             if shared:
@@ -71,61 +74,62 @@ def run_study(
                 from ablate.workflow.tune import tune
 
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
-                if tuned.end is not None:
-                    return tuned.end
-                plan = tuned.plan
+                if isinstance(tuned, StudyEnd):
+                    return tuned
+                plan = tuned
                 store.write_plan(to_lock(plan))
-                chosen = choose_runs(plan, only, seeds)
-            return _run(
-                store, plan, chosen, where, listener,
-                study=str(study), retry_failed=retry_failed, alone=not shared,
-            )  # fmt: skip
+                chosen = _choose_runs(plan, only, seeds)
+            arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
+            ready = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
+            unneeded = _unneeded(store, plan)
+            mirror = start_mirror(store.path, where.tracking_uri)
+            try:
+                requests = requests_of(plan, chosen, ready.corpora)
+                todo = find_todo(store, requests, unneeded, retry_failed=retry_failed, take=not shared)
+                listener.say(_todo_text(plan, todo))
+                if todo.runs:
+                    if ready.warning:
+                        listener.say(ready.warning)
+                    place = f"at {where.address}" if where.address else "on this machine"
+                    listener.say(f"Starting Ray {place} …")
+                    with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
+                        outcome = execute_study(
+                            store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
+                        )
+                else:
+                    outcome = Outcome(states={}, interrupted=False)
+                report = None if outcome.interrupted else _report(store, listener)
+            finally:
+                left = mirror.stop()
+            say_mirror(left, mirror.tracking_uri, str(study), listener)
+            return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
 
-def _run(
-    store: StudyStore,
-    plan: Plan,
-    chosen: set[str],
-    where: Where,
-    listener: Listener,
-    *,
-    study: str,
-    retry_failed: bool,
-    alone: bool,
-) -> StudyEnd:
-    """Run the chosen runs of a locked study; ``alone``: no other process runs it."""
-    from ablate.execute.driver import Outcome, execute_study
-    from ablate.execute.todo import find_todo, requests_of
-    from ablate.track.process import start_mirror
-    from ablate.workflow.end import end_of
-    from ablate.workflow.mirror import say_mirror
-    from ablate.workflow.prepare import prepare
+def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None) -> set[str]:
+    """Return the ids of the runs of these arms (empty: all arms) and seeds (None: all seeds).
 
-    arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-    ready = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
-    unneeded = _unneeded(store, plan)
-    mirror = start_mirror(store.path, where.tracking_uri)
-    try:
-        requests = requests_of(plan, chosen, ready.corpora)
-        todo = find_todo(store, requests, unneeded, retry_failed=retry_failed, take=alone)
-        listener.say(_todo_text(plan, todo))
-        if todo.runs:
-            if ready.warning:
-                listener.say(ready.warning)
-            listener.say(f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …")
-            with listener.executing(store, [run.run_id for run in todo.runs]) as on_poll:
-                outcome = execute_study(
-                    store, todo.runs, address=where.address, on_poll=on_poll, unneeded=unneeded
-                )
-        else:
-            outcome = Outcome(states={}, interrupted=False)
-        report = None if outcome.interrupted else _report(store, listener)
-    finally:
-        left = mirror.stop()
-    say_mirror(left, mirror.tracking_uri, study, listener)
-    return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
+    Raises:
+        UserError: the study lacks an arm or a seed; the message names the command line's option.
+    """
+    names = {arm.name for arm in plan.arms}
+    if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
+        stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
+        only = tuple(stands_for.get(name, name) for name in only)
+    for name in only:
+        if name not in names:
+            hint = likely(name, names, f"arms: {', '.join(sorted(names))}")
+            raise UserError(f"--only: no arm '{name}' in study '{plan.study}' ({hint})")
+    known = {run.seed for _, run in plan.runs()}
+    if seeds is not None and (unknown := sorted(set(seeds) - known)):
+        there = ", ".join(map(str, sorted(known)))
+        raise UserError(f"--seeds: {unknown[0]} is not a seed of study '{plan.study}' (seeds: {there})")
+    return {
+        run.id
+        for arm, run in plan.runs()
+        if (not only or arm.name in only) and (seeds is None or run.seed in seeds)
+    }
 
 
 def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:

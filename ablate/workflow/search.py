@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
-from ablate.workflow.listener import Listener
+from ablate.plan import to_lock
+from ablate.search.ledger import open_storage
+from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
+from ablate.store import StudyStore
+from ablate.store.running import running
+from ablate.workflow import Listener
+from ablate.workflow.prepare import prepare
+from ablate.workflow.tune import trial_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +30,9 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.search import Found
     from ablate.search.plan import SearchPlan
-    from ablate.store import StudyStore
     from ablate.store.lock import LockedPlan
     from ablate.track.cursor import MirrorReport
-    from ablate.workflow.where import Where
+    from ablate.workflow import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +62,6 @@ def search_study(
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
             Optuna storage that cannot be used; a storage that cannot be written.
     """
-    from ablate.search.ledger import open_storage
-    from ablate.search.recipes import check_same
-    from ablate.store import StudyStore
-    from ablate.store.running import running
     from ablate.track.process import start_mirror
 
     listener = listener or Listener()
@@ -75,26 +77,18 @@ def search_study(
             trials = open_storage(optuna_storage, store.path)
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                code = _go_on(store, planned, trials, listener, file=file, address=where.address)
+                code = _go_on(store, planned, trials, where, listener, file)
                 found = _write(store, planned, trials, file)
             finally:
                 left = mirror.stop()
-            return SearchEnd(
-                found=found,
-                pages=store.path / "search",
-                exit_code=code,
-                mirror=left,
-                tracking_uri=mirror.tracking_uri,
-            )
+            uri, pages = mirror.tracking_uri, store.path / "search"
+            return SearchEnd(found=found, pages=pages, exit_code=code, mirror=left, tracking_uri=uri)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
 
 def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
     """Return the lock file's plan, or the plan of a search before any trial."""
-    from ablate.plan import to_lock
-    from ablate.search.recipes import tried_plan
-
     try:
         return store.plan()
     except (OSError, UserError):
@@ -102,21 +96,12 @@ def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
 
 
 def _go_on(
-    store: StudyStore,
-    planned: SearchPlan,
-    trials: BaseStorage,
-    listener: Listener,
-    *,
-    file: str,
-    address: str | None,
+    store: StudyStore, planned: SearchPlan, trials: BaseStorage, where: Where, listener: Listener, file: str
 ) -> int:
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
-    from ablate.search.recipes import StoppedError, search_recipes, tried_plan
-    from ablate.workflow.prepare import prepare
-    from ablate.workflow.trials import trial_runs
 
-    plan = planned.halving
+    plan, address = planned.halving, where.address
     before = plan.read(trials)
     ended = sum(trial.state != "open" for one in before for trial in one)
     listener.say(
@@ -145,7 +130,6 @@ def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: st
     """Write the pages so far and, after the search, the study that confirms it."""
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.beside import write_search
-    from ablate.search.recipes import confirm_study
 
     found = found_of(planned, planned.halving.read(trials))
     names = [one.name for one in found.last.front if not one.is_baseline]

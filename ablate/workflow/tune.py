@@ -1,4 +1,4 @@
-"""The part of ``run_study`` before the seeds: every arm's own values, where the study asks for them.
+"""Trials as runs under Ray, and by them the part of ``run_study`` before the seeds: every arm's own values.
 
 How it fails: as ``run_study`` does. Told trials are kept, and the same call resumes.
 """
@@ -7,98 +7,72 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
+from ablate.execute.driver import Cancellation, Outcome
+from ablate.execute.todo import requests_of
+from ablate.plan import to_lock
+from ablate.plan.tuning import tuned_plan, values_text
+from ablate.search.runs import TrialRuns
+from ablate.search.tune import first_trials, tune_arms
+from ablate.store import StudyStore
+from ablate.store.running import running
+from ablate.workflow.end import end_of, say_mirror
+from ablate.workflow.prepare import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ablate.data import TokenFiles
+    from ablate.execute.todo import RunRequest
     from ablate.plan import Plan
-    from ablate.search.tune import Searched
-    from ablate.store import StudyStore
     from ablate.store.lock import GroupTuning
+    from ablate.workflow import Listener, Where
     from ablate.workflow.end import StudyEnd
-    from ablate.workflow.listener import Listener
-    from ablate.workflow.where import Where
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """The plan with the values found, or ``end`` if the search is not done."""
-
-    plan: Plan
-    end: StudyEnd | None = None
-
-
-def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Tuned:
+def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
     """Find the values of a study's arms by trials, which are runs of a study beside it.
+
+    Returns the plan with these values, or how the call ended without them.
 
     Raises:
         UserError: as ``run_study``; or another process runs the trials now.
     """
-    from ablate.plan.tuning import tuned_plan
-    from ablate.store import StudyStore
-    from ablate.track.process import start_mirror
-    from ablate.workflow.end import end_of
-    from ablate.workflow.mirror import say_mirror
-    from ablate.workflow.prepare import prepare
-
-    assert plan.tuning is not None
-    ready = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
-    if ready.warning:
-        listener.say(ready.warning)
-    trials = StudyStore(where.storage / plan.tuning.study)
-    trials.path.mkdir(parents=True, exist_ok=True)
-    mirror = start_mirror(trials.path, where.tracking_uri)
-    try:
-        found = _search(trials, plan, ready.corpora, where, listener, retry_failed=retry_failed)
-    finally:
-        left = mirror.stop()
-    if found.tuning.is_done:
-        return Tuned(plan=tuned_plan(plan, found.tuning))
-    say_mirror(left, mirror.tracking_uri, shlex.quote(plan.tuning.study), listener)
-    end = end_of(trials, found.plan, found.open_runs, found.outcome, is_tuned=False)
-    return Tuned(plan=plan, end=end)
-
-
-def _search(
-    store: StudyStore,
-    plan: Plan,
-    corpora: Mapping[str, TokenFiles],
-    where: Where,
-    listener: Listener,
-    *,
-    retry_failed: bool,
-) -> Searched:
-    """Run the trials in their own ``store``, and say what was found."""
     from ablate.execute.cluster import connection
-    from ablate.plan import to_lock
-    from ablate.search.tune import first_trials, tune_arms
-    from ablate.store.running import running
-    from ablate.workflow.trials import trial_runs
+    from ablate.track.process import start_mirror
 
     tuning = plan.tuning
     assert tuning is not None
-    trials = f"{tuning.tune.trials} trials of {tuning.tune.tokens:,} tokens"
-    listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    with running(store, to_lock(first_trials(plan, tuning))) as shared:
-        if shared:
-            raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
-        with connection(where.address):
-            runs = trial_runs(store, corpora, where.address, listener, retry_failed=retry_failed)
-            found = tune_arms(plan, tuning, runs)
-    if found.tuning.is_done:
-        for group in found.tuning.groups:
+    ready = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
+    if ready.warning:
+        listener.say(ready.warning)
+    store = StudyStore(where.storage / tuning.study)
+    store.path.mkdir(parents=True, exist_ok=True)
+    mirror = start_mirror(store.path, where.tracking_uri)
+    try:
+        trials = f"{tuning.tune.trials} trials of {tuning.tune.tokens:,} tokens"
+        listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
+        with running(store, to_lock(first_trials(plan, tuning))) as shared:
+            if shared:
+                raise UserError(
+                    f"{store.path} is being run by another process (wait for it, and run this again)"
+                )
+            with connection(where.address):
+                runs = trial_runs(store, ready.corpora, where.address, listener, retry_failed=retry_failed)
+                found = tune_arms(plan, tuning, runs)
+        for group in found.tuning.groups if found.tuning.is_done else ():
             listener.say(f"  {_found_text(group)}")
-    return found
+    finally:
+        left = mirror.stop()
+    if found.tuning.is_done:
+        return tuned_plan(plan, found.tuning)
+    say_mirror(left, mirror.tracking_uri, shlex.quote(tuning.study), listener)
+    return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
 
 
 def _found_text(group: GroupTuning) -> str:
-    from ablate.plan.tuning import values_text
-
     assert group.chosen is not None
     losses = {json.dumps(trial.values): trial.loss for trial in group.trials}
     chosen, shared = (losses.get(json.dumps(values)) for values in (group.chosen, group.shared))
@@ -107,3 +81,32 @@ def _found_text(group: GroupTuning) -> str:
     assert chosen is not None
     than = "" if shared is None else f", with the study's own {shared:.4f}"
     return f"{group.name}: {values_text(group.chosen)} (loss {chosen:.4f}{than})"
+
+
+def trial_runs(
+    store: StudyStore,
+    corpora: Mapping[str, TokenFiles],
+    address: str | None,
+    listener: Listener,
+    *,
+    retry_failed: bool,
+) -> TrialRuns:
+    """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
+    from ablate.execute.driver import execute_study
+
+    cancellation = Cancellation(store.path)
+
+    def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> Outcome:
+        try:
+            cancellation.raise_if_requested()  # between two rounds
+        except KeyboardInterrupt:
+            return Outcome(states={}, interrupted=True)
+        with listener.executing(store, [run.run_id for run in todo]) as on_poll:
+            return execute_study(store, todo, address=address, on_poll=on_poll, unneeded=unneeded)
+
+    return TrialRuns(
+        store=store,
+        requests=lambda plan: requests_of(plan, {run.id for _, run in plan.runs()}, corpora),
+        execute=execute,
+        retry_failed=retry_failed,
+    )

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.base.errors import UserError
-from ablate.cli import cli, logs, status
+from ablate.cli import care, cli
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
@@ -87,7 +87,7 @@ def test_logs_follow_to_the_end(store, monkeypatch):
             file.write("two\n")
         lease.end("finished")
 
-    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=go_on))
+    monkeypatch.setattr(care, "time", SimpleNamespace(sleep=go_on))
     assert call(store, "logs", "00bb", "--follow").output.endswith("one\ntwo\n")
 
 
@@ -185,7 +185,7 @@ def test_sync_sends_what_mlflow_lacks_once(store):
 def test_status_watches_until_nobody_runs_it(store, monkeypatch):
     with ExitStack() as held:
         held.enter_context(running(store, store.plan()))
-        monkeypatch.setattr(status, "time", SimpleNamespace(sleep=lambda _seconds: held.close()))
+        monkeypatch.setattr(care, "time", SimpleNamespace(sleep=lambda _seconds: held.close()))
         output = call(store, "status", "s", "--watch").output
     assert output.count("1 of 2 done") >= 2  # the last look, and what is said without --watch
     assert "being run now" not in output.splitlines()[-1]

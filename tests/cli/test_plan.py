@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.cli import cli
-from ablate.cli.table import format_table
+from ablate.cli.output import format_table
 from ablate.store import Status, StudyStore
 from tests.cli.command import ablate
 

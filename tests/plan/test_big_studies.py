@@ -13,7 +13,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.plan import build_plan
 from ablate.plan.layers import layer_groups
-from ablate.plan.on_hardware import CPU, HardwareModel
+from ablate.plan.on_hardware import CPU, on_hardware
 from ablate.run.architecture import layer_places
 from ablate.study import load_study, shipped_studies
 
@@ -161,32 +161,29 @@ def test_the_hours_in_the_comments_are_those_of_the_plan(plans, name):
     ).groups()
     assert int(runs) == len(list(plans[name].runs()))
     for hours, hardware in (rest[:2], rest[2:]):
-        model = HardwareModel()
-        total = sum(model.of(arm, hardware).gpu_hours * len(arm.runs) for arm in plans[name].arms)
+        total = sum(on_hardware(arm, hardware).gpu_hours * len(arm.runs) for arm in plans[name].arms)
         assert round(total) == int(hours.replace(",", ""))
 
 
 def test_what_fits_is_said_both_ways(plans):
     arm = plans["llama31-8b-mlperf"].arms[0]
-    model = HardwareModel()
-    assert [model.of(arm, name).fits for name in ("B200", "MI355X", "H200", "H100")] == [
+    assert [on_hardware(arm, name).fits for name in ("B200", "MI355X", "H200", "H100")] == [
         True, True, True, False,
     ]  # fmt: skip
     twice = replace(arm, resources=replace(arm.resources, activation_checkpointing=True))
-    assert model.of(twice, "H100").fits
-    assert model.of(twice, "H100").gpu_hours > model.of(arm, "H100").gpu_hours
+    assert on_hardware(twice, "H100").fits
+    assert on_hardware(twice, "H100").gpu_hours > on_hardware(arm, "H100").gpu_hours
     alone = replace(arm, resources=replace(arm.resources, devices_per_run=1))
-    assert not model.of(alone, "B200").fits
-    assert model.of(arm, CPU).fits is None
+    assert not on_hardware(alone, "B200").fits
+    assert on_hardware(arm, CPU).fits is None
 
 
 def test_hours_are_those_of_the_modelled_token_and_none_without_a_unit(plans):
     arms = {arm.name: arm for arm in plans["nvfp4-llama"].arms}
-    model = HardwareModel()
-    assert model.of(arms["NVFP4"], "MI355X").gpu_hours is None
-    assert model.of(arms["NVFP4"], "MI355X").fits  # emulated, it would
-    fp8 = model.of(arms["fp8"], "B200").gpu_hours
-    assert model.of(arms["NVFP4"], "B200").gpu_hours < fp8 < model.of(arms["bf16"], "B200").gpu_hours
+    assert on_hardware(arms["NVFP4"], "MI355X").gpu_hours is None
+    assert on_hardware(arms["NVFP4"], "MI355X").fits  # emulated, it would
+    fp8 = on_hardware(arms["fp8"], "B200").gpu_hours
+    assert on_hardware(arms["NVFP4"], "B200").gpu_hours < fp8 < on_hardware(arms["bf16"], "B200").gpu_hours
     # No more than everything at the peak: 6ND in BF16.
     ideal = arms["bf16"].size.flops_per_token * arms["bf16"].batches.tokens / 2250e12 / 3600
-    assert ideal < model.of(arms["bf16"], "B200").gpu_hours < 3 * ideal
+    assert ideal < on_hardware(arms["bf16"], "B200").gpu_hours < 3 * ideal

@@ -4,7 +4,7 @@ import pytest
 
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE
-from ablate.plan.progress import StudyProgress
+from ablate.plan.stored import StudyProgress
 from ablate.store import Status, StudyStore
 
 STUDY = """\

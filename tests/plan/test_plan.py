@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import batches, schedule_text
-from ablate.plan import build_plan, run_id, to_lock
+from ablate.plan import build_plan, to_lock
 from ablate.run.config import TrainingConfig
+from ablate.run.ids import run_id
 from ablate.run.schedule import plan_steps
 from ablate.store.lock import plan_to_json
 from ablate.study import load_study, shipped_studies

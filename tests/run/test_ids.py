@@ -9,7 +9,6 @@ from dataclasses import asdict, fields, is_dataclass, replace
 import pytest
 
 import ablate.run.ids
-from ablate.plan import RESULT_VERSION, run_id
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import (
     DataConfig,
@@ -19,7 +18,7 @@ from ablate.run.config import (
     config_from_json,
     config_to_json,
 )
-from ablate.run.ids import RunIds
+from ablate.run.ids import RESULT_VERSION, RunIds, run_id
 
 CONFIG = RunConfig(
     model=ModelConfig(),

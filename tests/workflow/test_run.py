@@ -8,8 +8,8 @@ from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.store import Status
 from ablate.track.cursor import MirrorReport
+from ablate.workflow import Where
 from ablate.workflow.run import run_study
-from ablate.workflow.where import Where
 
 STUDY = """\
 name: tiny

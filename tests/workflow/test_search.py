@@ -17,9 +17,8 @@ from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
 from ablate.store import Status
 from ablate.study import load_study
-from ablate.workflow.listener import Listener
+from ablate.workflow import Listener, Where
 from ablate.workflow.search import search_study
-from ablate.workflow.where import Where
 
 SEARCH = """\
 name: s
@@ -84,7 +83,7 @@ class Executor:
 def executor(monkeypatch):
     fake = Executor()
     monkeypatch.setattr("ablate.execute.driver.execute_study", fake)
-    monkeypatch.setattr("ablate.execute.driver.connection", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("ablate.execute.cluster.connection", lambda _: contextlib.nullcontext())
     monkeypatch.setattr("ablate.track.process.start_mirror", lambda *_: _NoMirror())
     return fake
 

@@ -39,7 +39,7 @@ arms:
   fp4: {recipe: mxfp4}
 """
 LEADERS = ("ablate.cli", "ablate.workflow")
-LISTENERS = {"ablate.cli.display", "ablate.workflow.listener"}
+LISTENERS = {"ablate.cli.display", "ablate.workflow"}
 WAY = ("study", "plan", "store", "backends", "data", "track", "execute")
 
 

@@ -1,0 +1,264 @@
+"""``ablate status``, ``logs``, ``cancel`` and ``clean``: to look after a study in its storage."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from ablate.base.errors import UserError, safe_text
+from ablate.cli.common import AT_LEAST_1, find_study, json_option, storage_option, trials_of
+from ablate.cli.display import LiveDisplay, progress_table, summary
+from ablate.cli.output import echo_json
+from ablate.execute.driver import request_stop
+from ablate.execute.progress import ProgressReader, count_states
+from ablate.store import RunDir, StudyStore
+from ablate.store.leases import Attempt, Leases
+from ablate.store.running import is_running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOOK_SEC = 0.3
+_RUN_ID = re.compile(r"[0-9a-f]{16}")
+_OF_A_STUDY = {
+    "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
+    "search", "search.lock.json", "optuna.log",
+}  # fmt: skip
+_OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
+_WRITTEN = ("config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "stop")
+_DRAFTS = tuple(f".{name}." for name in _WRITTEN)
+
+
+@click.command("status", epilog="Example:  ablate status quickstart --json")
+@click.argument("study")
+@storage_option
+@json_option
+@click.option("--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the showing alone.")
+def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
+    """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
+    store = find_study(storage, study)
+    if watch:
+        _watch(store)
+    running = is_running(store.path)
+    runs = ProgressReader(store, executor_alive=running).read()
+    trials = trials_of(store)
+    trials_run = trials is not None and is_running(trials.path)
+    tried = [] if trials is None else ProgressReader(trials, executor_alive=trials_run).read()
+    if as_json:
+        answer = {
+            "study": store.path.name,
+            "running": running,
+            "states": count_states(runs),
+            "runs": [asdict(run) for run in runs],
+            "tuning": None if trials is None else {"study": trials.path.name, "states": count_states(tried)},
+        }
+        echo_json(answer)
+        return
+    from rich.console import Console
+
+    console, now = Console(highlight=False), " · being run now"
+    console.print(progress_table(runs))
+    console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}")
+    if trials is not None:
+        so_far = f"{now if trials_run else ''}, of the trials asked so far"
+        console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped"):
+            alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
+    for (arm, state, message), seeds in alike.items():
+        line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _watch(store: StudyStore) -> None:
+    """Redraw the table several times a second while a process runs the study."""
+    from rich.console import Console
+
+    console, ids = Console(highlight=False), [run.id for _, run in store.plan().runs()]
+    with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids, console) as display:
+        while is_running(store.path):
+            display.update()
+            time.sleep(_LOOK_SEC)
+
+
+@click.command("logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow")
+@click.argument("run")
+@click.option("--study", help="Look in this study alone.")
+@click.option("--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest).")
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what is printed until the run ends.")
+@storage_option
+def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, storage: Path) -> None:
+    """Show the attempts of RUN (the beginning of its id) and what the latest one printed."""
+    found = _find_run(storage, run, study)
+    leases = Leases(found.attempts)
+    latest = leases.latest()
+    if not latest:
+        raise UserError(f"run {found.run_id} has not been started yet")
+    for number in range(1, latest + 1):
+        click.echo(_attempt_text(number, leases.read(number)))
+    chosen = attempt or latest
+    if chosen > latest:
+        raise UserError(f"--attempt: run {found.run_id} has {latest} (expected 1 to {latest})")
+    click.echo()
+    place = _print_from(found.attempt_log(chosen), 0)
+    while follow:
+        record = leases.read(chosen)
+        place = _print_from(found.attempt_log(chosen), place)
+        if record is not None and record.outcome is not None:
+            return
+        if leases.latest() > chosen:
+            click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
+            chosen, place = leases.latest(), 0
+        time.sleep(_LOOK_SEC)
+
+
+def _find_run(storage: Path, start: str, study: str | None) -> RunDir:
+    if not start.isalnum():
+        raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
+    if study is not None and not (storage / study / "runs").is_dir():
+        raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
+    found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
+    if len(found) == 1:
+        return StudyStore(found[0].parent.parent).run(found[0].name)
+    if not found:
+        raise UserError(f"no run '{start}' in {storage} (`ablate status STUDY --json` lists the ids)")
+    raise UserError(f"'{start}' begins {len(found)} runs' ids: {', '.join(p.name for p in found[:4])} …")
+
+
+def _attempt_text(number: int, record: Attempt | None) -> str:
+    if record is None:
+        return f"attempt {number}: its record is damaged"
+    started = datetime.fromtimestamp(record.started_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    parts = [f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"]
+    if record.ended_unix is not None:
+        parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
+    if record.resumed_from_step:
+        parts.append(f"from step {record.resumed_from_step}")
+    if record.message:
+        parts.append(record.message)
+    return safe_text(", ".join(parts))
+
+
+def _print_from(log: Path, place: int) -> int:
+    """Print what a log holds from a place on; return the place after it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(place)
+            content = file.read()
+    except FileNotFoundError:
+        return place
+    click.echo(safe_text(content.decode("utf-8", errors="replace"), keep="\n\t"), nl=False)
+    return place + len(content)
+
+
+@click.command("cancel", epilog="Example:  ablate cancel my-study")
+@click.argument("study")
+@storage_option
+def cancel(study: str, storage: Path) -> None:
+    """Stop STUDY wherever it is being run on this storage, as Ctrl-C would there.
+
+    Running runs end with a checkpoint; `ablate run` goes on from it.
+    """
+    store = find_study(storage, study)
+    if not is_running(store.path):
+        click.echo(f"{store.path.name} is not being run.")
+        return
+    request_stop(store.path)
+    if (trials := trials_of(store)) is not None and is_running(trials.path):
+        request_stop(trials.path)
+    click.echo(f"Asked to stop: {store.path.name} (follow it with: ablate status {store.path.name})")
+
+
+@click.command(
+    "clean", epilog="Examples:  ablate clean my-study --dry-run   ·   ablate clean my-study --whole"
+)
+@click.argument("study")
+@click.option("--whole", is_flag=True, help="Remove the study with all its results.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@storage_option
+def clean(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path) -> None:
+    """Remove runs of STUDY that its plan no longer has, checkpoints of ended runs and leftover files.
+
+    Never touches what ablate has not made: other files, links, and whatever lies outside the study.
+    """
+    store = find_study(storage, study)
+    if is_running(store.path):
+        raise UserError(f"{store.path} is being run (stop it first: ablate cancel {store.path.name})")
+    found = _whole(store) if whole else _leftovers(store)
+    if not found:
+        click.echo("Nothing to remove.")
+        return
+    for path, why in found.items():
+        click.echo(f"{path}  ({why}, {_size(path) / 2**20:.1f} MiB)")
+    if dry_run:
+        return
+    if not yes and not click.confirm(f"Remove {len(found)} of them?" if len(found) > 1 else "Remove it?"):
+        return
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    click.echo(f"Removed {len(found)}.")
+
+
+def _whole(store: StudyStore) -> dict[Path, str]:
+    """Return the study's folder, unless it holds other files than ablate's own, hidden ones included."""
+    if store.path.is_symlink():
+        raise UserError(f"{store.path} is a link: remove it by hand")
+    odd = [path for path in _entries(store.path) if path.name not in _OF_A_STUDY and not _is_stop(path)]
+    odd += [path for path in _entries(store.path / "runs") if not _is_run(path)]
+    odd += [path for path in _entries(store.path / "report") if path.name not in _OF_A_REPORT]
+    if odd:
+        raise UserError(f"{odd[0]} is not ablate's: move it away first")
+    return {store.path: "the study with all its results"}
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_run(path: Path) -> bool:
+    """Whether ablate made this folder for a run."""
+    is_named_so = _RUN_ID.fullmatch(path.name) is not None
+    return not path.is_symlink() and is_named_so and (path / "config.json").is_file()
+
+
+def _is_stop(path: Path) -> bool:
+    return path.name.startswith(".stop-") and path.is_file() and not path.is_symlink()
+
+
+def _leftovers(store: StudyStore) -> dict[Path, str]:
+    """Return what can go, with the reason of each, in the order of the folders."""
+    planned = {run.id for _, run in store.plan().runs()}
+    killed = "left by an executor that was killed"
+    found: dict[Path, str] = {}
+    for path in _entries(store.path / "runs"):
+        if not _is_run(path):
+            continue
+        if path.name not in planned:
+            found[path] = "a run that the plan no longer has"
+            continue
+        run = store.run(path.name)
+        if run.state() in ("finished", "diverged") and run.checkpoints.is_dir():
+            found[run.checkpoints] = "checkpoints of a run that has ended"
+        if run.stop_path.is_file():
+            found[run.stop_path] = killed
+        for left in _entries(path):
+            if left.name.startswith(_DRAFTS) and left.is_file() and not left.is_symlink():
+                found[left] = "left by a write that was cut off"
+    return found | {left: killed for left in _entries(store.path) if _is_stop(left)}
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if not file.is_dir())

@@ -1,0 +1,129 @@
+"""A plan and the run store: the part that ``plan.lock.json`` keeps, and the states and speeds of its runs.
+
+How it fails: a missing or incomplete store raises nothing. A run with an unreadable status counts as pending;
+a run with unreadable metrics is not measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from ablate.base.errors import UserError
+from ablate.models.arithmetic import batches
+from ablate.plan.tuning import fingerprint, found_before
+from ablate.store.lock import LockedArm, LockedPlan, LockedRun, LockedTuning
+
+if TYPE_CHECKING:
+    from ablate.plan.plan import Plan, PlannedArm, Tuning
+    from ablate.store import RunDir, State, StudyStore
+
+_MEASURED_RUNS_PER_ARM = 3
+
+
+def to_lock(plan: Plan) -> LockedPlan:
+    """Return the part of a plan that the run store keeps."""
+    return LockedPlan(
+        study=plan.study,
+        description=plan.description,
+        baseline=plan.baseline,
+        target=plan.target,
+        paired_seeds=plan.paired_seeds,
+        waive=plan.waive,
+        stop=plan.stop,
+        training=asdict(plan.training),
+        arms=tuple(_lock_arm(arm) for arm in plan.arms),
+        dropped=plan.dropped,
+        tuning=None if plan.tuning is None else _lock_tuning(plan, plan.tuning),
+    )
+
+
+def _lock_arm(arm: PlannedArm) -> LockedArm:
+    return LockedArm(
+        name=arm.name,
+        description=arm.description,
+        again=arm.again,
+        recipe=arm.recipe_text,
+        tokens=arm.batches.tokens,
+        factors=arm.factors,
+        differs=arm.differs,
+        folded=arm.folded,
+        runs=tuple(LockedRun(id=run.id, seed=run.seed) for run in arm.runs),
+    )
+
+
+def _lock_tuning(plan: Plan, tuning: Tuning) -> LockedTuning:
+    tune = tuning.tune
+    tuned = {arm.tuned_from: arm.name for arm in plan.arms}
+    return LockedTuning(
+        study=tuning.study,
+        done=tuning.is_done,
+        fields={name: asdict(field) for name, field in tune.fields.items()},
+        sampler=tune.sampler,
+        trials=tune.trials,
+        at_once=tune.at_once,
+        prune=tune.prune,
+        tokens=batches(replace(plan.training, tokens=tune.tokens)).tokens,
+        seeds=tune.seeds,
+        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tuning.groups),
+        tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}
+        if tuning.is_done
+        else {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyProgress:
+    """States by run id (pending runs are left out), and measured tokens per second by arm."""
+
+    states: dict[str, State]
+    tokens_per_sec: dict[str, float]
+
+    def state(self, run_id: str) -> State:
+        """Return the state of a run."""
+        return self.states.get(run_id, "pending")
+
+
+def known_plan(plan: Plan, store: StudyStore) -> Plan:
+    """Return the plan with its tuned values, if the store has them."""
+    if plan.tuning is None:
+        return plan
+    try:
+        return found_before(plan, store.plan())
+    except (OSError, UserError):
+        return plan
+
+
+def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
+    """Look up the runs of a plan in the store."""
+    try:
+        there = {path.name for path in (store.path / "runs").iterdir()}
+    except OSError:
+        there = set()
+    states: dict[str, State] = {}
+    speeds: dict[str, list[float]] = defaultdict(list)
+    for arm, run in plan.runs():
+        if run.id not in there:
+            continue
+        run_dir = store.run(run.id)
+        try:
+            state = run_dir.status().state
+        except OSError:
+            continue
+        if state != "pending":
+            states[run.id] = state
+        if state == "finished" and len(speeds[arm.name]) < _MEASURED_RUNS_PER_ARM:
+            speed = _mean_tokens_per_sec(run_dir)
+            speeds[arm.name] += [speed] if speed else []
+    measured = {arm: sum(values) / len(values) for arm, values in speeds.items() if values}
+    return StudyProgress(states=states, tokens_per_sec=measured)
+
+
+def _mean_tokens_per_sec(run_dir: RunDir) -> float | None:
+    try:
+        rows = [row for row in run_dir.metrics() if row.get("kind") == "train"]
+    except (OSError, ValueError, AttributeError):
+        return None
+    speeds = [row["tokens_per_sec"] for row in rows if isinstance(row.get("tokens_per_sec"), int | float)]
+    return sum(speeds) / len(speeds) if speeds and sum(speeds) > 0 else None
