@@ -1,10 +1,6 @@
-"""Analysis and report of a study: pure functions on data frames, figures, and the pages made of them.
+"""Analysis and report of a study: run store → frames → plain numbers → sentences, figures, pages.
 
-The way of the data: ``load`` (run store → frames) → ``analyse`` (frames → plain numbers) → ``verdict``
-(numbers → sentences) → ``figures`` and ``render`` (→ pictures and pages) → ``write_report`` (→ files).
-Nothing before ``load`` knows of files, and nothing after ``analyse`` computes a statistic.
-
-In a notebook::
+In a notebook ``ablate.open_study`` is the shorter way; this is what it calls::
 
     from pathlib import Path
     from ablate.reports import analyse, load_frames
@@ -15,24 +11,8 @@ In a notebook::
 """
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.results import Analysis, ArmResult, RunResult
+from ablate.reports.findings.results import Analysis
 from ablate.reports.pages.write import ReportPaths, write_report
-from ablate.reports.read.load import StudyFrames, load_frames
-from ablate.reports.statistics.cost import Cost, token_cost
-from ablate.run.outcome import Crossing, Outcome, find_crossing
+from ablate.reports.read.load import load_frames
 
-__all__ = [
-    "Analysis",
-    "ArmResult",
-    "Cost",
-    "Crossing",
-    "Outcome",
-    "ReportPaths",
-    "RunResult",
-    "StudyFrames",
-    "analyse",
-    "find_crossing",
-    "load_frames",
-    "token_cost",
-    "write_report",
-]
+__all__ = ["Analysis", "ReportPaths", "analyse", "load_frames", "write_report"]
