@@ -179,12 +179,25 @@ def _changes(events: list[Any]) -> list[tuple[int, int]]:
         event = left.pop()
         found = [child for child in event.children if child.tag == _ALLOCATION]
         if event.name in ("aten::mm", "aten::addmm", "aten::bmm"):
-            # What a product takes and gives back depends on the CPU: without bf16 it sums in an fp32 copy.
-            given_back = {child.extra_fields.ptr for child in found if child.extra_fields.alloc_size < 0}
-            found = [child for child in found if child.extra_fields.ptr not in given_back]
+            found = _lasting(found)
         changes += [(child.start_time_ns, child.extra_fields.alloc_size) for child in found]
         left += [child for child in event.children if child.tag != _ALLOCATION]
     return changes
+
+
+def _lasting(found: list[Any]) -> list[Any]:
+    """Leave out what a product takes and gives back: without bf16 a CPU sums in an fp32 copy."""
+    lasting: list[Any] = []
+    for child in sorted(found, key=lambda child: child.start_time_ns):
+        change = child.extra_fields
+        taken = [
+            one for one in lasting if one.extra_fields.ptr == change.ptr and one.extra_fields.alloc_size > 0
+        ]
+        if change.alloc_size < 0 and taken:
+            lasting.remove(taken[-1])
+        else:
+            lasting.append(child)
+    return lasting
 
 
 def main() -> None:

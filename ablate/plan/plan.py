@@ -315,13 +315,12 @@ def _differences(baseline: ResolvedArm, arm: ResolvedArm) -> dict[str, tuple[Any
     pairs = {name: (getattr(baseline, name), getattr(arm, name)) for name in ("model", "data", "training")}
     if arm.recipe != baseline.recipe:
         pairs["recipe"] = (baseline.recipe_spec, arm.recipe_spec)
-    differs = {
-        f"{section}.{key}": (usual, _plain(own)[key])
-        for section, (common, own) in pairs.items()
-        if own is not common
-        for key, usual in _plain(common).items()
-        if usual != _plain(own)[key]
-    }
+    differs: dict[str, tuple[Any, Any]] = {}
+    for section, (common, own) in pairs.items():
+        if own is not common:
+            other = _plain(own)
+            found = ((key, (usual, other[key])) for key, usual in _plain(common).items())
+            differs |= {f"{section}.{key}": pair for key, pair in found if pair[0] != pair[1]}
     for name in ("backend", "trainer"):
         if getattr(arm, name) != getattr(baseline, name):
             differs[name] = (getattr(baseline, name), getattr(arm, name))
