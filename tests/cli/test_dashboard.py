@@ -90,7 +90,11 @@ def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
 
     monkeypatch.setattr(tracking, "local_server", server)
     monkeypatch.setattr(dashboard, "time", SimpleNamespace(sleep=ctrl_c))
-    monkeypatch.setattr(dashboard, "signal", SimpleNamespace(SIGTERM=0, SIGHUP=0, signal=lambda *_: None))
+    monkeypatch.setattr(
+        dashboard,
+        "signal",
+        SimpleNamespace(SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None),
+    )
     ended = call(storage)
     assert ended.code == 0, ended
     base, _, rest = ended.out.strip().partition("/#/")
