@@ -29,10 +29,10 @@ class RunProgress:
     state: State
     tokens: int
     budget: int
-    message: str | None
     loss: float | None = None
     val_loss: float | None = None
     tokens_per_sec: float | None = None
+    message: str | None = None
 
     @property
     def seconds_left(self) -> float | None:
