@@ -112,11 +112,15 @@ def test_a_finished_study_and_its_report(mirrored, server, browser, see, held, s
 
 
 @pytest.mark.exhaustive
-def test_the_table_and_the_pages_of_a_run(mirrored, server, see, held):
+def test_the_table_and_the_pages_of_a_run(mirrored, server, browser, see, held):
+    from selenium.webdriver.common.by import By
+
     study, experiment = mirrored("more pages")
     # The experiment's page as a table, with the columns that the study asks for.
     table = page(server, experiment).replace("=CHART", "=TABLE")
-    see(table, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")
+    see(table, "factor.recipe.gemms")
+    browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
+    see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")  # columns beside the panel
 
     run = held(study, server)[study.runs["all three", 1]]
     address = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"
