@@ -134,8 +134,12 @@ class Grid:
             if len(set(map(frozenset, behind.values()))) > 1:
                 label = choose(factor, labels)
                 left = [(candidate, cell) for candidate, cell in left if cell[factor] == label]
+        for factor, labels in self.factors.items():  # some candidates differ only in several factors together
+            if len({cell[factor] for _, cell in left}) > 1 and len({one.name for one, _ in left}) > 1:
+                label = choose(factor, labels)
+                left = [(candidate, cell) for candidate, cell in left if cell[factor] == label]
         found = {candidate.name: candidate for candidate, _ in left}
-        assert len(found) <= 1  # distinct candidates differ in the level of some factor
+        assert len(found) <= 1  # a cell belongs to one candidate
         return next(iter(found.values()), None)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ablate.backends.gemms import emulated
+from ablate.backends import device as devices
 from ablate.modelled.memory import Memory, _moments, _Step, step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
@@ -34,7 +34,7 @@ EIGHT = ResourcesConfig(devices_per_run=8, gpus=1)
 @pytest.fixture(autouse=True)
 def one_thread_that_multiplies_bf16(monkeypatch):
     """The model is of devices that multiply bf16: a CPU that does not would hold operands in fp32 besides."""
-    monkeypatch.setattr(emulated, "_has_bf16", lambda: True)
+    monkeypatch.setattr(devices, "cpu_has_bf16", lambda: True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

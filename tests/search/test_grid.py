@@ -83,6 +83,16 @@ def test_a_walk_leads_to_a_recipe_or_where_the_grid_has_no_cell(space, random):
         assert any(all(cell[f] == label for f, label in asked.items()) for cell in found.cells)
 
 
+def test_candidates_that_only_two_factors_together_tell_apart_are_walked_to():
+    same, crossed = ([{"a": "0", "b": b}, {"a": "1", "b": c}] for b, c in ("01", "10"))
+    candidates = (Candidate(name="same", cells=tuple(same)), Candidate(name="crossed", cells=tuple(crossed)))
+    factors = {"a": ("0", "1"), "b": ("0", "1")}
+    space = Grid(factors=factors, candidates=candidates, first=(), sampler="tpe", seed=1)
+    for candidate in candidates:
+        for cell in candidate.cells:
+            assert space.walk(lambda factor, _labels, cell=cell: cell[factor]) is candidate
+
+
 def test_every_candidate_with_a_cell_can_be_walked_to():
     space = grid_space()
     for candidate in space.candidates:
