@@ -48,7 +48,7 @@ class Outcome:
     @property
     def exact(self) -> bool:
         """Whether the tokens to target are known exactly."""
-        return self.end == "hit" and self.low == self.high
+        return self.end == "hit" and 0 < self.low == self.high
 
 
 def target_loss(kind: str, value: float) -> float:

@@ -136,6 +136,13 @@ def test_a_crossing_before_the_first_evaluation_is_a_bound():
     assert token_cost(early, early).kind == "none"
 
 
+def test_a_run_that_starts_under_the_target_leaves_no_bound_from_below():
+    started = Outcome(seed=0, end="hit", low=0.0, high=0.0)
+    cost = token_cost([started, *hits(*ARM)], hits(*BASE))
+    assert (cost.kind, cost.estimate) == ("none", None)
+    assert cost.reason == "this arm: of 6 runs 1 was at the target by the first evaluation"
+
+
 def test_missing_runs_are_no_results():
     assert token_cost([*hits(118), Outcome(seed=5, end="missing")], hits(100)).n == 1
     cost = token_cost([Outcome(seed=5, end="missing")], hits(100))
