@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
@@ -114,6 +115,7 @@ LLAMA_70B_BLOCK = Workload(
 """One decoder block of Llama 2 70B with a negligible head: the shapes of the estimate by Tseng et al."""
 
 
+@lru_cache(maxsize=1024)  # a report needs each arm's and the baseline's several times
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
     """Return the modelled time of a token in the run's last phase, or None without the required units."""
     peaks = PEAKS[hardware]
