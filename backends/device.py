@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -74,14 +73,6 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@cache
-def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 itself; otherwise a bf16 product takes three times as long as fp32."""
-    import torch
-
-    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
 
 
 def interpreting() -> bool:

@@ -102,7 +102,7 @@ class Selection:
         return backend, support
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
-        """Choose for each GEMM of a recipe, its rules and its phases, without duplicates; as ``choose``."""
+        """Choose, as ``choose``, for each GEMM of a recipe, its rules and its phases, without duplicates."""
         found = []
         for where, gemm, policy in gemms_of(recipe):
             backend, support = self.choose(policy, device)

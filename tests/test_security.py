@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 STUDY = """\
 name: small
@@ -46,6 +47,7 @@ def family(process):
     return []
 
 
+@pytest.mark.exhaustive
 def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     with socket.socket() as probe:

@@ -77,8 +77,8 @@ class Workers:
                     worker.job, given = given, given + 1
                 ready = wait([worker.connection for worker in self._running])
                 for worker in [worker for worker in self._running if worker.connection in ready]:
-                    assert worker.job is not None
                     kind, value = _hear(worker)
+                    assert worker.job is not None  # an idle one is heard only when it was killed
                     if kind == "units":
                         units[worker.job] = value
                     else:

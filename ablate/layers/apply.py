@@ -79,7 +79,8 @@ def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, Lay
     }
     if not linears:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    output = getattr(model, "get_output_embeddings", lambda: None)()
+    find_output = getattr(model, "get_output_embeddings", None)
+    output = find_output() if callable(find_output) else None
     heads = [
         name for name, linear in linears.items() if linear is output or name.rsplit(".", 1)[-1] in _HEADS
     ]

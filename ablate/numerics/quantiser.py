@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -155,8 +156,9 @@ class _Rounded:
     """One operand in blocks [number, rows, columns], rounded to its element's grid.
 
     ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
-    ``values``: the elements. ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one.
-    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None if ``v`` over both scales.
+    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one.
+    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None where they are
+    ``v`` / (``up`` · ``decode``).
     """
 
     def __init__(
@@ -178,7 +180,6 @@ class _Rounded:
             self.prescale = 1.0
             scale = fp8_scale(scales.tensor_amax(self.v) if amax is None else amax, policy.format)
             self.scaled, self.decode = to_blocks(self.v * scale, self.shape), fp8_descale(scale)
-            self.values = self._elements(self.scaled)
         elif policy.scale in _FP32_SCALES:
             self.prescale = 1.0
             self.values, self.up = self._fp32_blocks(to_blocks(self.v, self.shape))
@@ -190,7 +191,6 @@ class _Rounded:
             blocks = to_blocks(self.v, self.shape)
             found = self._block_scales(blocks)
             self.up, self.scaled = found.up, self._scaled(blocks, found)
-            self.values = self._elements(self.scaled)
 
     def _words(self) -> Tensor:
         """Return each element's random word, [n, k] with the contraction axis last."""
@@ -199,8 +199,11 @@ class _Rounded:
         words = random_words(rows, columns, self._key, self.v.device)
         return words.t() if self._along_rows else words
 
-    def _elements(self, scaled: Tensor) -> Tensor:
-        """Round blocks of scaled values to the element's grid."""
+    @cached_property
+    def values(self) -> Tensor:  # not of use to ``on_grid``; drawing random words takes longest
+        """Return the blocks' scaled values, rounded to the element's grid."""
+        scaled = self.scaled
+        assert scaled is not None
         if self.policy.rounding == "nearest":
             return formats.round_nearest(scaled, self.element)
         words = self._words()

@@ -10,7 +10,7 @@ How it fails: unknown hardware is a ``KeyError``; an arm with its own model or t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
@@ -50,7 +50,7 @@ def on_hardware(arm: PlannedArm, hardware: str) -> OnHardware | None:
     return _modelled(config, arm.resources, hardware)
 
 
-@lru_cache(maxsize=4096)  # sorted out, printed and checked by one `ablate plan`
+@cache  # one `ablate plan` asks several times, of thousands of arms
 def _modelled(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware:
     where = None if hardware == CPU else hardware
     memory = step_memory(config, resources, hardware=where)

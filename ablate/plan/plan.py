@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import Problem, UserError, likely
@@ -148,7 +148,7 @@ def build_plan(
     ids = RunIds()
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
-    described, counted, sized = cache(describe), cache(batches), cache(_built_in)
+    described, counted, sized, plain = cache(describe), cache(batches), cache(_built_in), cache(asdict)
     foreigners = Foreigners(study)
     folded: defaultdict[str, list[str]] = defaultdict(list)
     for cell in study.folded:
@@ -180,7 +180,7 @@ def build_plan(
                 again=False,
                 recipe_text=described(arm.recipe),
                 factors=arm.factors,
-                differs=_differences(baseline, arm),
+                differs=_differences(baseline, arm, plain),
                 folded=tuple(folded[arm.name]),
                 runs=planned_runs(arm.name, config, study.seeds, ids),
                 config=config,
@@ -307,10 +307,9 @@ def _check_diagnosed(study: Study, arms: Iterable[PlannedArm]) -> None:
         raise UserError(*problems)
 
 
-_plain = lru_cache(maxsize=1024)(asdict)  # arms share sections
-
-
-def _differences(baseline: ResolvedArm, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
+def _differences(
+    baseline: ResolvedArm, arm: ResolvedArm, plain: Callable[[Any], dict[str, Any]]
+) -> dict[str, tuple[Any, Any]]:
     """Return the fields of an arm that differ from the baseline's, with both values."""
     pairs = {name: (getattr(baseline, name), getattr(arm, name)) for name in ("model", "data", "training")}
     if arm.recipe != baseline.recipe:
@@ -318,8 +317,8 @@ def _differences(baseline: ResolvedArm, arm: ResolvedArm) -> dict[str, tuple[Any
     differs: dict[str, tuple[Any, Any]] = {}
     for section, (common, own) in pairs.items():
         if own is not common:
-            other = _plain(own)
-            found = ((key, (usual, other[key])) for key, usual in _plain(common).items())
+            other = plain(own)
+            found = ((key, (usual, other[key])) for key, usual in plain(common).items())
             differs |= {f"{section}.{key}": pair for key, pair in found if pair[0] != pair[1]}
     for name in ("backend", "trainer"):
         if getattr(arm, name) != getattr(baseline, name):

@@ -171,7 +171,7 @@ class OperandPolicy:
             what = "with nearest rounding (it keeps stochastic rounding from clipping)"
             return f"prescale {self.prescale} {what}"
         if self.prescale != 1.0 and self.block == "none":
-            return f"prescale {self.prescale} with scale '{self.scale}' (it is of blocks of 16 or 32 elements)"
+            return f"prescale {self.prescale} with scale '{self.scale}' (it is of blocks of 16 or 32)"
         if self.undo == "operand" and self.prescale == 1.0:
             return "undo 'operand' without a prescale to undo"
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":

@@ -2,8 +2,8 @@
 
 Cells with the same recipe are one candidate (without an FP4 GEMM no stabiliser acts). A factor is relevant
 for a candidate only if all of its cells share the level. ``walk`` goes through the factors one by one and
-asks for a level only if the remaining candidates differ in it: Optuna's TPE suggests over this conditional
-space.
+asks for a level only if it tells some of the remaining candidates apart, alone or together with others:
+Optuna's TPE suggests over this conditional space.
 
 How it fails: a walk that ends at an excluded or dropped cell gives None. A converged TPE suggests candidates
 that were tried already; after some tries the untried candidate that shares most levels with its suggestions
@@ -124,7 +124,7 @@ class Grid:
     def walk(self, choose: Callable[[str, Sequence[str]], str]) -> Candidate | None:
         """Return the candidate that ``choose(factor, labels)`` leads to, None without one.
 
-        ``choose`` is called for a factor only if its level matters for the remaining candidates.
+        ``choose`` is called for a factor only if its level, alone or with others, tells candidates apart.
         """
         left = [(candidate, cell) for candidate in self.candidates for cell in candidate.cells]
         for factor, labels in self.factors.items():
@@ -134,7 +134,7 @@ class Grid:
             if len(set(map(frozenset, behind.values()))) > 1:
                 label = choose(factor, labels)
                 left = [(candidate, cell) for candidate, cell in left if cell[factor] == label]
-        for factor, labels in self.factors.items():  # some candidates differ only in several factors together
+        for factor, labels in self.factors.items():  # then those that only together tell candidates apart
             if len({cell[factor] for _, cell in left}) > 1 and len({one.name for one, _ in left}) > 1:
                 label = choose(factor, labels)
                 left = [(candidate, cell) for candidate, cell in left if cell[factor] == label]

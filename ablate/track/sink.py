@@ -247,7 +247,11 @@ def make_database(path: Path, artifacts: Path) -> None:
 def is_local(folder: Path) -> bool:
     """Whether a folder is known to lie on a local disk."""
     resolved = folder.resolve()
-    mounts = [disk for disk in psutil.disk_partitions(all=True) if resolved.is_relative_to(disk.mountpoint)]
+    try:
+        disks = psutil.disk_partitions(all=True)
+    except OSError:  # there is no list of mounts to read
+        return False
+    mounts = [disk for disk in disks if resolved.is_relative_to(disk.mountpoint)]
     return bool(mounts) and max(mounts, key=lambda disk: len(Path(disk.mountpoint).parts)).fstype in _LOCAL
 
 

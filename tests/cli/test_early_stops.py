@@ -64,6 +64,7 @@ def report(folder):
     return found, {arm["name"]: arm for arm in found["arms"]}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
 def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
     (tmp_path / "trainer.py").write_text(TRAINER)

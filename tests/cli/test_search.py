@@ -27,6 +27,7 @@ from ablate.search.recipes import tried_plan
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
+from tests.cli.command import ablate
 
 SEARCH = """\
 name: s
@@ -113,6 +114,7 @@ def trials_of(asked):
     return [one.trial for one in asked]
 
 
+@pytest.mark.exhaustive
 def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, monkeypatch):
     (folder / "slow").touch()
     process = start(folder, "search", "s.yaml")
@@ -176,12 +178,12 @@ def test_ctrl_c_keeps_the_open_round(folder):
     assert not (folder / "runs/s/search/confirm.yaml").exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.usefixtures("local_ray")
 def test_a_failed_recipe_is_left_out_and_said(folder):
     (folder / "broken").touch()
-    code, out, _ = call(folder, "search", "s.yaml")
-    assert code == 0, out
-    assert "Failed: tseng: ValueError: no such luck" in out
+    done = ablate("search", "s.yaml", cwd=folder)
+    assert done.code == 0, done
+    assert "Failed: tseng: ValueError: no such luck" in done.out
     assert {trial.state for trial in ledger(folder, "40k")} == {"complete", "failed"}
     found = json.loads((folder / "runs/s/search/search.json").read_text())
     assert {t["recipe"] for t in found["budgets"][1]["trials"]} <= {"bf16", "F none", "F sr"}

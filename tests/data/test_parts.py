@@ -243,6 +243,7 @@ def test_a_shard_that_changes_between_two_readings_is_refused(shards, tmp_path, 
         prepare(configs(shards)["own"], tmp_path / "cache", num_workers=2)
 
 
+@pytest.mark.exhaustive
 def test_progress_is_heard_several_times_a_second(shared_text, tmp_path):
     heard = []
     data = DataConfig(

@@ -64,6 +64,15 @@ def test_a_killed_worker_is_one_line():
         list(workers.run([*squares([5]), jobs.die], lambda _units: None))
 
 
+def test_a_killed_idle_worker_is_one_line_too():
+    with Workers(2) as workers:
+        results = workers.run(squares([0, 30]), lambda _units: None)
+        _, idle = next(results)
+        os.kill(idle, 9)
+        with pytest.raises(UserError, match="was killed by signal 9"):
+            next(results)
+
+
 def test_who_wants_no_more_waits_for_nothing():
     begin = time.monotonic()
     with Workers(2) as workers:

@@ -24,6 +24,7 @@ from tests.waiting import is_alive, wait_until
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.xdist_group("ray")
+LONG = pytest.mark.exhaustive
 
 
 @pytest.fixture
@@ -40,8 +41,13 @@ def ledger(run):
     ("trainer", "outcome", "message"),
     [
         ("dies_once", None, None),
-        ("hangs_once", "interrupted", "no progress for"),
-        ("gpu_fails_once", "interrupted", "the GPU failed: CUDA error: an illegal memory access"),
+        pytest.param("hangs_once", "interrupted", "no progress for", marks=LONG),
+        pytest.param(
+            "gpu_fails_once",
+            "interrupted",
+            "the GPU failed: CUDA error: an illegal memory access",
+            marks=LONG,
+        ),
         ("disk_is_full_once", "interrupted", "no space left on the storage"),
     ],
 )
@@ -76,6 +82,7 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study):
     assert [one.outcome for one in ledger(run)] == [None, "finished"]
 
 
+@LONG
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_what_keeps_dying_fails_alone_after_some_attempts(study):
     store, requests = study
@@ -150,7 +157,7 @@ def start_driver(storage, trainer="slow"):
     )  # fmt: skip
 
 
-@pytest.mark.exhaustive
+@LONG
 def test_two_who_start_the_same_study_share_its_runs(study):
     store, requests = study
     both = [start_driver(store.path) for _ in range(2)]
@@ -165,7 +172,7 @@ def test_two_who_start_the_same_study_share_its_runs(study):
     assert len(owners) > 1
 
 
-@pytest.mark.exhaustive
+@LONG
 def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(study):
     store, requests = study
     first = start_driver(store.path)
@@ -180,7 +187,7 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(st
         assert [row["step"] for row in store.run(request.run_id).metrics()] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.exhaustive
+@LONG
 def test_a_request_to_stop_is_heard_by_every_driver(study):
     store, requests = study
     request_stop(store.path)  # one of before they began, which is none of theirs

@@ -55,6 +55,7 @@ CONFIG = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
 def test_models_and_a_trainer_of_the_users(tmp_path):
     pytest.importorskip("transformers")

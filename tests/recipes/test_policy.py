@@ -43,7 +43,10 @@ def test_what_must_divide_the_dimensions(fields, shape, group):
         ({"format": "bf16", "rounding": "stochastic"}, "on bf16, which is high precision"),
         ({"format": "mxfp4", "prescale": 0.75}, "prescale 0.75 with nearest"),
         ({"format": "mxfp4", "rounding": "stochastic", "prescale": 1.5}, "prescale 1.5"),
-        ({"format": "fp8_e4m3", "rounding": "stochastic", "prescale": 0.5}, "prescale 0.5 with scale 'tensor'"),
+        (
+            {"format": "fp8_e4m3", "rounding": "stochastic", "prescale": 0.5},
+            "prescale 0.5 with scale 'tensor'",
+        ),
         ({"format": "mxfp4", "rounding": "stochastic", "undo": "operand"}, "without a prescale"),
         ({"format": "nvfp4", "rounding": "stochastic_rocm"}, "'stochastic_rocm' on nvfp4"),
         ({"format": "nvfp4", "scale": "ms_eden"}, "needs a Hadamard"),

@@ -28,7 +28,14 @@ def write_third(study, third):
             study.end(arm, seed)
 
 
-@pytest.mark.parametrize("away", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize(
+    "away",
+    [
+        pytest.param(0, id="first", marks=pytest.mark.exhaustive),
+        pytest.param(1, id="middle"),
+        pytest.param(2, id="last", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_away_for_a_third_of_a_study(make_study, server, door, held, assert_same, away, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     study = make_study(name=f"away {away}")
@@ -117,6 +124,7 @@ def postgres(free_port):
         shutil.rmtree(folder)
 
 
+@pytest.mark.exhaustive
 def test_postgresql(study, postgres, held, assert_same, tmp_path, storage):
     """Directly and through a server with local artifacts, the one after the other: the same runs."""
     write_third(study, 0)

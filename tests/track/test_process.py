@@ -47,6 +47,7 @@ def test_sigterm_sends_all(study, uri, held):
     assert len(held(study, uri)[study.runs["fprop", 1]].points["train_loss"]) == 40
 
 
+@pytest.mark.exhaustive
 def test_sigterm_before_it_is_up_sends_all(study, uri, held):
     """A short study ends before MLflow is even imported."""
     study.whole(4)

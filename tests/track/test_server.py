@@ -45,6 +45,7 @@ def test_study_through_a_server(make_study, server, held, summary):
     assert all(run.info.status == "FINISHED" for run in runs.values())
 
 
+@pytest.mark.exhaustive
 def test_server_is_killed_and_comes_back(study, empty_database, tmp_path, free_port, held, monkeypatch):
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

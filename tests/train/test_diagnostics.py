@@ -109,6 +109,7 @@ def test_the_same_weights_and_tokens_err_alike_and_others_do_not(make_config, to
     assert sketch_cosine(sketches[0], sketches[-1]) < 0.9
 
 
+@pytest.mark.exhaustive
 def test_the_speed_of_steps_leaves_the_measuring_out(make_config, tokens):
     config = make_config(RECIPES["sr and rht"], **SHORT)
     speeds = []

@@ -187,7 +187,8 @@ def losses(rows):
 
 
 @pytest.mark.parametrize(("model", "recipe"), [
-    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}), ("experts", ALL),
+    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}),
+    pytest.param("experts", ALL, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_two_processes_have_the_curve_of_one_to_the_bit(
     tmp_path, make_config, tokens, together, model, recipe
@@ -220,7 +221,7 @@ def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(
     assert losses(rows)[0] == losses(alone)[0]
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 3)])
+@pytest.mark.parametrize("sizes", [(1, 2), pytest.param((2, 3), marks=pytest.mark.exhaustive)])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, together, sizes):
     recipe = TypeAdapter(RecipeSpec).validate_python({**ALL, "stabiliser": "dht"})
     config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)

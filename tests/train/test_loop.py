@@ -192,6 +192,7 @@ def test_a_rule_can_put_the_head_into_fp4(make_config, tokens):
     assert evals(rows)[-1] < math.log(64)
 
 
+@pytest.mark.exhaustive
 def test_compiled_blocks_train_alike(make_config, tokens):
     recipe = TypeAdapter(RecipeSpec).validate_python({"gemms": ALL, "stabiliser": "sr"})
     settings = {"tokens": 2048, "eval_every_tokens": 512}

@@ -15,6 +15,7 @@ from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates, best_trial
 from ablate.store import StudyStore
 from ablate.study import load_study
+from tests.cli import command
 
 STUDY = """\
 name: small
@@ -124,10 +125,14 @@ def searched_in_memory(folder, storage):
     ]
 
 
-def test_tuned_killed_and_resumed(folder):
-    kill_at(folder, "runs", 1)
-    code, output = ablate(folder, "runs", "run", "small.yaml")
-    assert code == 0, output
+@pytest.mark.usefixtures("local_ray")
+def test_tuned_and_run(folder):
+    def ablate(*words):
+        done = command.ablate(*words, cwd=folder)
+        assert done.code == 0, done
+        return done.out
+
+    output = ablate("run", "small.yaml")
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
     assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
     lock = StudyStore(folder / "runs" / "small").plan()
@@ -137,14 +142,22 @@ def test_tuned_killed_and_resumed(folder):
     assert report["runs_missing"] == 0
     assert report["baseline"] == lock.tuning.tuned["bf16"]
 
-    code, output = ablate(folder, "runs", "run", "small.yaml")
-    assert code == 0, output
+    output = ablate("run", "small.yaml")
     assert "Tuning" not in output  # found before
     assert "0 to run" in output
-    code, output = ablate(folder, "runs", "status", "small")
-    assert "small tune: " in output
-    code, output = ablate(folder, "runs", "plan", "small.yaml")
-    assert "3 trials of 8,192 tokens for each of 2 groups, by tpe" in output
+    assert "small tune: " in ablate("status", "small")
+    assert "3 trials of 8,192 tokens for each of 2 groups, by tpe" in ablate("plan", "small.yaml")
+
+
+@pytest.mark.exhaustive
+def test_killed_and_resumed_with_what_was_tried_known_again(folder):
+    kill_at(folder, "runs", 1)
+    code, output = ablate(folder, "runs", "run", "small.yaml")
+    assert code == 0, output
+    assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
+    lock = StudyStore(folder / "runs" / "small").plan()
+    assert lock.tuning.done
+    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
 
 
 @pytest.mark.exhaustive

@@ -15,8 +15,10 @@ from ablate.reports.pages.document import report_document
 from ablate.reports.words.caveats import notices, warnings
 from ablate.reports.words.verdict import write_verdict
 
+LONG = pytest.mark.exhaustive
 
-@pytest.mark.parametrize("part", range(4))
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=LONG) for part in (1, 2, 3))])
 def test_no_store_makes_a_traceback(make_study, part):
     draw = random.Random(part)
     store = make_study(

@@ -90,9 +90,19 @@ def faults_of_access(browser):
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("study", ["ladder", "wide"])
+SIZES = [
+    (360, "dark"),
+    (1280, "light"),
+    *(
+        pytest.param(width, scheme, marks=pytest.mark.exhaustive)
+        for width, scheme in [(360, "light"), (768, "light"), (768, "dark"), (1280, "dark")]
+    ),
+]
+"""Widths in pixels, and colours: axe takes seconds for each, so that most are a long proof."""
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+@pytest.mark.parametrize("study", ["ladder", pytest.param("wide", marks=pytest.mark.exhaustive)])
 def test_axe_finds_no_fault(written, browser, study, width, scheme):
     open_page(browser, written(study).html, width, scheme)
     assert faults_of_access(browser) == []
@@ -118,8 +128,7 @@ def beside(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
 @pytest.mark.parametrize("page", ["compare", "trend", "search", "wide search"])
 def test_the_pages_beside_a_report(browser, beside, page, width, scheme):
     open_page(browser, beside[page], width, scheme)
