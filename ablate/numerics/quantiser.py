@@ -200,10 +200,13 @@ class _Rounded:
         return words.t() if self._along_rows else words
 
     @cached_property
-    def values(self) -> Tensor:  # not of use to ``on_grid``; drawing random words takes longest
-        """Return the blocks' scaled values, rounded to the element's grid."""
-        scaled = self.scaled
-        assert scaled is not None
+    def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
+        """Return the elements: the scaled values, rounded to their grid."""
+        assert self.scaled is not None
+        return self._elements(self.scaled)
+
+    def _elements(self, scaled: Tensor) -> Tensor:
+        """Round blocks of scaled values to the element's grid."""
         if self.policy.rounding == "nearest":
             return formats.round_nearest(scaled, self.element)
         words = self._words()
