@@ -81,7 +81,7 @@ class Head:
 
     def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
         host, _, port = address.rpartition(":")
-        self._address = address
+        self.address = address
         self._where = (host.strip("[]"), int(port))
         self._gone_after_sec = gone_after_sec
         self._looked = time.monotonic()
@@ -102,11 +102,6 @@ class Head:
             return self._answered is not None and now - self._answered > self._gone_after_sec
         self._answered = now
         return False
-
-    def raise_if_gone(self) -> None:
-        """Raise ``ConnectionError`` if it is gone."""
-        if self.is_gone():
-            raise ConnectionError(f"Ray's head node at {self._address} does not answer any more")
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -11,28 +11,25 @@ import contextlib
 import signal
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
-from ablate.execute.environment import git_commit
-from ablate.execute.gang import execute_together
-from ablate.execute.queue import Queue
-from ablate.execute.worker import DEFAULT_TRAINER, RunTask, TaskEnd, execute_run, lost_run, on_sigterm
-from ablate.store import END_STATES, State, StudyStore
-from ablate.store.leases import STALE_SEC, Leases
+from ablate.execute.queue import Queue, Tasks
+from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_sigterm
+from ablate.store.leases import STALE_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.execute.todo import RunRequest
+    from ablate.store import State, StudyStore
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
 """Pauses before each retry after a fault that may pass; after the last one the run is given up."""
 _REQUEST = "cancel"
-_POLL_SEC = 0.3
 _STOP_GRACE_SEC = 30.0
 _ASK_AGAIN_SEC = 1.0
 """Time between two queries for runs that are not needed."""
@@ -106,9 +103,10 @@ def execute_study(
 
         def check() -> None:
             cancellation.raise_if_requested()
-            head.raise_if_gone()
+            if head.is_gone():
+                raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
-        tasks = _Tasks(store, runs, trainer, stale_sec)
+        tasks = Tasks(store, runs, trainer, stale_sec)
         queue = Queue(
             [run.run_id for run in runs],
             tasks,
@@ -159,103 +157,3 @@ def drive(
                 on_poll()
         return Outcome(states=queue.states, interrupted=True)
     return Outcome(states=queue.states, interrupted=False)
-
-
-class _Tasks(contextlib.AbstractContextManager["_Tasks"]):
-    """The runs of one execution as Ray tasks, and what the run store says of them: the queue's ``Hands``."""
-
-    def __init__(self, store: StudyStore, runs: Sequence[RunRequest], trainer: str, stale_sec: float) -> None:
-        import ray
-
-        # Ray's own retries have no pauses and do not write the ledger.
-        self._remote = ray.remote(max_retries=0)(execute_run)
-        self._remote_together = ray.remote(max_retries=0)(execute_together)
-        self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
-        self._requests = {run.run_id: run for run in runs}
-        self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, stale_sec) for run in runs}
-        self._stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
-        self._commit = git_commit()
-        self._references: dict[str, Any] = {}
-
-    def __exit__(self, *_exception: object) -> None:
-        self._stop_path.unlink(missing_ok=True)
-
-    def start(self, run_id: str, given_up: int) -> None:
-        request, run = self._requests[run_id], self._store.run(run_id)
-        run.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
-        resources = request.resources
-        task = RunTask(
-            **vars(request),
-            run_dir=run.path.resolve(),
-            stop_path=self._stop_path,
-            device="cuda" if resources.gpus else "cpu",
-            git_commit=self._commit,
-            trainer=self._trainer,
-            stale_sec=self._stale_sec,
-            given_up=given_up,
-        )
-        if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
-            options = self._remote_together.options(num_cpus=0, name=run_id)
-        else:
-            options = self._remote.options(
-                num_cpus=resources.cpus,
-                num_gpus=resources.gpus,
-                resources=resources.custom or None,
-                name=run_id,
-            )
-        self._references[run_id] = options.remote(task)
-
-    def cancel(self, run_id: str) -> None:
-        import ray
-
-        ray.cancel(self._references[run_id])
-
-    def collect(self) -> Iterator[tuple[str, TaskEnd]]:
-        """Wait for a moment, and yield the tasks that have ended with their ends."""
-        import ray
-
-        if not self._references:
-            time.sleep(_POLL_SEC)
-            return
-        waited_for = {reference: run_id for run_id, reference in self._references.items()}
-        done, _ = ray.wait(list(waited_for), num_returns=min(len(waited_for), 100), timeout=_POLL_SEC)
-        for reference in done:
-            run_id = waited_for[reference]
-            del self._references[run_id]
-            try:
-                end = ray.get(reference)
-            except ray.exceptions.TaskCancelledError:
-                end = TaskEnd(state="pending")
-            except ray.exceptions.RayError as error:
-                end = lost_run(self._store.run(run_id), str(error).strip().splitlines()[0])
-            yield run_id, end
-
-    def stop_all(self) -> None:
-        self._stop_path.touch()
-
-    def ask_to_stop(self, run_id: str, reason: str) -> None:
-        self._store.run(run_id).ask_to_stop(reason)
-
-    def state(self, run_id: str) -> State:
-        return self._store.run(run_id).state()
-
-    def abandoned(self, run_id: str) -> int | None:
-        latest = self._leases[run_id].latest()
-        return None if self._leases[run_id].is_held(latest) else latest
-
-    def mark_stopped(self, run_id: str, reason: str) -> State:
-        run = self._store.run(run_id)
-        state = run.state()
-        if state in {*END_STATES, "failed", "stopped"} or self._leases[run_id].is_held():
-            return state
-        run.write_status(replace(run.status(), state="stopped", message=reason, ended_unix=time.time()))
-        run.stop_path.unlink(missing_ok=True)
-        return "stopped"
-
-    def mark_failed(self, run_id: str, end: TaskEnd, attempts: int) -> State:
-        run = self._store.run(run_id)
-        with contextlib.suppress(OSError, ValueError):
-            message = f"{end.message} ({attempts} attempts)"
-            run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))
-            return "failed"
-        return end.state if end.state != "elsewhere" else "interrupted"

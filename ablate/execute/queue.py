@@ -1,53 +1,33 @@
 """The runs of one execution: handed to workers, waiting for a retry, executed elsewhere, or ended.
 
-A state machine without a clock and without Ray: the caller passes times and ended runs, and ``Hands`` does
-the work. The rules are here: seed order, pauses before retries, turns of runs on several devices, runs that
-another process executes, runs that are not needed, a stop.
+``Queue`` has the rules: seed order, pauses before retries, turns of runs on several devices, runs that
+another process executes, runs that are not needed, a stop. It is a state machine without a clock and without
+Ray: the caller passes times and ended runs, and ``Tasks`` does the work with Ray and the run store.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
+import uuid
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ablate.store import END_STATES
+from ablate.execute.environment import git_commit
+from ablate.execute.gang import execute_together
+from ablate.execute.worker import RunTask, TaskEnd, execute_run, lost_run
+from ablate.store import END_STATES, State, StudyStore
+from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ablate.execute.worker import TaskEnd
-    from ablate.store import State
+    from ablate.execute.todo import RunRequest
 
+_POLL_SEC = 0.3
 _LOOK_AGAIN_SEC = 2.0
 """Time between two checks of a run that another process executes."""
-
-
-class Hands(Protocol):
-    """Does the queue's work: with Ray and the run store, or as a fake in a test."""
-
-    def start(self, run_id: str, given_up: int) -> None:
-        """Hand a run to a worker. ``given_up``: the attempt whose holder was found dead, or 0."""
-
-    def cancel(self, run_id: str) -> None:
-        """Take back a run that no worker has begun; ``take`` still gets its end."""
-
-    def stop_all(self) -> None:
-        """Ask all runs that are executed here to stop."""
-
-    def ask_to_stop(self, run_id: str, reason: str) -> None:
-        """Ask a run's worker to end it."""
-
-    def state(self, run_id: str) -> State:
-        """Look up the state of a run."""
-
-    def abandoned(self, run_id: str) -> int | None:
-        """Return the latest attempt of a run without a live worker, else None."""
-
-    def mark_stopped(self, run_id: str, reason: str) -> State:
-        """Mark a run as not needed, unless it has ended or is held; return its state."""
-
-    def mark_failed(self, run_id: str, end: TaskEnd, attempts: int) -> State:
-        """Mark a run that has used all its attempts as failed; return its state."""
 
 
 class Queue:
@@ -56,7 +36,7 @@ class Queue:
     def __init__(
         self,
         runs: Sequence[str],
-        hands: Hands,
+        tasks: Tasks,
         *,
         gangs: Collection[str] = (),
         gangs_at_once: int = 1,
@@ -66,7 +46,7 @@ class Queue:
 
         ``gangs``: the runs on several devices, at most ``gangs_at_once`` together.
         """
-        self._hands, self._pauses_sec = hands, pauses_sec
+        self._tasks, self._pauses_sec = tasks, pauses_sec
         self._gangs, self._gangs_at_once = frozenset(gangs), gangs_at_once
         self._tries = dict.fromkeys(runs, 0)
         self._turns: deque[tuple[str, int]] = deque()
@@ -90,7 +70,7 @@ class Queue:
             self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
             return
         self.handed[run_id] = None
-        self._hands.start(run_id, given_up)
+        self._tasks.start(run_id, given_up)
 
     def move(self, now: float) -> None:
         """Hand over the runs that are due at ``now`` (seconds), and check runs executed elsewhere."""
@@ -111,28 +91,28 @@ class Queue:
         if end.state == "elsewhere":
             self._elsewhere[run_id] = None
         elif run_id in self._unneeded and end.state not in {*END_STATES, "failed"}:
-            self.states[run_id] = self._hands.mark_stopped(run_id, self._unneeded[run_id])
+            self.states[run_id] = self._tasks.mark_stopped(run_id, self._unneeded[run_id])
         elif may_try and self._tries[run_id] < len(self._pauses_sec):
             self._waiting[run_id] = now + self._pauses_sec[self._tries[run_id]]
             self._tries[run_id] += 1
         elif may_try:
-            self.states[run_id] = self._hands.mark_failed(run_id, end, len(self._pauses_sec) + 1)
+            self.states[run_id] = self._tasks.mark_failed(run_id, end, len(self._pauses_sec) + 1)
         else:
             self.states[run_id] = end.state
 
     def _look_at(self, run_id: str) -> None:
         """Check a run that another process executes; take it over if its holder is gone."""
-        state = self._hands.state(run_id)
+        state = self._tasks.state(run_id)
         if state in END_STATES or state == "failed":
             del self._elsewhere[run_id]
             self.states[run_id] = state
             return
-        abandoned = self._hands.abandoned(run_id)
+        abandoned = self._tasks.abandoned(run_id)
         if abandoned is None:
             return
         del self._elsewhere[run_id]
         if run_id in self._unneeded:
-            self.states[run_id] = self._hands.mark_stopped(run_id, self._unneeded[run_id])
+            self.states[run_id] = self._tasks.mark_stopped(run_id, self._unneeded[run_id])
         else:
             self._hand_over(run_id, given_up=abandoned)
 
@@ -143,23 +123,131 @@ class Queue:
                 continue
             self._unneeded[run_id] = reason
             if run_id in self.handed or run_id in self._elsewhere:
-                self._hands.ask_to_stop(run_id, reason)
-                if run_id in self.handed and self._hands.state(run_id) != "running":
-                    self._hands.cancel(run_id)
+                self._tasks.ask_to_stop(run_id, reason)
+                if run_id in self.handed and self._tasks.state(run_id) != "running":
+                    self._tasks.cancel(run_id)
             else:
                 self._waiting.pop(run_id, None)
                 self._turns = deque(turn for turn in self._turns if turn[0] != run_id)
-                self.states[run_id] = self._hands.mark_stopped(run_id, reason)
+                self.states[run_id] = self._tasks.mark_stopped(run_id, reason)
 
     def stop(self) -> None:
         """Hand over no more runs, take back those that have not begun, and ask the others to stop."""
         self._is_stopping = True
-        self._hands.stop_all()
+        self._tasks.stop_all()
         for run_id in (*self._waiting, *self._elsewhere, *(run_id for run_id, _ in self._turns)):
-            self.states[run_id] = self._hands.state(run_id)
+            self.states[run_id] = self._tasks.state(run_id)
         self._turns.clear()
         self._waiting.clear()
         self._elsewhere.clear()
         for run_id in self.handed:
-            if self._hands.state(run_id) != "running":
-                self._hands.cancel(run_id)
+            if self._tasks.state(run_id) != "running":
+                self._tasks.cancel(run_id)
+
+
+class Tasks(contextlib.AbstractContextManager["Tasks"]):
+    """The runs of one execution as Ray tasks, and what the run store says of them."""
+
+    def __init__(self, store: StudyStore, runs: Sequence[RunRequest], trainer: str, stale_sec: float) -> None:
+        import ray
+
+        # Ray's own retries have no pauses and do not write the ledger.
+        self._remote = ray.remote(max_retries=0)(execute_run)
+        self._remote_together = ray.remote(max_retries=0)(execute_together)
+        self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
+        self._requests = {run.run_id: run for run in runs}
+        self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, stale_sec) for run in runs}
+        self._stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
+        self._commit = git_commit()
+        self._references: dict[str, Any] = {}
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stop_path.unlink(missing_ok=True)
+
+    def start(self, run_id: str, given_up: int) -> None:
+        """Hand a run to a worker. ``given_up``: the attempt whose holder was found dead, or 0."""
+        request, run = self._requests[run_id], self._store.run(run_id)
+        run.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
+        resources = request.resources
+        task = RunTask(
+            **vars(request),
+            run_dir=run.path.resolve(),
+            stop_path=self._stop_path,
+            device="cuda" if resources.gpus else "cpu",
+            git_commit=self._commit,
+            trainer=self._trainer,
+            stale_sec=self._stale_sec,
+            given_up=given_up,
+        )
+        if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
+            options = self._remote_together.options(num_cpus=0, name=run_id)
+        else:
+            options = self._remote.options(
+                num_cpus=resources.cpus,
+                num_gpus=resources.gpus,
+                resources=resources.custom or None,
+                name=run_id,
+            )
+        self._references[run_id] = options.remote(task)
+
+    def cancel(self, run_id: str) -> None:
+        """Take back a run that no worker has begun; ``collect`` still yields its end."""
+        import ray
+
+        ray.cancel(self._references[run_id])
+
+    def collect(self) -> Iterator[tuple[str, TaskEnd]]:
+        """Wait for a moment, and yield the tasks that have ended with their ends."""
+        import ray
+
+        if not self._references:
+            time.sleep(_POLL_SEC)
+            return
+        waited_for = {reference: run_id for run_id, reference in self._references.items()}
+        done, _ = ray.wait(list(waited_for), num_returns=min(len(waited_for), 100), timeout=_POLL_SEC)
+        for reference in done:
+            run_id = waited_for[reference]
+            del self._references[run_id]
+            try:
+                end = ray.get(reference)
+            except ray.exceptions.TaskCancelledError:
+                end = TaskEnd(state="pending")
+            except ray.exceptions.RayError as error:
+                end = lost_run(self._store.run(run_id), str(error).strip().splitlines()[0])
+            yield run_id, end
+
+    def stop_all(self) -> None:
+        """Ask all runs that are executed here to stop."""
+        self._stop_path.touch()
+
+    def ask_to_stop(self, run_id: str, reason: str) -> None:
+        """Ask a run's worker to end it."""
+        self._store.run(run_id).ask_to_stop(reason)
+
+    def state(self, run_id: str) -> State:
+        """Look up the state of a run."""
+        return self._store.run(run_id).state()
+
+    def abandoned(self, run_id: str) -> int | None:
+        """Return the latest attempt of a run without a live worker, else None."""
+        latest = self._leases[run_id].latest()
+        return None if self._leases[run_id].is_held(latest) else latest
+
+    def mark_stopped(self, run_id: str, reason: str) -> State:
+        """Mark a run as not needed, unless it has ended or is held; return its state."""
+        run = self._store.run(run_id)
+        state = run.state()
+        if state in {*END_STATES, "failed", "stopped"} or self._leases[run_id].is_held():
+            return state
+        run.write_status(replace(run.status(), state="stopped", message=reason, ended_unix=time.time()))
+        run.stop_path.unlink(missing_ok=True)
+        return "stopped"
+
+    def mark_failed(self, run_id: str, end: TaskEnd, attempts: int) -> State:
+        """Mark a run that has used all its attempts as failed; return its state."""
+        run = self._store.run(run_id)
+        with contextlib.suppress(OSError, ValueError):
+            message = f"{end.message} ({attempts} attempts)"
+            run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))
+            return "failed"
+        return end.state if end.state != "elsewhere" else "interrupted"

@@ -16,7 +16,7 @@ ELSEWHERE = TaskEnd(state="elsewhere")
 
 
 class Fake:
-    """Hands that write down what they are asked to do. ``held``: runs that somebody executes elsewhere."""
+    """Tasks that write down what they are asked to do. ``held``: runs that somebody executes elsewhere."""
 
     def __init__(self):
         self.done, self.states, self.held, self.attempts = [], {}, set(), {}
