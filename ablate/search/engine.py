@@ -11,56 +11,34 @@ trials is told. An exception of ``run`` does the same. A trial that failed by it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ablate.search.ledger import as_open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
-    from ablate.search.ledger import Ledger, Trial
+    from ablate.search.grid import Grid
+    from ablate.search.ledger import Curve, Ledger, Proposal
+    from ablate.search.rates import Rates
 
     Run = Callable[[Sequence["Asked"]], Sequence["Result | None"]]
     """Runs trials; returns their results in order, None for a trial that came to no end."""
 
-Curve = dict[int, float]
-"""Validation losses in nats per token, by tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """What to try: Optuna's parameters, and further plain data."""
-
-    params: dict[str, Any]
-    attrs: dict[str, Any] = field(default_factory=dict)
-
-
-class Space(Protocol):
-    """The values that may be tried, as plain data; its methods are deterministic."""
-
-    @property
-    def prune(self) -> bool:
-        """Whether trials may end early as hopeless."""
-
-    @property
-    def distributions(self) -> Mapping[str, BaseDistribution]:
-        """The parameters as Optuna has them."""
-
-    def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
-        """Return the proposal for a position of a round, none of whose trials in ``seen`` has been told."""
-
-    def hopeless_at(self, earlier: Sequence[Trial], curve: Curve) -> int | None:
-        """Return the tokens at which a trial need not go on; None if it is worth going on."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A ledger, and the space that its trials come from. ``describe``: further attributes of a trial."""
+    """A ledger, and the space that its trials come from, whose answers depend on what it is given alone.
+
+    ``describe``: further attributes of a trial.
+    """
 
     name: str
     ledger: Ledger
-    space: Space
+    space: Grid | Rates
     num_trials: int
     describe: Callable[[Proposal], dict[str, Any]]
 
@@ -70,8 +48,8 @@ class Asked:
     """A trial to be run. ``earlier``: the trials of the rounds before, all of them told."""
 
     group: Group
-    trial: Trial
-    earlier: Sequence[Trial]
+    trial: FrozenTrial
+    earlier: Sequence[FrozenTrial]
 
     def hopeless_at(self, curve: Curve) -> int | None:
         """Return the tokens at which the trial need not go on; None if it is worth going on."""
@@ -121,7 +99,7 @@ def _ask(group: Group, at_once: int, round_: int) -> list[Asked]:
     trials = group.ledger.trials()
     start, stop = round_ * at_once, min((round_ + 1) * at_once, group.num_trials)
     for number in range(len(trials), stop):
-        found = group.space.propose([*trials[:start], *map(_as_open, trials[start:])], round_, number - start)
+        found = group.space.propose([*trials[:start], *map(as_open, trials[start:])], round_, number - start)
         distributions = {name: group.space.distributions[name] for name in found.params}
         place = {"round": round_, "position": number - start}
         trials.append(
@@ -130,13 +108,8 @@ def _ask(group: Group, at_once: int, round_: int) -> list[Asked]:
     return [
         Asked(group=group, trial=trial, earlier=trials[:start])
         for trial in trials[start:stop]
-        if trial.state == "open"
+        if not trial.state.is_finished()
     ]
-
-
-def _as_open(trial: Trial) -> Trial:
-    """Return a trial as it was when its round was filled: without a result."""
-    return replace(trial, state="open", values=None, violation=None, intermediate={})
 
 
 def _tell(ledger: Ledger, number: int, result: Result, ended_at: int | None) -> None:

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ablate.search.engine import Proposal
-from ablate.search.ledger import study_of, tpe
+from ablate.search.ledger import Proposal, study_of, tpe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from optuna.distributions import CategoricalDistribution
+    from optuna.trial import FrozenTrial
 
-    from ablate.search.engine import Curve
-    from ablate.search.ledger import Trial
+    from ablate.search.ledger import Curve
 
 IRRELEVANT = "–"
 """Replaces the level in tables and in the importances if the factor has no effect."""
@@ -81,10 +80,10 @@ class Grid:
 
         return {factor: CategoricalDistribution(labels) for factor, labels in self.factors.items()}
 
-    def hopeless_at(self, _earlier: Sequence[Trial], _curve: Curve) -> None:
+    def hopeless_at(self, _earlier: Sequence[FrozenTrial], _curve: Curve) -> None:
         """Never end a trial early."""
 
-    def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
+    def propose(self, seen: Sequence[FrozenTrial], round_: int, position: int) -> Proposal:
         """Return an untried candidate, those of ``first`` before all others."""
         if len(seen) < len(self.first):
             found = self.by_name[self.first[len(seen)]]
@@ -92,21 +91,21 @@ class Grid:
             found = self._pick(seen, seed_of(self.seed, round_, position))
         return Proposal(params=found.levels, attrs={"candidate": found.name})
 
-    def _pick(self, seen: Sequence[Trial], seed: int) -> Candidate:
+    def _pick(self, seen: Sequence[FrozenTrial], seed: int) -> Candidate:
         taken = set(map(candidate_of, seen))
         untried = [candidate for candidate in self.candidates if candidate.name not in taken]
-        known = [trial for trial in seen if trial.state in ("complete", "open")]
-        if self.sampler == "random" or sum(trial.state == "complete" for trial in known) < RANDOM_FIRST:
+        known = [trial for trial in seen if trial.state.name in ("COMPLETE", "RUNNING")]
+        if self.sampler == "random" or sum(trial.state.name == "COMPLETE" for trial in known) < RANDOM_FIRST:
             return random.Random(seed).choice(untried)  # noqa: S311  no secret
         return self._suggest(known, taken, untried, seed)
 
     def _suggest(
-        self, known: Sequence[Trial], taken: Collection[str], untried: Sequence[Candidate], seed: int
+        self, known: Sequence[FrozenTrial], taken: Collection[str], untried: Sequence[Candidate], seed: int
     ) -> Candidate:
         import optuna
 
         sampler = tpe(seed, n_startup_trials=RANDOM_FIRST, multivariate=True, group=True)
-        study = study_of(known, self.distributions, sampler=sampler)
+        study = study_of(known, sampler=sampler)
         wished: Counter[tuple[str, str]] = Counter()
         for _ in range(_TRIES):
             trial = study.ask()
@@ -143,9 +142,9 @@ class Grid:
         return next(iter(found.values()), None)
 
 
-def candidate_of(trial: Trial) -> str:
+def candidate_of(trial: FrozenTrial) -> str:
     """Return the name of a trial's candidate."""
-    return str(trial.attrs["candidate"])
+    return str(trial.user_attrs["candidate"])
 
 
 def seed_of(*parts: object) -> int:

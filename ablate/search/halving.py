@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.search.engine import Group, search
 from ablate.search.grid import IRRELEVANT, candidate_of
-from ablate.search.ledger import LOSS, Ledger
+from ablate.search.ledger import LOSS, Ledger, violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
-    from ablate.search.engine import Proposal, Run
+    from ablate.search.engine import Run
     from ablate.search.grid import Grid
-    from ablate.search.ledger import Trial
+    from ablate.search.ledger import Proposal
 
 FEWEST_TRIALS = 8
 """Fewer give no importances."""
@@ -65,13 +66,13 @@ class Halving:
             for budget in self.budgets
         ]
 
-    def read(self, storage: BaseStorage) -> tuple[tuple[Trial, ...], ...]:
+    def read(self, storage: BaseStorage) -> tuple[tuple[FrozenTrial, ...], ...]:
         """Return the trials of each budget as they stand."""
         return tuple(tuple(ledger.trials()) for ledger in self.ledgers(storage))
 
-    def is_done(self, budgets: Sequence[Sequence[Trial]]) -> bool:
+    def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
         """Whether nothing is left to run; a search that was given more trials is not done."""
-        told = all(trial.state != "open" for trials in budgets for trial in trials)
+        told = all(trial.state.is_finished() for trials in budgets for trial in trials)
         return told and len(budgets[0]) >= self.num_trials and all(budgets)
 
 
@@ -107,7 +108,7 @@ def search_grid(
             started = {"started_from": True} if is_first and name in plan.grid.first else {}
             return {**describe(budget, name), "tokens": budget, **started}
 
-        group = Group(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
+        group = Group(name=plan.name, ledger=ledger, space=grid, num_trials=total, describe=more)
         if not search([group], plan.at_once, run):
             return False
         better = promoted(ledger.trials(), plan.keep, DIVERGED)
@@ -120,12 +121,12 @@ def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
-def is_feasible(trial: Trial) -> bool:
+def is_feasible(trial: FrozenTrial) -> bool:
     """Whether a trial is complete, with values that do not stand for a miss."""
-    return trial.state == "complete" and not (trial.violation or 0.0) > 0
+    return trial.state.name == "COMPLETE" and not violation(trial) > 0
 
 
-def layers(trials: Sequence[Trial]) -> list[list[Trial]]:
+def layers(trials: Sequence[FrozenTrial]) -> list[list[FrozenTrial]]:
     """Return the feasible trials in layers: those that none dominates, then those that only these do, etc."""
     left = [trial for trial in trials if is_feasible(trial)]
     found = []
@@ -152,30 +153,30 @@ def crowding(points: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return distance
 
 
-def front(trials: Sequence[Trial]) -> list[Trial]:
+def front(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return the trials that none dominates, in the order of their last objective."""
     best = next(iter(layers(trials)), [])
     return sorted(best, key=lambda trial: (*reversed(trial.values or ()), trial.number))
 
 
-def promoted(trials: Sequence[Trial], keep: float, diverged: float) -> list[Trial]:
+def promoted(trials: Sequence[FrozenTrial], keep: float, diverged: float) -> list[FrozenTrial]:
     """Return the trials that go on to a larger budget: a share of them, but always the whole first front.
 
     By layer, within a layer by crowding distance, ties by number; then those that missed, the nearest first.
     A violation from ``diverged`` up is never promoted.
     """
-    order: list[Trial] = []
+    order: list[FrozenTrial] = []
     found = layers(trials)
     for layer in found:
         distance = crowding({trial.number: trial.values or () for trial in layer})
         order += sorted(layer, key=lambda trial: (-distance[trial.number], trial.number))
-    missed = [trial for trial in trials if trial.state == "complete" and not is_feasible(trial)]
-    nearest = sorted(missed, key=lambda trial: (trial.violation or 0.0, trial.number))
-    order += [trial for trial in nearest if (trial.violation or 0.0) < diverged]
+    missed = [trial for trial in trials if trial.state.name == "COMPLETE" and not is_feasible(trial)]
+    nearest = sorted(missed, key=lambda trial: (violation(trial), trial.number))
+    order += [trial for trial in nearest if violation(trial) < diverged]
     return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
 
 
-def importances(grid: Grid, trials: Sequence[Trial], objective: int) -> dict[str, float] | None:
+def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> dict[str, float] | None:
     """Return each factor's share of the variance of an objective, by fANOVA (Hutter et al. 2014).
 
     Optuna fits a random forest to the trials with a level and a result, and splits its variance. A factor
@@ -202,6 +203,6 @@ def importances(grid: Grid, trials: Sequence[Trial], objective: int) -> dict[str
     return {factor: float(found.get(factor, 0.0)) for factor in grid.factors}
 
 
-def with_levels(trials: Sequence[Trial]) -> list[Trial]:
+def with_levels(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return the trials that tell factors apart: feasible ones of the grid's cells."""
     return [trial for trial in trials if is_feasible(trial) and trial.params]

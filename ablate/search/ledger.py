@@ -17,7 +17,7 @@ import math
 import os
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 
@@ -37,29 +37,16 @@ LOSS = "validation loss (nats per token)"
 VIOLATION = "violation"
 _PROXY_SEC = 10
 
-TrialState = Literal["open", "complete", "pruned", "failed"]
-_STATES: dict[str, TrialState] = {
-    "RUNNING": "open", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed",
-}  # fmt: skip
-"""By Optuna's names."""
+Curve = dict[int, float]
+"""Validation losses in nats per token, by tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One trial as the storage has it.
+class Proposal:
+    """What to try: Optuna's parameters, and further plain data."""
 
-    ``params``: what Optuna chose, by name. ``attrs``: plain data that say what it is. ``values``: one for
-    each objective, of a complete trial. ``violation``: above nought where the values are a stand-in for a
-    result that was missed. ``intermediate``: values by step, such as tokens.
-    """
-
-    number: int
     params: dict[str, Any]
-    attrs: dict[str, Any]
-    state: TrialState
-    values: tuple[float, ...] | None = None
-    violation: float | None = None
-    intermediate: dict[int, float] = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
 
 
 def open_storage(url: str | None, folder: Path) -> BaseStorage:
@@ -116,18 +103,13 @@ class Ledger:
             with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
                 self._study.set_metric_names(list(objectives))
 
-    @property
-    def name(self) -> str:
-        """The name of Optuna's study."""
-        return self._study.study_name
-
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[FrozenTrial]:
         """Return all trials in the order in which they were asked."""
-        return [_trial(one) for one in self._study.get_trials(deepcopy=False)]
+        return self._study.get_trials()
 
     def add(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
-    ) -> Trial:
+    ) -> FrozenTrial:
         """Write a trial as open, all at once, and return it."""
         from optuna.trial import TrialState as State
         from optuna.trial import create_trial
@@ -141,7 +123,7 @@ class Ledger:
 
     def report(self, number: int, step: int, value: float) -> None:
         """Write an intermediate value of an open trial, unless it is there."""
-        if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:
+        if step not in self._frozen(number).intermediate_values:
             self._open(number).report(value, step)
 
     def complete(self, number: int, values: Sequence[float], *, violation: float | None = None) -> None:
@@ -152,7 +134,7 @@ class Ledger:
         """
         if not all(map(math.isfinite, (*values, violation or 0.0))):
             raise ValueError(f"trial {number}: a value that is not finite: {values}")
-        if violation is not None and self.trials()[number].violation is None:
+        if violation is not None and VIOLATION not in self._frozen(number).constraints:
             self._open(number).set_constraint(VIOLATION, violation)
         self._study.tell(number, list(values))
 
@@ -169,27 +151,33 @@ class Ledger:
         self._open(number).set_user_attr("failed", why)
         self._study.tell(number, state=State.FAIL)
 
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
     def _open(self, number: int) -> Any:
         from optuna.trial import Trial as OptunaTrial
 
-        frozen = self._study.get_trials(deepcopy=False)[number]
-        return OptunaTrial(self._study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
+        return OptunaTrial(self._study, self._frozen(number)._trial_id)  # noqa: SLF001  a number has no other way to it
 
 
-def _trial(frozen: FrozenTrial) -> Trial:
-    state = _STATES.get(frozen.state.name, "open")
-    return Trial(
-        number=frozen.number,
-        params=dict(frozen.params),
-        attrs=dict(frozen.user_attrs),
-        state=state,
-        values=tuple(frozen.values) if state == "complete" else None,
-        violation=frozen.constraints.get(VIOLATION),
-        intermediate=dict(frozen.intermediate_values),
+def violation(trial: FrozenTrial) -> float:
+    """Return a trial's violation: above nought where its values stand for a result that was missed."""
+    return trial.constraints.get(VIOLATION, 0.0)
+
+
+def as_open(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial as it was when it was asked: without a result."""
+    from optuna.trial import TrialState, create_trial
+
+    return create_trial(
+        state=TrialState.RUNNING,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=trial.user_attrs,
     )
 
 
-def study_of(trials: Sequence[Trial], distributions: Mapping[str, BaseDistribution], **options: Any) -> Study:
+def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
     """Return a study in memory that holds these trials; ``options``: its sampler, its pruner."""
     import optuna
 
@@ -198,7 +186,7 @@ def study_of(trials: Sequence[Trial], distributions: Mapping[str, BaseDistributi
     with warnings.catch_warnings(
         action="ignore", category=optuna.exceptions.ExperimentalWarning
     ):  # constraints
-        study.add_trials([to_frozen(trial, distributions) for trial in trials])
+        study.add_trials(trials)
     return study
 
 
@@ -210,24 +198,6 @@ def tpe(seed: int, **options: Any) -> TPESampler:
         action="ignore", category=optuna.exceptions.ExperimentalWarning
     ):  # group, multivariate
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
-
-
-def to_frozen(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    """Return a trial as Optuna's own."""
-    from optuna.trial import TrialState as State
-    from optuna.trial import create_trial
-
-    values = list(trial.values) if trial.values is not None else None
-    if trial.state == "pruned" and trial.intermediate:
-        values = [trial.intermediate[max(trial.intermediate)]]
-    return create_trial(
-        state=State[next(name for name, own in _STATES.items() if own == trial.state)],
-        values=values,
-        params=trial.params,
-        distributions={name: distributions[name] for name in trial.params},
-        intermediate_values=trial.intermediate,
-        constraints=None if trial.violation is None else {VIOLATION: trial.violation},
-    )
 
 
 def _proxy(url: str) -> BaseStorage:

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.search.engine import Proposal
-from ablate.search.ledger import study_of, tpe
+from ablate.search.ledger import Proposal, study_of, tpe, violation
 from ablate.study.space import combinations, spread_point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
-    from ablate.search.engine import Curve
-    from ablate.search.ledger import Trial
+    from ablate.search.ledger import Curve
     from ablate.study.space import Space
 
 _TRIES = 20
@@ -44,7 +43,7 @@ class Rates:
         """Each field as Optuna has it."""
         return {name: field.distribution() for name, field in self.fields.items()}
 
-    def propose(self, seen: Sequence[Trial], round_: int, position: int) -> Proposal:
+    def propose(self, seen: Sequence[FrozenTrial], round_: int, position: int) -> Proposal:
         """Return untried values; the first are the study's own."""
         index = len(seen)
         if index == 0:
@@ -60,14 +59,14 @@ class Rates:
             proposals = itertools.chain((self._suggest(seen, seed) for seed in seeds), points)
         return Proposal(params=next(values for values in proposals if values not in tried))
 
-    def _suggest(self, seen: Sequence[Trial], seed: int) -> dict[str, Any]:
+    def _suggest(self, seen: Sequence[FrozenTrial], seed: int) -> dict[str, Any]:
         sampler = tpe(seed, n_startup_trials=1, multivariate=len(self.fields) > 1)
-        asked = study_of(seen, self.distributions, sampler=sampler).ask(self.distributions)
+        asked = study_of(seen, sampler=sampler).ask(self.distributions)
         return {name: self.fields[name].tidy(value) for name, value in asked.params.items()}
 
-    def hopeless_at(self, earlier: Sequence[Trial], curve: Curve) -> int | None:
+    def hopeless_at(self, earlier: Sequence[FrozenTrial], curve: Curve) -> int | None:
         """Return the first number of tokens at which a trial is worse than the median of earlier ones."""
-        complete = [trial for trial in earlier if trial.state == "complete"]
+        complete = [trial for trial in earlier if trial.state.name == "COMPLETE"]
         if not self.prune or len(complete) < _FEWEST_COMPLETE:
             return None
         import optuna
@@ -76,7 +75,7 @@ class Rates:
             n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=round(self.tokens * _WATCHED_FROM)
         )
         sampler = optuna.samplers.RandomSampler(seed=0)
-        asked = study_of(complete, self.distributions, sampler=sampler, pruner=pruner).ask()
+        asked = study_of(complete, sampler=sampler, pruner=pruner).ask()
         for tokens, loss in sorted(curve.items()):
             asked.report(loss, tokens)
             if asked.should_prune():
@@ -84,9 +83,9 @@ class Rates:
         return None
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial | None:
+def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the complete trial with the lowest loss, none of whose runs diverged; None without one."""
-    good = [trial for trial in trials if trial.values is not None and not trial.violation]
+    good = [trial for trial in trials if trial.state.name == "COMPLETE" and not violation(trial)]
     return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 
 

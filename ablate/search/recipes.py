@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
     from ablate.plan import Plan
     from ablate.recipes import RecipeSpec
-    from ablate.search.engine import Asked, Curve
-    from ablate.search.ledger import Trial
+    from ablate.search.engine import Asked
+    from ablate.search.ledger import Curve
     from ablate.search.plan import SearchPlan
     from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
@@ -59,10 +60,10 @@ def search_recipes(
 
     def run(asked: Sequence[Asked]) -> list[Result | None]:
         runs.write(tried_plan(found, found.halving.read(storage)))
-        budget, first = asked[0].trial.attrs["tokens"], asked[0].trial
+        budget, first = asked[0].trial.user_attrs["tokens"], asked[0].trial
         numbers = dict.fromkeys((first.number + 1, asked[-1].trial.number + 1))
         say(
-            f"Round {first.attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
+            f"Round {first.user_attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
             f"{'–'.join(map(str, numbers))} of {asked[0].group.num_trials}"
         )
         names = [candidate_of(one.trial) for one in asked]
@@ -84,7 +85,7 @@ def _check_ended(
         raise StoppedError(runs.outcome.problem or "A run has no result")
     for one in asked:
         if states[candidate_of(one.trial)] == "failed":
-            message = runs.store.run(one.trial.attrs["runs"][0]).status().message
+            message = runs.store.run(one.trial.user_attrs["runs"][0]).status().message
             say(f"Failed: {candidate_of(one.trial)}: {message}")
     if states.get(found.baseline) == "failed":
         raise StoppedError("Without the baseline there is nothing to hold recipes against")
@@ -95,7 +96,7 @@ def arm_name(found: SearchPlan, budget: int, name: str) -> str:
     return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
 
 
-def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Plan:
+def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Plan:
     """Return the plan of these trials of each budget; it holds the baseline at least."""
     first = found.search.budgets[0]
     tried = {(first, found.baseline): None} | {

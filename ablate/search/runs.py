@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from ablate.execute.todo import RunRequest
     from ablate.plan import Plan
-    from ablate.search.engine import Asked, Curve
+    from ablate.search.engine import Asked
+    from ablate.search.ledger import Curve
     from ablate.store import RunDir, State, StudyStore
 
     Unneeded = Callable[[], Mapping[str, str]]
@@ -85,7 +86,7 @@ class TrialRuns:
 
 def run_ids(one: Asked) -> list[str]:
     """Return the ids of a trial's runs."""
-    ids: list[str] = one.trial.attrs["runs"]
+    ids: list[str] = one.trial.user_attrs["runs"]
     return ids
 
 

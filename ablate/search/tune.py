@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
 from ablate.search.engine import Group, Result, search
-from ablate.search.ledger import Ledger, open_storage
+from ablate.search.ledger import Ledger, open_storage, violation
 from ablate.search.rates import Rates, best_trial
 from ablate.search.runs import run_ids
 from ablate.store import END_STATES
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
     from ablate.execute.driver import Outcome
     from ablate.plan import Plan
     from ablate.plan.plan import Tuning
-    from ablate.search.engine import Asked, Proposal
-    from ablate.search.ledger import Trial
+    from ablate.search.engine import Asked
+    from ablate.search.ledger import Proposal
     from ablate.search.runs import TrialRuns
     from ablate.store import State, StudyStore
     from ablate.store.lock import GroupTuning
@@ -72,11 +73,11 @@ def tune_arms(plan: Plan, tuning: Tuning, runs: TrialRuns) -> Searched:
         _found(runs.store, group, own, is_done=is_done)
         for group, own in zip(tuning.groups, trials, strict=True)
     ]
-    opened = {run_id for own in trials for one in own if one.state == "open" for run_id in one.attrs["runs"]}
+    unended = [one for own in trials for one in own if not one.state.is_finished()]
     return Searched(
         tuning=replace(tuning, groups=tuple(found)),
         plan=plan_of_all(),
-        open_runs=frozenset(opened),
+        open_runs=frozenset(run_id for one in unended for run_id in one.user_attrs["runs"]),
         outcome=runs.outcome,
     )
 
@@ -118,20 +119,22 @@ def _final(runs: TrialRuns, run_id: str, state: State) -> float:
     return losses[max(losses)]
 
 
-def _found(store: StudyStore, group: GroupTuning, trials: Sequence[Trial], *, is_done: bool) -> GroupTuning:
+def _found(
+    store: StudyStore, group: GroupTuning, trials: Sequence[FrozenTrial], *, is_done: bool
+) -> GroupTuning:
     """Return a group with its told trials, and with the best values once all are told."""
     records = tuple(
         TrialRecord(
             number=trial.number,
             values=trial.params,
-            state="complete" if trial.state == "complete" else "pruned",
-            loss=trial.values[0] if trial.values else None,
-            diverged=round(trial.violation or 0),
-            tokens=sum(store.run(run_id).status().tokens for run_id in trial.attrs["runs"]),
-            runs=tuple(trial.attrs["runs"]),
+            state="complete" if trial.state.name == "COMPLETE" else "pruned",
+            loss=trial.value if trial.state.name == "COMPLETE" else None,
+            diverged=round(violation(trial)),
+            tokens=sum(store.run(run_id).status().tokens for run_id in trial.user_attrs["runs"]),
+            runs=tuple(trial.user_attrs["runs"]),
         )
         for trial in trials
-        if trial.state in ("complete", "pruned")
+        if trial.state.name in ("COMPLETE", "PRUNED")
     )
     best = best_trial(trials)
     chosen = group.shared if best is None else best.params

@@ -103,7 +103,7 @@ def _go_on(
 
     plan, address = planned.halving, where.address
     before = plan.read(trials)
-    ended = sum(trial.state != "open" for one in before for trial in one)
+    ended = sum(trial.state.is_finished() for one in before for trial in one)
     listener.say(
         f"Search {planned.name}: {len(plan.grid.candidates)} recipes, {plan.num_trials} to try at the first "
         f"budget; {ended} trials have ended before."

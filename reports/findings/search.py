@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from ablate.reports.findings.compare import NOT_TOLD
 from ablate.search.grid import IRRELEVANT, candidate_of
 from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
+from ablate.search.ledger import violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.search.ledger import Trial
+    from optuna.trial import FrozenTrial
+
     from ablate.search.plan import SearchPlan
 
 _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 3.1 8B"}
@@ -104,7 +106,7 @@ class Found:
         return "validation loss (nats/token)" if self.objective == "loss" else "token cost"
 
 
-def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
+def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
     """Return the result of a search from its plan and the trials of each budget."""
     search, grid = planned.search, planned.halving.grid
     rungs = []
@@ -113,10 +115,10 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
         points = []
         for trial in trials:
             arm = planned.arm(budget, candidate_of(trial))
-            end = "open" if trial.state == "open" else "failed"
-            if trial.state == "complete":
+            end = "failed" if trial.state.is_finished() else "open"
+            if trial.state.name == "COMPLETE":
                 end = "ok" if is_feasible(trial) else "missed"
-                end = "diverged" if (trial.violation or 0.0) >= DIVERGED else end
+                end = "diverged" if violation(trial) >= DIVERGED else end
             points.append(
                 TrialPoint(
                     number=trial.number,
@@ -127,13 +129,13 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[Trial]]) -> Found:
                         factor: trial.params.get(factor, IRRELEVANT) if trial.params else NOT_TOLD
                         for factor in search.factors
                     },
-                    started_from=bool(trial.attrs.get("started_from")) or arm.name in planned.first,
+                    started_from=bool(trial.user_attrs.get("started_from")) or arm.name in planned.first,
                     is_baseline=arm.name == planned.baseline,
                     on_front=trial.number in best,
                     end=end,
                     value=trial.values[0] if trial.values else None,
                     time=planned.times[arm.name],
-                    why=trial.attrs.get("failed"),
+                    why=trial.user_attrs.get("failed"),
                 )
             )
         rungs.append(Rung(tokens=budget, points=tuple(points)))

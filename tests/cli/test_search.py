@@ -95,15 +95,22 @@ def check_trials(folder):
     """Compare the ledgers with those of a search in memory that came to the same results."""
     ours = [ledger(folder, budget) for budget in ("40k", "80k")]
     came_to = {
-        (t.attrs["tokens"], t.attrs["candidate"]): Result(values=t.values) for one in ours for t in one
+        (t.user_attrs["tokens"], t.user_attrs["candidate"]): Result(values=t.values)
+        for one in ours
+        for t in one
     }
     plan = plan_search(load_study(folder / "s.yaml")).halving
     storage = optuna.storages.InMemoryStorage()
     search_grid(
-        plan, storage, lambda asked: [came_to[t.attrs["tokens"], candidate_of(t)] for t in trials_of(asked)]
+        plan,
+        storage,
+        lambda asked: [came_to[t.user_attrs["tokens"], candidate_of(t)] for t in trials_of(asked)],
     )
     places = [
-        [[(t.number, t.params, t.attrs["candidate"], t.attrs["round"]) for t in one] for one in budgets]
+        [
+            [(t.number, t.params, t.user_attrs["candidate"], t.user_attrs["round"]) for t in one]
+            for one in budgets
+        ]
         for budgets in (ours, plan.read(storage))
     ]
     assert places[0] == places[1]
@@ -121,7 +128,7 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, 
     waited(process, folder, lambda: trained(folder) >= 4)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert {trial.state for trial in ledger(folder, "40k")} == {"open", "complete"}
+    assert {trial.state.name for trial in ledger(folder, "40k")} == {"RUNNING", "COMPLETE"}
     (folder / "slow").unlink()
     time.sleep(2)
     code, out, _ = call(folder, "search", "s.yaml")
@@ -173,7 +180,7 @@ def test_ctrl_c_keeps_the_open_round(folder):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert "go on with: ablate search s.yaml" in out
-    assert {trial.state for trial in ledger(folder, "40k")} == {"open"}
+    assert {trial.state.name for trial in ledger(folder, "40k")} == {"RUNNING"}
     assert (folder / "runs/s/search/search.html").exists()
     assert not (folder / "runs/s/search/confirm.yaml").exists()
 
@@ -184,7 +191,7 @@ def test_a_failed_recipe_is_left_out_and_said(folder):
     done = ablate("search", "s.yaml", cwd=folder)
     assert done.code == 0, done
     assert "Failed: tseng: ValueError: no such luck" in done.out
-    assert {trial.state for trial in ledger(folder, "40k")} == {"complete", "failed"}
+    assert {trial.state.name for trial in ledger(folder, "40k")} == {"COMPLETE", "FAIL"}
     found = json.loads((folder / "runs/s/search/search.json").read_text())
     assert {t["recipe"] for t in found["budgets"][1]["trials"]} <= {"bf16", "F none", "F sr"}
 

@@ -100,8 +100,8 @@ def train_all(asked, *, look=True):
 def facts(trials):
     """Return what a ledger holds, as JSON would."""
     return [
-        [t.number, t.params, t.attrs, t.state, t.values and [*t.values], t.violation,
-         {str(tokens): value for tokens, value in t.intermediate.items()}]
+        [t.number, t.params, t.user_attrs, t.state.name, t.values and [*t.values], t.constraints,
+         {str(tokens): value for tokens, value in t.intermediate_values.items()}]
         for t in trials
     ]  # fmt: skip
 

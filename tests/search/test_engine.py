@@ -122,7 +122,7 @@ def test_a_trial_without_an_end_is_run_again(go, whole):
         if ledgers == whole[go]:
             break
         states = [trial[3] for trials in ledgers for trial in trials if trial[2]["round"] == _last(trials)]
-        assert "open" in states
+        assert "RUNNING" in states
     assert go(storage) == whole[go]
 
 
@@ -208,13 +208,13 @@ def test_a_round_is_of_its_size_and_runs_all_groups_together():
 def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
     late = go_rates(in_memory(), lambda run: lambda asked: run(asked, look=False))
     assert late == whole[go_rates]
-    assert any(trial[3] == "pruned" for trials in late for trial in trials)
+    assert any(trial[3] == "PRUNED" for trials in late for trial in trials)
 
 
 def test_a_pruned_trial_needs_no_values_and_no_other_goes_without():
     storage = in_memory()
     assert not search(groups(storage), 2, lambda asked: [Result() for _ in asked])
-    assert {t.state for group in groups(storage) for t in group.ledger.trials()} == {"open"}
+    assert {t.state.name for group in groups(storage) for t in group.ledger.trials()} == {"RUNNING"}
 
 
 def test_more_trials_go_on_from_those_that_are_there():
@@ -244,12 +244,12 @@ def test_a_ledger_says_what_the_search_is_told_to_say():
     plan = halving(budgets=(100, 300), trials=5)
     search_grid(plan, storage, truth, lambda budget, name: {"runs": [f"{name} at {budget}"]})
     first, second = plan.read(storage)
-    assert first[0].attrs == {
+    assert first[0].user_attrs == {
         "runs": ["named0 at 100"], "tokens": 100, "started_from": True, "round": 0, "position": 0,
         "candidate": "named0",
     }  # fmt: skip
-    assert second[0].attrs["tokens"] == 300
-    assert "started_from" not in first[1].attrs | second[0].attrs
+    assert second[0].user_attrs["tokens"] == 300
+    assert "started_from" not in first[1].user_attrs | second[0].user_attrs
     assert candidate_of(second[0]) == "named0"
 
 

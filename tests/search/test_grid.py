@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import grid_space, halving, truth
+from optuna.trial import TrialState, create_trial
 
 from ablate.search.grid import Candidate, Grid, candidate_of
 from ablate.search.halving import search_grid, short_tokens
-from ablate.search.ledger import Trial
 
 
 @st.composite
@@ -120,7 +120,14 @@ def test_picks_of_one_round_differ_until_nothing_is_left(sampler):
     seen = []
     for position in range(len(space.candidates)):
         found = space.propose(seen, 0, position)
-        seen.append(Trial(number=position, params=found.params, attrs=found.attrs, state="open"))
+        seen.append(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=found.params,
+                distributions={name: space.distributions[name] for name in found.params},
+                user_attrs=found.attrs,
+            )
+        )
     assert {candidate_of(trial) for trial in seen} == set(space.by_name)
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import TrialState, create_trial
 
 from ablate.search.halving import DIVERGED, crowding, dominates, front, promoted
-from ablate.search.ledger import Trial
+from ablate.search.ledger import VIOLATION
 
 
-def trial(number, values, violation=None, state="complete"):
-    return Trial(number=number, params={}, attrs={}, state=state, values=values, violation=violation)
+def trial(number, values, violation=0.0, state=TrialState.COMPLETE):
+    made = create_trial(state=state, values=values, constraints={VIOLATION: violation})
+    made.number = number
+    return made
 
 
 def test_the_front_is_what_nothing_dominates():
     trials = [trial(0, (1.0, 1.0)), trial(1, (2.0, 0.5)), trial(2, (2.0, 1.0)), trial(3, (0.5, 0.1), 1.0)]
-    trials += [trial(4, None, state="failed"), trial(5, (1.0, 1.0))]
+    trials += [trial(4, None, state=TrialState.FAIL), trial(5, (1.0, 1.0))]
     assert [one.number for one in front(trials)] == [1, 0, 5]
     assert front([]) == []
 

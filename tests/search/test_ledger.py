@@ -8,7 +8,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from ablate.base.errors import UserError
-from ablate.search.ledger import JOURNAL, Ledger, open_storage, study_of
+from ablate.search.ledger import JOURNAL, Ledger, open_storage, study_of, violation
+from ablate.search.rates import best_trial
 
 TWO = ("loss", "step time")
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}
@@ -23,11 +24,11 @@ def test_what_is_written_is_found_again(opens):
     ledger.fail(1, "the trainer raised")
     again = Ledger(opens(), "search", TWO).trials()
     assert optuna.load_study(study_name="search", storage=opens()).metric_names == list(TWO)
-    assert [trial.state for trial in again] == ["complete", "failed", "open"]
-    assert (again[0].values, again[0].violation, again[0].params) == ((1.5, 0.8), 0.2, {"rate": 1e-3})
+    assert [trial.state.name for trial in again] == ["COMPLETE", "FAIL", "RUNNING"]
+    assert (again[0].values, violation(again[0]), again[0].params) == ([1.5, 0.8], 0.2, {"rate": 1e-3})
     assert again[1].params == {"rate": 2e-3, "rule": "even"}
-    assert [trial.attrs["runs"] for trial in again] == [["a"], ["b"], ["c"]]
-    assert again[1].attrs["failed"] == "the trainer raised"
+    assert [trial.user_attrs["runs"] for trial in again] == [["a"], ["b"], ["c"]]
+    assert again[1].user_attrs["failed"] == "the trainer raised"
     assert [trial.number for trial in again] == [0, 1, 2]
 
 
@@ -41,7 +42,8 @@ def test_a_pruned_trial_keeps_what_was_seen_of_it(opens):
     ledger.report(number, 100, 1.8)
     ledger.prune(number)
     pruned = Ledger(opens(), "tune").trials()[0]
-    assert (pruned.state, pruned.values, pruned.intermediate) == ("pruned", None, {50: 9.0, 100: 1.8})
+    assert (pruned.state.name, pruned.intermediate_values) == ("PRUNED", {50: 9.0, 100: 1.8})
+    assert best_trial([pruned]) is None
 
 
 @pytest.mark.parametrize("values", [[math.inf], [math.nan]])
@@ -50,7 +52,7 @@ def test_what_is_not_finite_is_no_result(tmp_path, values):
     number = ledger.add({}, {}, {}).number
     with pytest.raises(ValueError, match="not finite"):
         ledger.complete(number, values)
-    assert ledger.trials()[0].state == "open"
+    assert ledger.trials()[0].state.name == "RUNNING"
 
 
 def test_a_trial_is_told_once(tmp_path):
@@ -59,7 +61,7 @@ def test_a_trial_is_told_once(tmp_path):
     ledger.complete(number, [1.0], violation=0.0)
     with pytest.raises(ValueError, match="COMPLETE"):
         ledger.complete(number, [2.0])
-    assert ledger.trials()[0].values == (1.0,)
+    assert ledger.trials()[0].values == [1.0]
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 7))
@@ -70,9 +72,9 @@ def test_a_journal_whose_last_line_is_cut_is_gone_on_with(tmp_path, cut):
     path = tmp_path / JOURNAL
     path.write_bytes(path.read_bytes()[:-cut])
     ledger = Ledger(open_storage(None, tmp_path), "tune")
-    assert [trial.state for trial in ledger.trials()] == ["open"]
+    assert [trial.state.name for trial in ledger.trials()] == ["RUNNING"]
     ledger.complete(0, [1.0])
-    assert Ledger(open_storage(None, tmp_path), "tune").trials()[0].values == (1.0,)
+    assert Ledger(open_storage(None, tmp_path), "tune").trials()[0].values == [1.0]
 
 
 def test_trials_keep_their_meaning_in_memory(tmp_path):
@@ -83,7 +85,7 @@ def test_trials_keep_their_meaning_in_memory(tmp_path):
     ledger.report(1, 10, 3.0)
     ledger.prune(1)
     ledger.fail(2, "why")
-    frozen = study_of(ledger.trials(), SPACE).get_trials()
+    frozen = study_of(ledger.trials()).get_trials()
     assert [one.state.name for one in frozen] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     assert frozen[0].constraints == {"violation": 0.5}
     assert frozen[1].intermediate_values == {10: 3.0}

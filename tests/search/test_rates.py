@@ -6,6 +6,7 @@ import optuna
 from made_up import BEST, SHARED, groups, train, train_all
 
 from ablate.search.engine import Result, search
+from ablate.search.ledger import violation
 from ablate.search.rates import best_trial
 from ablate.study.space import Choices, Range, combinations, spread_point
 
@@ -31,14 +32,14 @@ def test_all_groups_have_as_many_trials_and_begin_with_the_studys_own():
         assert [trial.number for trial in trials] == list(range(7))
         assert trials[0].params == SHARED
         assert len({trial.params["learning_rate"] for trial in trials}) == 7
-        assert all(trial.state in ("complete", "pruned") for trial in trials)
+        assert all(trial.state.name in ("COMPLETE", "PRUNED") for trial in trials)
     first, second = ([trial.params for trial in group.ledger.trials()[:4]] for group in found)
     assert first == second  # the points that are spread over the space can be laid side by side
 
 
 def test_without_pruning_every_trial_is_complete():
     found = searched(prune=False)
-    assert {trial.state for group in found for trial in group.ledger.trials()} == {"complete"}
+    assert {trial.state.name for group in found for trial in group.ledger.trials()} == {"COMPLETE"}
 
 
 def test_a_trial_that_diverged_is_never_chosen():
@@ -50,9 +51,9 @@ def test_a_trial_that_diverged_is_never_chosen():
 
     (group,) = searched(run, names=["fp4"])
     trials = group.ledger.trials()
-    assert any(trial.violation for trial in trials)
+    assert any(violation(trial) for trial in trials)
     assert best_trial(trials).params["learning_rate"] <= 4e-3
-    assert best_trial([trial for trial in trials if trial.violation]) is None
+    assert best_trial([trial for trial in trials if violation(trial)]) is None
 
 
 def test_a_grid_takes_every_combination_once():

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from optuna.trial import TrialState, create_trial
 
 from ablate.base.errors import UserError
 from ablate.plan import to_lock
 from ablate.recipes import PRESETS
 from ablate.search.halving import DIVERGED
-from ablate.search.ledger import Trial
 from ablate.search.plan import plan_search
 from ablate.search.recipes import arm_name, check_same, confirm_study, result_of, tried_plan
 from ablate.store import Status, StudyStore
@@ -128,7 +128,7 @@ def test_a_baseline_that_misses_the_target_ends_the_search(planned, store):
 def test_the_lock_file_holds_what_was_tried_alone(planned):
     found = planned()
     first, second = (
-        [Trial(number=n, params={}, attrs={"candidate": name}, state="open") for n, name in enumerate(names)]
+        [create_trial(state=TrialState.RUNNING, user_attrs={"candidate": name}) for name in names]
         for names in (("bf16", "F sr"), ("bf16",))
     )
     lock = to_lock(tried_plan(found, [first, second]))

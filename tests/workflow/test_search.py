@@ -143,7 +143,7 @@ def test_an_interrupted_search_goes_on(call, executor, after):
     assert said.said[-1] == "\nStopped. Trials that have ended are kept; go on with: ablate search s.yaml"
     assert (end.pages / "search.html").exists()
     assert not (end.pages / "confirm.yaml").exists()
-    assert "open" in {trial.state for trials in ledgers(end) for trial in trials}
+    assert "RUNNING" in {trial.state.name for trials in ledgers(end) for trial in trials}
     executor.stops_after = 1_000_000
     end, _ = call()
     assert ledgers(end) == ledgers(whole)
@@ -174,8 +174,8 @@ def test_a_failed_recipe_is_left_out_and_said(call, executor):
     assert end.exit_code == 0
     assert "Failed: tseng: no such luck" in said.said
     first, second = ledgers(end)
-    assert {trial.state for trial in first} == {"complete", "failed"}
-    assert not {trial.attrs["candidate"] for trial in second} & {"tseng", "D none", "D sr"}
+    assert {trial.state.name for trial in first} == {"COMPLETE", "FAIL"}
+    assert not {trial.user_attrs["candidate"] for trial in second} & {"tseng", "D none", "D sr"}
 
 
 def test_a_failed_baseline_ends_the_search_until_it_is_tried_again(call, executor):
@@ -183,7 +183,7 @@ def test_a_failed_baseline_ends_the_search_until_it_is_tried_again(call, executo
     end, said = call()
     assert end.exit_code == 1
     assert "Without the baseline there is nothing to hold recipes against; go on with" in said.said[-1]
-    assert {trial.state for trial in ledgers(end)[0]} == {"open"}
+    assert {trial.state.name for trial in ledgers(end)[0]} == {"RUNNING"}
     executor.fails = lambda _run: False
     assert call()[0].exit_code == 0
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from found_search import BAR, found_search, point, wide_search
+from optuna.trial import create_trial
 
 from ablate.reports.figures.search import draw_front, draw_importances
 from ablate.reports.findings.search import Rung
@@ -16,7 +17,6 @@ from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
 from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import importances
-from ablate.search.ledger import Trial
 
 
 def test_the_front_is_the_last_budgets_the_fastest_first():
@@ -125,8 +125,7 @@ def test_importances_find_the_factor_that_matters():
         seed=0,
     )
     trials = [
-        Trial(number=i, params=c, attrs={}, state="complete", values=(float(c["a"]), 1.0))
-        for i, c in enumerate(cells)
+        create_trial(params=c, distributions=space.distributions, values=[float(c["a"]), 1.0]) for c in cells
     ]
     shares = importances(space, trials, 0)
     assert shares["a"] > 0.9
