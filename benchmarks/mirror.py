@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ablate.base.files import append_line
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
 from ablate.track.mirror import Mirror
@@ -44,7 +45,7 @@ def write_study(storage: Path, runs: int, rows: int) -> StudyStore:
         for step in range(1, rows + 1):
             common = {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step}
             rates = {"lr": 0.004, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0}
-            run.append_metric({"kind": "train", **common, "loss": 2.0 + 1.0 / step, **rates})
+            append_line(run.metrics_path, {"kind": "train", **common, "loss": 2.0 + 1.0 / step, **rates})
         run.write_status(Status(state="finished", started_unix=1.7e9, ended_unix=1.7e9 + rows))
     return store
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field, TypeAdapter
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line, parse_json, read_json, write_bytes_atomic, write_json_atomic
+from ablate.base.files import parse_json, read_json, write_bytes_atomic, write_json_atomic
 from ablate.store.checkpoints import hash_of_prefix
 from ablate.store.fields import Number, Text, Tokens, checked
 from ablate.store.lock import LockedPlan, plan_from_json, plan_to_json
@@ -155,10 +155,6 @@ class RunDir:
         """Replace the status and set its time."""
         stamped = asdict(status) | {"updated_unix": time.time()}
         write_json_atomic(self.path / "status.json", stamped)
-
-    def append_metric(self, row: dict[str, Any]) -> None:
-        """Append one row: ``{"kind": "train" | "eval", "tokens", "step", …}`` with finite numbers only."""
-        append_line(self.metrics_path, row)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Yield the rows in the order written, without an incomplete last line."""

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line
 from ablate.cli import care, cli
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
@@ -35,7 +36,9 @@ def store(tmp_path):
     second = Leases(run.attempts).claim()
     second.note_resumed(40)
     run.attempt_log(2).write_text("second\x1b[31m\n")
-    run.append_metric({"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5})
+    append_line(
+        run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
+    )
     run.write_status(Status(state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9))
     second.end("finished")
     return store

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import ablate.track.server as tracking
+from ablate.base.files import append_line
 from ablate.cli import dashboard
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
@@ -40,7 +41,7 @@ def storage(tmp_path):
     run = store.run("aaaa")
     run.create({"seed": 0})
     row = {"tokens": 4096, "step": 1, "time_unix": 1.7e9}
-    run.append_metric({"kind": "eval", "val_loss": 5.0, **row})
+    append_line(run.metrics_path, {"kind": "eval", "val_loss": 5.0, **row})
     run.write_status(Status(state="finished", started_unix=1.7e9, ended_unix=1.7e9 + 1))
     return tmp_path / "runs"
 

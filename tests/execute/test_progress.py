@@ -1,6 +1,7 @@
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line
 from ablate.cli.display import format_count, format_seconds, summary
 from ablate.execute.progress import ProgressReader
 from ablate.run.config import config_to_json
@@ -20,15 +21,15 @@ def test_progress_reads_on_from_where_it_was(study):
     run.write_status(Status(state="running", attempt=1))
     reader = ProgressReader(store)
     assert reader.read()[0].tokens == 0
-    run.append_metric(row(10))
-    run.append_metric({"kind": "eval", "tokens": 10, "step": 1, "val_loss": 1.5})
+    append_line(run.metrics_path, row(10))
+    append_line(run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 1.5})
     first = reader.read([requests[0].run_id])[0]
     assert (first.tokens, first.loss, first.val_loss, first.seconds_left) == (10, 2.0, 1.5, 2.0)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind": "train", "tok')  # a line that is being written
     assert reader.read()[0].tokens == 10
     run.metrics_path.write_bytes(b"")  # a new attempt
-    run.append_metric(row(5))
+    append_line(run.metrics_path, row(5))
     assert reader.read()[0].tokens == 5
 
 
@@ -75,10 +76,10 @@ def test_damaged_files_are_shown_as_what_they_are(study):
     store, requests = study
     run = store.run(requests[0].run_id)
     run.create(config_to_json(requests[0].config))
-    run.append_metric(row(10))
+    append_line(run.metrics_path, row(10))
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n')
-    run.append_metric(row(20))
+    append_line(run.metrics_path, row(20))
     (run.path / "status.json").write_text("{")
     shown = ProgressReader(store).read()[0]
     assert (shown.state, shown.message, shown.tokens) == ("interrupted", "its status file is damaged", 20)

@@ -7,7 +7,7 @@ import time
 import pytest
 from four_runs import requests_of
 
-from ablate.base.files import write_json_atomic
+from ablate.base.files import append_line, write_json_atomic
 from ablate.execute import todo
 from ablate.execute.environment import code_digest
 from ablate.execute.todo import find_elsewhere, missing_runs, take_results
@@ -26,7 +26,7 @@ def end(run, *, state="finished", **environment):
     write_json_atomic(
         run.environment_path, {"code": code_digest(), "gpu": None, "world_size": 1} | environment
     )
-    run.append_metric(ROW)
+    append_line(run.metrics_path, ROW)
     run.diagnostics_path.write_text('{"kind": "diagnosis"}\n')
     size = run.metrics_path.stat().st_size
     run.write_status(

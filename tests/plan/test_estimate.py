@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ablate.base.files import append_line
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE
 from ablate.plan.stored import StudyProgress
@@ -35,8 +36,8 @@ def finish(store, run, speeds, state="finished"):
     run_dir = store.run(run.id)
     run_dir.create({})
     for speed in speeds:
-        run_dir.append_metric({"kind": "train", "tokens": 1, "step": 1, "tokens_per_sec": speed})
-        run_dir.append_metric({"kind": "eval", "tokens": 1, "step": 1, "val_loss": 2.0})
+        append_line(run_dir.metrics_path, {"kind": "train", "tokens": 1, "step": 1, "tokens_per_sec": speed})
+        append_line(run_dir.metrics_path, {"kind": "eval", "tokens": 1, "step": 1, "val_loss": 2.0})
     run_dir.write_status(Status(state=state))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.backends.device import Device
-from ablate.base.files import write_json_atomic
+from ablate.base.files import append_line, write_json_atomic
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe
@@ -89,7 +89,8 @@ def write_run(
     if environment is not None:
         write_json_atomic(run.environment_path, environment)
     for step, (tokens, loss) in enumerate(points, 1):
-        run.append_metric(
+        append_line(
+            run.metrics_path,
             {
                 "kind": "train",
                 "tokens": tokens,
@@ -99,10 +100,11 @@ def write_run(
                 "lr": 0.004,
                 "grad_norm": 1.0,
                 "tokens_per_sec": 31000.0,
-            }
+            },
         )
-        run.append_metric(
-            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss}
+        append_line(
+            run.metrics_path,
+            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss},
         )
     last = points[-1][0] if points else 0
     status = Status(

@@ -9,6 +9,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line
 from ablate.plan import to_lock
 from ablate.recipes import PRESETS
 from ablate.search.halving import DIVERGED
@@ -76,7 +77,7 @@ def end(store, planned, name, curve, state="finished", budget=100_000):
     run = store.run(planned.arm(budget, name).runs[0].id)
     run.create({})
     for step, (tokens, loss) in enumerate(curve):
-        run.append_metric({"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
+        append_line(run.metrics_path, {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
     run.write_status(Status(state=state, message="why"))
 
 

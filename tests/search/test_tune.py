@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from ablate.base.files import append_line
 from ablate.execute.driver import Outcome
 from ablate.execute.todo import RunRequest
 from ablate.plan import build_plan
@@ -68,7 +69,9 @@ class Executor:
             for tokens in range(25_000, 200_001, 25_000):
                 best = BEST[run.arm.partition(" ")[0]]
                 loss = 2 + 0.1 * math.log2(rate / best) ** 2 + 3 * math.exp(-tokens / 60_000)
-                folder.append_metric({"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss})
+                append_line(
+                    folder.metrics_path, {"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss}
+                )
                 if run.run_id in unneeded():
                     state = "stopped"
                     break

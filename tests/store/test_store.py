@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ablate.base.files import read_json, write_json_atomic
+from ablate.base.files import append_line, read_json, write_json_atomic
 from ablate.store import RunDir, Status, StudyStore
 from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
@@ -63,14 +63,14 @@ def test_an_id_that_is_no_plain_name_leads_nowhere(tmp_path, name):
 def test_a_line_that_was_cut_is_left_out(tmp_path):
     run = RunDir(tmp_path / "abc")
     run.create({})
-    run.append_metric({"kind": "eval", "tokens": 1})
-    run.append_metric({"kind": "eval", "tokens": 2})
+    append_line(run.metrics_path, {"kind": "eval", "tokens": 1})
+    append_line(run.metrics_path, {"kind": "eval", "tokens": 2})
     whole = run.metrics_path.read_bytes()
     for cut in range(len(whole)):
         run.metrics_path.write_bytes(whole[:cut])
         assert [row["tokens"] for row in run.metrics()] == [1, 2][: whole[:cut].count(b"\n")]
     with pytest.raises(ValueError, match="not JSON compliant"):
-        run.append_metric({"loss": float("inf")})
+        append_line(run.metrics_path, {"loss": float("inf")})
 
 
 def test_a_study_knows_its_plan(tmp_path):

@@ -81,9 +81,9 @@ class Study:
             common = {"tokens": 4096 * step, "step": step, "time_unix": START_UNIX + step + late_sec}
             loss = 2.0 + shift + 3.5 * math.exp(-step / 20)
             rates = {"lr": 4e-3, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0 + step}
-            run.append_metric({"kind": "train", **common, "loss": loss, **rates})
+            append_line(run.metrics_path, {"kind": "train", **common, "loss": loss, **rates})
             if step % 4 == 0:
-                run.append_metric({"kind": "eval", **common, "val_loss": loss + 0.05})
+                append_line(run.metrics_path, {"kind": "eval", **common, "val_loss": loss + 0.05})
 
     def sample(self, steps, arm="bf16", seed=0):
         """Append what the machine was asked for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line
 from ablate.execute import driver
 from ablate.store import Status
 from ablate.track.cursor import MirrorReport
@@ -51,7 +52,7 @@ def executed(tmp_path, monkeypatch):
             run = store.run(request.run_id)
             run.create({"seed": request.config.seed})
             row = {"kind": "eval", "tokens": 10_240, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
-            run.append_metric(row)
+            append_line(run.metrics_path, row)
             states[request.run_id] = "failed" if request.config.seed else "finished"
             run.write_status(Status(state=states[request.run_id], attempt=1, message="a fault"))
         return driver.Outcome(states=states, interrupted=False)

@@ -6,6 +6,7 @@ import pytest
 from synthetic_study import line
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line
 from ablate.reports.read.load import load_frames
 from ablate.store import StudyStore
 from ablate.store.lock import plan_to_json
@@ -45,7 +46,7 @@ def test_a_damaged_line_is_named_and_the_rest_read(make_study):
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval","tokens":\n')
         file.write(b'{"kind":"eval","tokens":"many","val_loss":1}\n')
-    run.append_metric({"kind": "eval", "tokens": 300, "step": 3, "val_loss": 1.5})
+    append_line(run.metrics_path, {"kind": "eval", "tokens": 300, "step": 3, "val_loss": 1.5})
     frames = load_frames(store)
     assert frames.evals["val_loss"].tolist() == [3, 2, 1.5]
     assert len(frames.faults) == 2
@@ -65,7 +66,7 @@ def test_losses_that_are_not_finite_are_left_out_and_counted(make_study):
 
 def test_an_evaluation_written_again_counts_once(make_study):
     store = make_study({"a": [line(3, 2)]})
-    first_run(store).append_metric({"kind": "eval", "tokens": 100, "step": 1, "val_loss": 2.9})
+    append_line(first_run(store).metrics_path, {"kind": "eval", "tokens": 100, "step": 1, "val_loss": 2.9})
     frames = load_frames(store)
     assert frames.evals[["tokens", "val_loss"]].to_numpy().tolist() == [[100, 2.9], [200, 2]]
 

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from synthetic_study import line, resolved_recipe, smooth_curve
 
+from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.ends import Unneeded
@@ -209,8 +210,9 @@ def test_a_run_that_ended_after_the_look_by_chance_is_not_used(stopped):
     plan = stopped.plan()
     late = stopped.run(plan.arms[2].runs[3].id)
     for tokens, loss in line(*[1.9] * 10, every=100_000):
-        late.append_metric(
-            {"kind": "eval", "tokens": tokens, "step": 1, "time_unix": 1.7e9, "val_loss": loss}
+        append_line(
+            late.metrics_path,
+            {"kind": "eval", "tokens": tokens, "step": 1, "time_unix": 1.7e9, "val_loss": loss},
         )
     late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
     after = {arm.name: arm for arm in analyse(load_frames(stopped)).arms}["bad"]
