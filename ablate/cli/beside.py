@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ from ablate.cli.common import AT_LEAST_1, FOLDER, find_studies, json_option, sho
 from ablate.cli.output import echo_json, format_table, table_text, terminal_width, writing_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
 _LONGEST_VALUE = 60
@@ -24,11 +23,16 @@ def _out_option(name: str) -> Callable[..., Any]:
     )
 
 
-def _say_pages(write: Callable[[], Sequence[Path]], out: Path, *, as_json: bool) -> None:
-    with writing_to(out):
-        pages = write()
-    for path in pages:
-        click.echo(str(path), err=as_json)
+def _deliver(found: Any, write: Any, document: Any, out: Path | None, *, as_json: bool) -> bool:
+    """Write pages to the folder of ``--out``; print the document and return True for ``--json``."""
+    if out is not None:
+        with writing_to(out):
+            pages = write(found, out)
+        for path in pages:
+            click.echo(str(path), err=as_json)
+    if as_json:
+        echo_json(document(found), allow_nan=False, ensure_ascii=False)
+    return as_json
 
 
 @click.command("compare", epilog="Example:  ablate compare quickstart quickstart-long")
@@ -55,10 +59,7 @@ def compare(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     found = comparing.compare(left, right, frames, (names[0], names[1]))
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
-    if out is not None:
-        _say_pages(partial(write_comparison, found, out), out, as_json=as_json)
-    if as_json:
-        echo_json(comparison_document(found), allow_nan=False, ensure_ascii=False)
+    if _deliver(found, write_comparison, comparison_document, out, as_json=as_json):
         return
     table = compare_table(found)
     click.echo(f"{table_text(table)}\n\n{safe_text(' '.join(table.caption.split()))}")
@@ -115,10 +116,7 @@ def trend(
     frames = [read_against(frame, baseline=baseline, target=target) for frame, target in pairs]
     analyses = [analyse(frame) for frame in frames]
     found = trends.trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
-    if out is not None:
-        _say_pages(partial(write_trend, found, out), out, as_json=as_json)
-    if as_json:
-        echo_json(trend_document(found), allow_nan=False, ensure_ascii=False)
+    if _deliver(found, write_trend, trend_document, out, as_json=as_json):
         return
     table = trend_table(found)
     click.echo(f"{table_text(table)}\n\n{safe_text(table.caption)}\n")

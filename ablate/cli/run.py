@@ -16,7 +16,7 @@ from ablate.cli.common import address_option, storage_option, tracking_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ablate.workflow.end import StudyEnd
+    from ablate.workflow import StudyEnd
 
 _LOG_LINES = 6
 

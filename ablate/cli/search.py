@@ -55,8 +55,7 @@ def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | Non
         _show_plan(planned, as_json=as_json)
         return 0
     from ablate.cli.display import console_listener
-    from ablate.workflow import Where
-    from ablate.workflow.end import say_mirror
+    from ablate.workflow import Where, say_mirror
     from ablate.workflow.search import search_study
 
     listener = console_listener(where["address"], stderr=as_json)

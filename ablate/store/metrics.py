@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import parse_json
 
@@ -39,7 +40,7 @@ def bytes_before_step(path: Path, step: int) -> int:
     return kept
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager["MetricsWriter"]):
     """Appends rows; knows how many bytes it has written and their hash."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
@@ -80,9 +81,6 @@ class MetricsWriter:
         """Sync the rows to disk; return their size in bytes and their hash."""
         os.fsync(self._handle)
         return self.bytes, self._hash.hexdigest()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)

@@ -1,7 +1,8 @@
 """Whole jobs as plain calls: a verb of the command line without its options and its printing.
 
 Each call takes a ``Where``, and tells a ``Listener`` what happens. The default listener says nothing, and the
-command line's prints.
+command line's prints. ``StudyEnd`` is how a call that ran a study ended: for the last lines, the exit code,
+or a notebook.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.store import END_STATES
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from ablate.execute.driver import Outcome
+    from ablate.plan import Plan
     from ablate.store import StudyStore
+    from ablate.track.cursor import MirrorReport
 
     Prepared = Callable[[str, float, str], None]
     """Takes a corpus's digest, the fraction of it that is done, and what is being done."""
@@ -49,3 +55,77 @@ class Listener:
     def executing(self, store: StudyStore, run_ids: Sequence[str]) -> AbstractContextManager[Poll]:  # noqa: ARG002
         """Follow the execution of these runs during the block; the store has their progress."""
         return nullcontext(lambda: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """A run that failed in this call; ``log`` is the file that its last attempt printed to."""
+
+    arm: str
+    seed: int
+    message: str | None
+    log: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyEnd:
+    """The end of a call.
+
+    ``failed``: the runs that failed in this call. ``num_failed`` and ``num_missing`` count, of the runs that
+    were asked for, those that have failed at any time and those that have not ended. ``problem``: what ended
+    the call before its time, in a line. ``report``: the report's page, where one was written. ``is_tuned``:
+    False where the study's arms are to be tuned first and that has not come to its end; then the numbers are
+    those of the trials.
+    """
+
+    failed: tuple[FailedRun, ...]
+    num_failed: int
+    num_missing: int
+    interrupted: bool
+    problem: str | None
+    report: Path | None = None
+    is_tuned: bool = True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every run that was asked for has a result."""
+        return self.is_tuned and not (self.interrupted or self.num_failed or self.num_missing)
+
+
+def end_of(
+    store: StudyStore,
+    plan: Plan,
+    asked: Collection[str],
+    outcome: Outcome,
+    *,
+    report: Path | None = None,
+    is_tuned: bool = True,
+) -> StudyEnd:
+    """Put together how an execution ended. ``asked``: ids of the runs that were asked for."""
+    planned = {run.id: run for _, run in plan.runs()}
+    failed = []
+    for one in (planned[run_id] for run_id, state in outcome.states.items() if state == "failed"):
+        run = store.run(one.id)
+        status = run.status()
+        log = run.attempt_log(status.attempt)
+        failed.append(FailedRun(arm=one.arm, seed=one.seed, message=status.message, log=log))
+    states = [store.run(run_id).state() for run_id in asked]
+    return StudyEnd(
+        failed=tuple(failed),
+        num_failed=states.count("failed"),
+        num_missing=sum(state not in {*END_STATES, "failed"} for state in states),
+        interrupted=outcome.interrupted,
+        problem=outcome.problem,
+        report=report,
+        is_tuned=is_tuned,
+    )
+
+
+def say_mirror(left: MirrorReport, uri: str, name: str, listener: Listener) -> None:
+    """Say how to open MLflow's pages of a study, and what they lack. ``name``: as a shell takes it."""
+    from ablate.track.uri import redact
+
+    if not left.complete:
+        why = left.problem or f"{len(left.unsent)} runs not sent"
+        listener.say(f"MLflow:  not up to date at {redact(uri)}: {why}")
+    listener.say(f"MLflow:  ablate dashboard {name}")

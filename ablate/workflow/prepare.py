@@ -5,7 +5,6 @@ Everything that can be refused is refused here, with a ``UserError``, before the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,20 +19,13 @@ if TYPE_CHECKING:
     from ablate.workflow import Listener
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """What is ready: token files by the digest of their data, and what to say before runs start."""
-
-    corpora: Mapping[str, TokenFiles]
-    warning: str | None
-
-
 def prepare(
     storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
-) -> Prepared:
+) -> tuple[dict[str, TokenFiles], str | None]:
     """Make ready what the arms need, ``chosen`` being those that will train.
 
     ``here``: they train on this machine, whose devices are checked; a cluster's workers check theirs.
+    Returns token files by the digest of their data, and what to say before runs start.
 
     Raises:
         UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
@@ -41,18 +33,16 @@ def prepare(
     """
     if here:
         _check_devices(arms)
-    problem = None
+    warning = None
     if any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms):
         from ablate.backends.quantisers.cpu_kernel import loaded
 
         kernel, reason = loaded()  # compiled here before workers ask for it
-        problem = reason if kernel is None else None
+        if kernel is None:
+            warning = f"Emulating with plain torch, several times slower: {reason}."
     corpora = _prepare_tokens(storage, chosen, listener)
     _check_tokens(corpora, chosen, listener)
-    return Prepared(
-        corpora=corpora,
-        warning=problem and f"Emulating with plain torch, several times slower: {problem}.",
-    )
+    return corpora, warning
 
 
 def _check_devices(arms: Sequence[PlannedArm]) -> None:

@@ -27,7 +27,7 @@ from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
 from ablate.study.space import tuned_name
-from ablate.workflow import Listener
+from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from ablate.execute.todo import Todo
     from ablate.workflow import Where
-    from ablate.workflow.end import StudyEnd
 
 
 def run_study(
@@ -63,7 +62,6 @@ def run_study(
     from ablate.execute.driver import Outcome, execute_study
     from ablate.execute.todo import find_todo, requests_of
     from ablate.track.process import start_mirror
-    from ablate.workflow.end import StudyEnd, end_of, say_mirror
     from ablate.workflow.prepare import prepare
 
     try:
@@ -80,16 +78,16 @@ def run_study(
                 store.write_plan(to_lock(plan))
                 chosen = _choose_runs(plan, only, seeds)
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-            ready = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
+            corpora, warning = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
             unneeded = _unneeded(store, plan)
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                requests = requests_of(plan, chosen, ready.corpora)
+                requests = requests_of(plan, chosen, corpora)
                 todo = find_todo(store, requests, unneeded, retry_failed=retry_failed, take=not shared)
                 listener.say(_todo_text(plan, todo))
                 if todo.runs:
-                    if ready.warning:
-                        listener.say(ready.warning)
+                    if warning:
+                        listener.say(warning)
                     place = f"at {where.address}" if where.address else "on this machine"
                     listener.say(f"Starting Ray {place} …")
                     with listener.executing(store, [run.run_id for run in todo.runs]) as poll:

@@ -109,10 +109,10 @@ def _go_on(
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    ready = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
-    if ready.warning:
-        listener.say(ready.warning)
-    runs = trial_runs(store, ready.corpora, address, listener, retry_failed=True)
+    corpora, warning = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
+    if warning:
+        listener.say(warning)
+    runs = trial_runs(store, corpora, address, listener, retry_failed=True)
     runs.write(tried_plan(planned, before))
     is_done = plan.is_done(before)
     if not is_done:

@@ -18,7 +18,7 @@ from ablate.search.runs import TrialRuns
 from ablate.search.tune import first_trials, tune_arms
 from ablate.store import StudyStore
 from ablate.store.running import running
-from ablate.workflow.end import end_of, say_mirror
+from ablate.workflow import end_of, say_mirror
 from ablate.workflow.prepare import prepare
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ablate.execute.todo import RunRequest
     from ablate.plan import Plan
     from ablate.store.lock import GroupTuning
-    from ablate.workflow import Listener, Where
-    from ablate.workflow.end import StudyEnd
+    from ablate.workflow import Listener, StudyEnd, Where
 
 
 def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
@@ -45,9 +44,9 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
 
     tuning = plan.tuning
     assert tuning is not None
-    ready = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
-    if ready.warning:
-        listener.say(ready.warning)
+    corpora, warning = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
+    if warning:
+        listener.say(warning)
     store = StudyStore(where.storage / tuning.study)
     store.path.mkdir(parents=True, exist_ok=True)
     mirror = start_mirror(store.path, where.tracking_uri)
@@ -60,7 +59,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
                     f"{store.path} is being run by another process (wait for it, and run this again)"
                 )
             with connection(where.address):
-                runs = trial_runs(store, ready.corpora, where.address, listener, retry_failed=retry_failed)
+                runs = trial_runs(store, corpora, where.address, listener, retry_failed=retry_failed)
                 found = tune_arms(plan, tuning, runs)
         for group in found.tuning.groups if found.tuning.is_done else ():
             listener.say(f"  {_found_text(group)}")

@@ -22,7 +22,7 @@ from ablate.execute.driver import Outcome
 from ablate.plan import build_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
-from ablate.workflow.end import end_of
+from ablate.workflow import end_of
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
 from tests.waiting import is_alive, wait_until
