@@ -52,13 +52,7 @@ class Subject:
 
 
 def find_subject(
-    model: str,
-    *,
-    data: str | None,
-    recipe: str | None,
-    seq_len: int | None,
-    sequences: int,
-    seed: int,
+    model: str, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int, seed: int
 ) -> Subject:
     """Return the subject that the command line describes."""
     folder = Path(model).expanduser()

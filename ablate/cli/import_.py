@@ -79,11 +79,7 @@ def _importer(name: str, *own_options: _Decorator) -> Callable[[Callable[..., _F
 
 
 def _import(
-    read: Callable[..., _Found],
-    study: str,
-    baselines: tuple[str, ...],
-    storage: Path,
-    **options: Any,
+    read: Callable[..., _Found], study: str, baselines: tuple[str, ...], storage: Path, **options: Any
 ) -> None:
     """Read logs, write them as a study, and say what there is; exit code 1 if something was left out."""
     from ablate.reports.read.imported import ImportedStudy, write_study

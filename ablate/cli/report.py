@@ -67,13 +67,7 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
 )
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the verdict.")
 def command(
-    study: str,
-    storage: Path,
-    out: Path | None,
-    every: int,
-    watch: bool,
-    as_json: bool,
-    **reading: Any,
+    study: str, storage: Path, out: Path | None, every: int, watch: bool, as_json: bool, **reading: Any
 ) -> int:
     """Write the report of STUDY (its name or its YAML file): HTML, Markdown, LaTeX, JSON, CSV, figures.
 

@@ -132,17 +132,18 @@ def submit(study: str, address: str, storage: Path, tracking_uri: str | None, *,
 def _follow(address: str, identity: str) -> int:
     import asyncio
 
-    from ablate.execute.submit import end_of, follow
+    from ablate.execute.submit import client_at
 
     async def show() -> None:
-        async for text in follow(address, identity):
+        async for text in client.tail_job_logs(identity):
             click.echo(text, nl=False)
 
     try:
+        client = client_at(address)
         asyncio.run(show())
     except KeyboardInterrupt:
         click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {identity}")
         return 130
-    state = end_of(address, identity)
+    state = str(client.get_job_status(identity).value)
     click.echo(f"Job {identity}: {state.lower()}")
     return 0 if state == "SUCCEEDED" else 1

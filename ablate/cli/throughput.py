@@ -125,13 +125,14 @@ def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
     turns cancel what drifts.
     """
     from ablate.base.files import read_json, write_json_atomic
-    from ablate.store.records import speed_from_json
+    from ablate.store.fields import checked
+    from ablate.store.records import SpeedRecord
 
     timed = [one.arm for one in measured.arms]
     if baseline not in timed:
         return f"Not kept for the report, which needs the baseline timed, too: --arm '{baseline}'"
     try:
-        before = [one.arm for one in speed_from_json(read_json(store.throughput_path)).arms]
+        before = [one.arm for one in checked(SpeedRecord, read_json(store.throughput_path)).arms]
     except (OSError, ValueError):  # none, or damaged
         before = []
     try:

@@ -16,13 +16,10 @@ import tempfile
 import time
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.execute.environment import code_digest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
@@ -45,7 +42,7 @@ def submit(
     ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and
     whether it was there.
     """
-    client = _client(address)
+    client = client_at(address)
     text = path.read_bytes()
     identity = job_id(name, text, storage)
     try:
@@ -89,18 +86,8 @@ def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
             return
 
 
-async def follow(address: str, identity: str) -> AsyncIterator[str]:
-    """Yield a job's output until the job ends."""
-    async for text in _client(address).tail_job_logs(identity):
-        yield text
-
-
-def end_of(address: str, identity: str) -> str:
-    """Return a job's state, such as SUCCEEDED."""
-    return str(_client(address).get_job_status(identity).value)
-
-
-def _client(address: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  Ray's, without types
+def client_at(address: str) -> Any:
+    """Return Ray's client for jobs of the cluster whose dashboard is at ``address``."""
     from ray.job_submission import JobSubmissionClient
 
     try:

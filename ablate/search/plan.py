@@ -99,9 +99,7 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     times, dropped = _times(study, search, plans[0])
     kept = tuple(
         replace(
-            plan,
-            arms=tuple(arm for arm in plan.arms if arm.name in times),
-            dropped=(*plan.dropped, *dropped),
+            plan, arms=tuple(arm for arm in plan.arms if arm.name in times), dropped=(*plan.dropped, *dropped)
         )
         for plan in plans
     )

@@ -6,6 +6,7 @@ be read.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -40,17 +41,19 @@ Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
 """A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 T = TypeVar("T")
+_adapter = cache(TypeAdapter)
 
 
-def checked(adapter: TypeAdapter[T], content: object) -> T:
-    """Validate a file's content.
+def checked(kind: type[T], content: object) -> T:
+    """Validate a file's content as a dataclass.
 
     Raises:
         ValueError: the content does not fit; one line that names the place.
     """
     try:
-        return adapter.validate_python(content)
+        found: T = _adapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise ValueError(f"{where}: {first['msg']}") from None
+    return found

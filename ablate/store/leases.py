@@ -21,8 +21,6 @@ import uuid
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from ablate.base.files import read_json, write_json_atomic
 from ablate.store.fields import Text, Time, Whole, checked
 
@@ -46,9 +44,6 @@ class Attempt:
     message: Text | None = None
 
 
-_ATTEMPT = TypeAdapter(Attempt)
-
-
 @dataclass
 class Leases:
     """A run's attempts, seen from one process that may want to execute it."""
@@ -69,7 +64,7 @@ class Leases:
     def read(self, attempt: int) -> Attempt | None:
         """Return an attempt's record, None if it is missing or damaged."""
         try:
-            return checked(_ATTEMPT, read_json(self.folder / f"{attempt}.json"))
+            return checked(Attempt, read_json(self.folder / f"{attempt}.json"))
         except (OSError, ValueError):
             return None
 

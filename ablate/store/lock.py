@@ -210,7 +210,7 @@ def plan_from_json(content: object) -> LockedPlan:
     """
     if isinstance(content, dict) and (form := content.get("format")) != FORMAT:
         raise ValueError(f"format {form} (expected format {FORMAT})")
-    plan = checked(_PLAN, content)
+    plan = checked(LockedPlan, content)
     if plan.baseline not in [arm.name for arm in plan.arms]:
         raise ValueError(f"no arm is the baseline '{plan.baseline}'")
     return plan

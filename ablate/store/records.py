@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import GEMMS
-from ablate.store.fields import PLAIN, Count, Flag, Number, Text, Time, Training, Whole, checked
+from ablate.store.fields import PLAIN, Count, Flag, Number, T, Text, Time, Training, Whole, checked
 
 
 def _check_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -127,24 +127,6 @@ class SpeedRecord:
     arms: tuple[Speed, ...]
 
 
-_CONFIG, _ENVIRONMENT = TypeAdapter(RecordedConfig), TypeAdapter(Environment)
-_SPEED = TypeAdapter(SpeedRecord)
-
-
-def config_from_json(content: object) -> RecordedConfig:
-    """Return what ``config.json`` holds; raises ``ValueError``."""
-    return checked(_CONFIG, _with_whole(content))
-
-
-def environment_from_json(content: object) -> Environment:
-    """Return what ``environment.json`` holds; raises ``ValueError``."""
-    return checked(_ENVIRONMENT, _with_whole(content))
-
-
-def speed_from_json(content: object) -> SpeedRecord:
-    """Return what ``throughput.json`` holds; raises ``ValueError``."""
-    return checked(_SPEED, content)
-
-
-def _with_whole(content: object) -> object:
-    return {**content, "whole": content} if isinstance(content, dict) else content
+def with_whole(kind: type[T], content: object) -> T:
+    """Return what ``config.json`` or ``environment.json`` holds; raises ``ValueError``."""
+    return checked(kind, {**content, "whole": content} if isinstance(content, dict) else content)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from ablate.base.errors import UserError
 from ablate.base.files import parse_json, read_json, write_bytes_atomic, write_json_atomic
@@ -51,9 +51,6 @@ class Status:
     ended_unix: _Seconds | None = None
     metrics_bytes: Tokens | None = None
     metrics_hash: Text | None = None
-
-
-_STATUS = TypeAdapter(Status)
 
 
 class _Inside:
@@ -117,7 +114,7 @@ class RunDir:
     def status(self) -> Status:
         """Return the status: pending without a status file, interrupted with a damaged one."""
         try:
-            return checked(_STATUS, read_json(self.path / "status.json"))
+            return checked(Status, read_json(self.path / "status.json"))
         except FileNotFoundError:
             return Status()
         except ValueError:

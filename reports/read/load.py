@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
 from ablate.base.files import parse_json
 from ablate.store import DAMAGED, StudyStore
+from ablate.store.fields import checked
 from ablate.store.leases import Leases
-from ablate.store.records import config_from_json, environment_from_json, speed_from_json
+from ablate.store.records import Environment, RecordedConfig, SpeedRecord, with_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from ablate.store.leases import Attempt
     from ablate.store.lock import LockedPlan
-    from ablate.store.records import Environment, RecordedConfig, SpeedRecord
 
 T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200
@@ -75,8 +76,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
     attempts: dict[str, Attempt] = {}
     for arm, entry in plan.runs():
         run = store.run(entry.id)
-        config = _read(run.path / "config.json", config_from_json, faults)
-        environment = _read(run.environment_path, environment_from_json, faults)
+        config = _read(run.path / "config.json", partial(with_whole, RecordedConfig), faults)
+        environment = _read(run.environment_path, partial(with_whole, Environment), faults)
         status = run.status()
         if status.message == DAMAGED:
             faults.append(f"{run.path / 'status.json'}: not a status")
@@ -105,7 +106,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
         configs=configs,
         environments=environments,
         attempts=attempts,
-        throughput=_read(store.throughput_path, speed_from_json, faults),
+        throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
         faults=tuple(faults),
     )
 

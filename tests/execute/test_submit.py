@@ -117,7 +117,7 @@ class FakeClient:
 def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(tmp_path, monkeypatch):
     (tmp_path / "sent.yaml").write_text(STUDY)
     client = FakeClient()
-    monkeypatch.setattr(submitting, "_client", lambda _address: client)
+    monkeypatch.setattr(submitting, "client_at", lambda _address: client)
     options = (tmp_path / "sent.yaml", "--address", "x", "--storage", "/shared")
     first = call(*options, "--no-follow")
     assert first.exit_code == 0

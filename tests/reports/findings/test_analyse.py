@@ -15,7 +15,7 @@ from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.steps import Step, greatest_step
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import arm_table
-from ablate.store.records import environment_from_json
+from ablate.store.records import Environment, with_whole
 
 
 def arms_of(store):
@@ -114,7 +114,7 @@ def test_who_did_which_gemm_makes_no_other_environment(make_study):
             "backend_choices": [bf16, fp4] if number >= 2 else [bf16],
             "self_tests": [failed] if number == 3 else [],
         }
-        frames.environments[run_id] = environment_from_json(environment.whole | said)
+        frames.environments[run_id] = with_whole(Environment, environment.whole | said)
     analysis = analyse(frames)
     assert len(analysis.environments) == 1
     assert analysis.backends == (("bf16 by emulated, native: d", 4), ("mxfp4 by torch, native: d", 2))

@@ -36,7 +36,7 @@ from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
-from ablate.store.records import Environment, environment_from_json
+from ablate.store.records import Environment, with_whole
 
 
 def hits(*tokens):
@@ -256,7 +256,7 @@ def test_processors_are_shared_where_threads_exceed_cores():
     attempts["c"] = attempt(9, 20, machine="another")
     assert runs_at_once(environments, attempts) == {}
     timing = timing_of_runs(
-        {"a": Environment(backend_mode="emulated"), "b": environment_from_json(NATIVE)}, {}
+        {"a": Environment(backend_mode="emulated"), "b": with_whole(Environment, NATIVE)}, {}
     )
     assert (timing.kind, timing.reasons) == ("emulated", (("emulated arithmetic", 1),))
 

@@ -17,7 +17,7 @@ from ablate.reports.findings.ends import unneeded_runs
 from ablate.reports.findings.tuning import rate_curves
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.intervals import Interval
-from ablate.store.records import config_from_json
+from ablate.store.records import RecordedConfig, with_whole
 
 # arm: learning rate, GEMMs in FP4, losses at its seeds half-way; a lower one reaches the target sooner
 ARMS = {
@@ -192,7 +192,7 @@ def test_arms_alike_but_for_the_rate_make_a_curve(rates):
 
 def test_what_else_differs_parts_the_curves(rates):
     frames = load_frames(rates)
-    changed = config_from_json(frames.configs["bf16 low"].whole | {"model": {"width": 64}})
+    changed = with_whole(RecordedConfig, frames.configs["bf16 low"].whole | {"model": {"width": 64}})
     other = frames.configs | {"bf16 low": changed}
     curve = rate_curves(analyse(frames).arms, other, "bf16")[0]
     assert [rate.arm for rate in curve.rates] == ["bf16", "bf16 high"]
