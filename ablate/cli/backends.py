@@ -192,7 +192,7 @@ def _layers_of_formats(tokens: int | None, backend: str | None) -> Iterator[_Lay
 
 def _layers_of_arm(arm: PlannedArm, tokens: int | None, backend: str | None) -> Iterator[_Layers]:
     """Yield the layers of an arm at the start of training; those of one recipe and shape count as one."""
-    from ablate.recipes.place import stages
+    from ablate.recipes.place import phases_of
     from ablate.run.architecture import layer_places
 
     training = arm.config.training
@@ -202,7 +202,7 @@ def _layers_of_arm(arm: PlannedArm, tokens: int | None, backend: str | None) -> 
     for layer in arm.layers:
         place = where[layer.name]
         blockless = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
-        recipe = next(stage.recipe for stage in stages(arm.config.recipe, place) if not stage.start(1))
+        recipe = phases_of(arm.config.recipe, place)[0].recipe
         counted[blockless.removeprefix("blocks."), layer.inputs, layer.outputs, recipe] += 1
     for (part, inputs, outputs, recipe), count in counted.items():
         yield _Layers(

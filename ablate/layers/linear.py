@@ -74,10 +74,10 @@ class QuantLinear(nn.Linear):
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
         self.name, self.state = name, state
         self.place = places([name])[name] if place is None else place
-        self._stages = state.stages(self.place)
+        self._phases = state.phases(self.place)
         delayed = dict.fromkeys(
             (gemm, operand)
-            for _, recipe in self._stages
+            for _, recipe in self._phases
             for gemm, operand, policy in recipe.operands()
             if policy.scale == "delayed"
         )
@@ -142,7 +142,7 @@ class QuantLinear(nn.Linear):
         """Return the recipe of this layer after this many training tokens."""
         if self.override is not None:
             return self.override
-        return next(recipe for start, recipe in self._stages if start <= tokens)
+        return next(recipe for start, recipe in self._phases if start <= tokens)
 
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
         """Return the key of one operand's random draw, or None if the policy draws nothing."""

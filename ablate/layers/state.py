@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ablate.recipes.place import LayerPlace, stages
+from ablate.recipes.place import LayerPlace, phases_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,14 +81,14 @@ class RecipeState:
         self.step += 1
         self.tokens += tokens
 
-    def stages(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
+    def phases(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
         """Return the (first token, recipe) pairs of a layer, newest first.
 
         Raises:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
         self.places[place.name] = place
-        starts = [(stage.start(self.total_tokens), stage.recipe) for stage in stages(self.recipe, place)]
+        starts = [(phase.start(self.total_tokens), phase.recipe) for phase in phases_of(self.recipe, place)]
         return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
 
     def warn_if_it_should_move(self, forwards: int) -> None:

@@ -20,7 +20,7 @@ from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import has_unit, operand_bytes
 from ablate.models.arithmetic import model_size
 from ablate.recipes import GEMMS, row_group
-from ablate.recipes.place import stages
+from ablate.recipes.place import phases_of
 from ablate.run.architecture import HEAD, layer_places, linear_layers
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ class _Step:
             on_gpu=hardware is not None,
             rows_multiple=max(
                 (
-                    row_group(stage.recipe)
+                    row_group(phase.recipe)
                     for name, place in self._places.items()
                     if ".experts." in name
-                    for stage in stages(recipe, place)
+                    for phase in phases_of(recipe, place)
                 ),
                 default=1,
             ),
@@ -201,8 +201,8 @@ class _Step:
         at_use = self._master if layer.is_head else self._in_block
         moments = [
             moment
-            for stage in stages(self._recipe, self._places[name])
-            for moment in _moments(stage.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks)
+            for phase in phases_of(self._recipe, self._places[name])
+            for moment in _moments(phase.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks)
         ]
         return moments, at_use * layer.inputs * layer.outputs
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
-from ablate.recipes.place import LayerPlace, stages
+from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.architecture import LinearLayer, layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.run.schedule import plan_steps
@@ -149,7 +149,7 @@ def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens:
 
     None if the hardware lacks the units for any phase.
     """
-    phases = stages(replace(recipe, rules=()), _UNNAMED)
+    phases = phases_of(replace(recipe, rules=()), _UNNAMED)
     starts = [*(phase.start(total_tokens) for phase in phases), total_tokens]
     total = 0.0
     for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
@@ -227,7 +227,7 @@ def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, Layer
     layers = linear_layers(work.model, work.vocab_size)
     where = layer_places(layers)
     for layer in layers:
-        yield layer, stages(recipe, where[layer.name])[-1].recipe
+        yield layer, phases_of(recipe, where[layer.name])[-1].recipe
 
 
 def _bits(policy: OperandPolicy) -> float:

@@ -203,7 +203,7 @@ class Experts(nn.Module):
                 row_group(recipe)
                 for layer in self.experts.modules()
                 if isinstance(layer, QuantLinear)
-                for _, recipe in layer.state.stages(layer.place)
+                for _, recipe in layer.state.phases(layer.place)
             ),
             default=1,
         )

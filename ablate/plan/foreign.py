@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ablate.base.code import code_digest
 from ablate.base.errors import Problem, UserError
 from ablate.recipes import block_shape, group_size
-from ablate.recipes.place import stages
+from ablate.recipes.place import phases_of
 from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import layer_places
 from ablate.study.fit import rule_misfits
@@ -112,8 +112,8 @@ def _misfit(layers: tuple[LinearLayer, ...], arm: ResolvedArm) -> str | None:
             "N": (layer.outputs, f"out-features {layer.outputs} of {layer.name}"),
             "K": (layer.inputs, f"in-features {layer.inputs} of {layer.name}"),
         }
-        for stage in stages(arm.recipe, where[layer.name]):
-            for gemm, operand, policy in stage.recipe.operands():
+        for phase in phases_of(arm.recipe, where[layer.name]):
+            for gemm, operand, policy in phase.recipe.operands():
                 needs = (group_size(policy), block_shape(policy)[0])
                 letters = (CONTRACTED[gemm], other_dimension(gemm, operand))
                 for letter, divisor in zip(letters, needs, strict=True):

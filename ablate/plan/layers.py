@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ablate.recipes import describe_layer
-from ablate.recipes.place import LayerPlace, stages
+from ablate.recipes.place import LayerPlace, phases_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,8 @@ def layer_groups(recipe: Recipe, where: Iterable[LayerPlace], total_tokens: int)
     """Group a model's layers by their recipes over the whole budget, in the order of the model."""
     by_text: dict[str, list[LayerPlace]] = {}
     for place in where:
-        texts = [(stage.start(total_tokens), describe_layer(stage.recipe)) for stage in stages(recipe, place)]
+        phases = phases_of(recipe, place)
+        texts = [(phase.start(total_tokens), describe_layer(phase.recipe)) for phase in phases]
         text = ", ".join(f"from token {start:,}: {what}" if start else what for start, what in texts)
         by_text.setdefault(text, []).append(place)
     return [

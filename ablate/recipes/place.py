@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ablate.recipes.policy import LayerRecipe, LayerRule, Recipe
+from ablate.recipes.policy import LayerRecipe, LayerRule, Phase, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -27,27 +27,6 @@ class LayerPlace:
     block: int | None
     num_blocks: int
     is_head: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A layer's recipe and its start, as a token count or as a fraction of the budget."""
-
-    from_tokens: int = 0
-    from_fraction: float | None = None
-    recipe: LayerRecipe
-
-    def start(self, total_tokens: int | None) -> int:
-        """Return the first token of this stage.
-
-        Raises:
-            ValueError: the start is a fraction of the budget and the budget is unknown.
-        """
-        if self.from_fraction is None:
-            return self.from_tokens
-        if total_tokens is None:
-            raise ValueError("a phase that starts at a fraction of the budget needs total_tokens")
-        return round(self.from_fraction * total_tokens)
 
 
 def block_of(name: str) -> int | None:
@@ -76,24 +55,20 @@ def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
     return place.block < rule.first or place.block >= place.num_blocks - rule.last
 
 
-def stages(recipe: Recipe, place: LayerPlace) -> tuple[Stage, ...]:
-    """Return the stages of this layer in order of their starts; the first stage starts at token 0."""
+def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
+    """Return the phases of this layer in order of their starts; the first phase starts at token 0."""
     for rule in recipe.rules:
         if names_layer(rule, place):
-            return (Stage(recipe=rule.recipe),)
+            return (Phase(from_tokens=0, recipe=rule.recipe),)
     if place.is_head:
-        return (Stage(recipe=_HIGH_PRECISION),)
+        return (Phase(from_tokens=0, recipe=_HIGH_PRECISION),)
     default = LayerRecipe(fprop=recipe.fprop, dgrad=recipe.dgrad, wgrad=recipe.wgrad)
-    later = (
-        Stage(from_tokens=phase.from_tokens or 0, from_fraction=phase.from_fraction, recipe=phase.recipe)
-        for phase in recipe.phases
-    )
-    return (Stage(recipe=default), *later)
+    return (Phase(from_tokens=0, recipe=default), *recipe.phases)
 
 
 def never_runs(recipe: Recipe, layers: Iterable[LayerPlace]) -> bool:
     """Whether a recipe asks for low precision but its rules keep every layer in high precision."""
-    followed = (stage.recipe for place in layers for stage in stages(recipe, place))
+    followed = (phase.recipe for place in layers for phase in phases_of(recipe, place))
     return not recipe.is_high_precision and all(one.is_high_precision for one in followed)
 
 

@@ -312,6 +312,18 @@ class Phase:
         if (self.from_tokens is None) == (self.from_fraction is None):
             raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
 
+    def start(self, total_tokens: int | None) -> int:
+        """Return the first token of this phase.
+
+        Raises:
+            ValueError: the start is a fraction of the budget and the budget is unknown.
+        """
+        if self.from_fraction is None:
+            return self.from_tokens or 0
+        if total_tokens is None:
+            raise ValueError("a phase that starts at a fraction of the budget needs total_tokens")
+        return round(self.from_fraction * total_tokens)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class Recipe(Section, LayerRecipe):

@@ -64,15 +64,15 @@ def chosen_layers(
     layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
 ) -> list[str]:
     """Return the names of the layers to diagnose: the chosen layers that quantise an operand."""
-    from ablate.recipes.place import stages
+    from ablate.recipes.place import phases_of
 
     quantised = [
         place
         for place in places
         if any(
             not policy.is_untouched
-            for stage in stages(recipe, place)
-            for _, _, policy in stage.recipe.operands()
+            for phase in phases_of(recipe, place)
+            for _, _, policy in phase.recipe.operands()
         )
     ]
     if layers == ENDS_AND_MIDDLE:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
-from ablate.recipes.place import names_layer, stages
+from ablate.recipes.place import names_layer, phases_of
 from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import HEAD, block_layers, model_places, part_of
 
@@ -101,8 +101,8 @@ def _needs(model: ModelConfig, recipe: Recipe) -> _Needs:
     needs: _Needs = {}
     for place in model_places(model).values():
         part = part_of(place.name)
-        for stage in stages(recipe, place):
-            for gemm, operand, policy in stage.recipe.operands():
+        for phase in phases_of(recipe, place):
+            for gemm, operand, policy in phase.recipe.operands():
                 other = _SUMS_OVER[other_dimension(gemm, operand)]
                 for which, rows in ((gemm, False), (other, True)):
                     before = needs.get((part, which), Need())
@@ -171,16 +171,16 @@ def rule_misfits(where: AbstractMapping[str, LayerPlace], recipe: Recipe) -> lis
     for index, rule in enumerate(recipe.rules):
         if not any(index in rules for rules in naming.values()):
             hint = f"its layers are {names[0]} … {names[-2]} and {names[-1]}"
-            found.append(_stage(f"no layer of this model is called '{rule.match}'", hint, "layers", index))
+            found.append(_misfit(f"no layer of this model is called '{rule.match}'", hint, "layers", index))
         elif not any(rules[:1] == [index] for rules in naming.values()):
             what = "an entry that decides nothing: an earlier one names every layer that it names"
-            found.append(_stage(what, "put it first", "layers", index))
+            found.append(_misfit(what, "put it first", "layers", index))
     no_layer_left = all(naming[name] for name, place in where.items() if not place.is_head)
     if no_layer_left and not recipe.is_high_precision:
         blocks = next(iter(where.values())).num_blocks
         what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
-        found.append(_stage(what, hint, "layers"))
+        found.append(_misfit(what, hint, "layers"))
     return found
 
 
@@ -189,17 +189,17 @@ def phase_misfits(recipe: Recipe, tokens: int) -> list[Misfit]:
     found = []
     before = 0
     for index, phase in enumerate(recipe.phases):
-        start = phase.from_tokens or round((phase.from_fraction or 0) * tokens)
+        start = phase.start(tokens)
         if start >= tokens:
             what = f"a phase from token {start} on, but the budget is {tokens} tokens"
-            found.append(_stage(what, "it would never begin", "phases", index))
+            found.append(_misfit(what, "it would never begin", "phases", index))
         elif start <= before:
             what = f"a phase from token {start} on, not after the one before it ({before})"
-            found.append(_stage(what, "phases stand in the order of their starts", "phases", index))
+            found.append(_misfit(what, "phases stand in the order of their starts", "phases", index))
         before = max(before, start)
     return found
 
 
-def _stage(what: str, hint: str, key: str, index: int | None = None) -> Misfit:
+def _misfit(what: str, hint: str, key: str, index: int | None = None) -> Misfit:
     entry = f"recipe.{key}" if index is None else f"recipe.{key}.{index}"
     return Misfit(what=what, hint=hint, paths=(entry, "recipe.preset", "recipe"))

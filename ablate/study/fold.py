@@ -1,19 +1,18 @@
 """From drafts to arms: build each, check it, and fold arms with equal configurations.
 
 Two equal named arms are a mistake. Equal cells of a grid are normal (without an FP4 GEMM the Hadamard size
-has no effect): they are listed, and run once. Recipes are compared by the stages of each layer, so rules
+has no effect): they are listed, and run once. Recipes are compared by the phases of each layer, so rules
 and phases without effect do not make a new arm.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ablate.base.section import Section
 from ablate.recipes import SenselessRecipe
-from ablate.recipes.place import Stage, stages
+from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
 from ablate.store.lock import DroppedCell
 from ablate.study.checks import ArmChecks
@@ -25,7 +24,7 @@ from ablate.study.study import FoldedCell, ResolvedArm
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.recipes import Recipe
+    from ablate.recipes import Phase, Recipe
     from ablate.run.config import ModelConfig
     from ablate.study.faults import Faults
     from ablate.study.grid import Cell
@@ -119,32 +118,23 @@ class ArmCollector:
         )
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
-        recipe: Section = arm.recipe
+        recipe = arm.recipe.text
         if arm.model.is_built_in and (arm.recipe.rules or arm.recipe.phases):
             recipe = self._effect(arm.model, arm.recipe)
-        parts = (recipe, arm.model, arm.data, arm.training)
-        return (arm.backend, arm.trainer or "", *(part.text for part in parts))
+        parts = (arm.model, arm.data, arm.training)
+        return (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
 
 
-@dataclass(frozen=True, eq=False)
-class _LayerStages(Section):
-    """The stages of each layer of a model, by layer name, in order of their starts."""
-
-    layers: dict[str, tuple[Stage, ...]]
-
-
-def _effect(model: ModelConfig, recipe: Recipe) -> Recipe | _LayerStages:
-    """Return the recipe without rules and phases if they have no effect in this model, else its stages."""
+def _effect(model: ModelConfig, recipe: Recipe) -> str:
+    """Return the recipe without rules and phases if they have no effect in this model, else its phases."""
     plain = replace(recipe, rules=(), phases=())
-    effects = []
-    for one in (recipe, plain):
-        layers = {name: _merged(stages(one, place)) for name, place in model_places(model).items()}
-        effects.append(_LayerStages(layers))
-    return plain if effects[0] == effects[1] else effects[0]
-
-
-def _merged(followed: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Drop stages that repeat the recipe of the stage before."""
-    return tuple(
-        stage for i, stage in enumerate(followed) if i == 0 or stage.recipe != followed[i - 1].recipe
+    own, without = (
+        str({name: _merged(phases_of(one, place)) for name, place in model_places(model).items()})
+        for one in (recipe, plain)
     )
+    return plain.text if own == without else own
+
+
+def _merged(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Drop phases that repeat the recipe of the phase before."""
+    return tuple(phase for i, phase in enumerate(phases) if i == 0 or phase.recipe != phases[i - 1].recipe)

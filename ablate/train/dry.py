@@ -66,7 +66,7 @@ def _check_operands(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) ->
     assert isinstance(layer, QuantLinear)
     (x,) = inputs
     sizes = {"M": x.numel() // layer.in_features, "N": layer.out_features, "K": layer.in_features}
-    for _, recipe in layer.state.stages(layer.place):
+    for _, recipe in layer.state.phases(layer.place):
         for gemm, operand, policy in recipe.operands():
             shape = [sizes[letter] for letter in STORED[operand]]
             values = torch.empty(shape, dtype=torch.bfloat16, device="meta")

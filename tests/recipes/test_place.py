@@ -1,7 +1,7 @@
 import pytest
 
 from ablate.recipes import PRESETS, LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
-from ablate.recipes.place import block_of, idle_rules, places, stages
+from ablate.recipes.place import block_of, idle_rules, phases_of, places
 
 MXFP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))
 NAMES = [f"model.layers.{i}.{part}" for i in range(12) for part in ("q_proj", "mlp.down")] + ["lm_head"]
@@ -9,7 +9,7 @@ WHERE = places(NAMES, heads=("lm_head",))
 
 
 def formats(recipe, name, tokens=0, total=None):
-    started = [stage.recipe for stage in stages(recipe, WHERE[name]) if stage.start(total) <= tokens]
+    started = [phase.recipe for phase in phases_of(recipe, WHERE[name]) if phase.start(total) <= tokens]
     return started[-1].fprop.left.format
 
 
