@@ -98,8 +98,9 @@ def command(
 
 def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[Cell]:
     from ablate.diagnose.harm import cells_of
+    from ablate.layers.linear import quantised_layers
 
-    names = list(trainee.state.places)
+    names = list(quantised_layers(trainee.network.module))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(f"--layers: '{pattern}' names no layer (layers: {', '.join(names[:4])}, …)")

@@ -133,7 +133,7 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
         entry |= {
             "config": config,
             "resources": asdict(arm.resources),
-            "batches": asdict(arm.batches),
+            "batches": {k: v for k, v in asdict(arm.batches).items() if not k.endswith("_every_steps")},
             "schedule": schedule_text(arm.config.training),
             "parameters": arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.diagnose.sketch import SKETCH
 from ablate.numerics.quantiser import to_blocks
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 
     from ablate.numerics.quantiser import OnGrid
 
+SKETCH = 512
+"""Numbers per sketch of an error; the cosine of two sketches errs by about 1 / √512 = 4 %."""
 OUTLIER = 5.0
 """A channel is an outlier if its root mean square is at least this multiple of the median channel's."""
 _LARGEST_BLOCK = 128

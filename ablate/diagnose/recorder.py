@@ -158,7 +158,8 @@ class Recorder:
         self._state, self._tokens_per_step = trainee.state, trainee.plan.tokens_per_step
         self._seq_len = trainee.settings.seq_len
         layers = quantised_layers(trainee.network.module)
-        names = chosen_layers(settings.layers, self._state.recipe, self._state.places.values())
+        places = [layer.place for layer in layers.values()]
+        names = chosen_layers(settings.layers, self._state.recipe, places)
         self._chosen = {name: layers[name] for name in names}
         self._found: dict[str, Tapped] = {}
 

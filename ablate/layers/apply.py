@@ -10,7 +10,7 @@ from torch import nn
 from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
-from ablate.recipes import Recipe, RecipeSpec, describe_layer, expand_word, resolve
+from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
 from ablate.recipes.place import idle_rules, never_runs, places
 
 if TYPE_CHECKING:
@@ -110,11 +110,3 @@ def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[st
         quantised.train(linear.training)
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, quantised)
-
-
-def followed(state: RecipeState) -> dict[str, str]:
-    """Describe in one line what each layer follows now, so that users can check their patterns."""
-    return {
-        name: describe_layer(next(recipe for start, recipe in state.stages(place) if start <= state.tokens))
-        for name, place in list(state.places.items())
-    }

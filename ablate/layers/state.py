@@ -73,7 +73,6 @@ class RecipeState:
     total_tokens: int | None = None
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
     tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
-    places: dict[str, LayerPlace] = field(default_factory=dict, repr=False)
     _warned: bool = field(default=False, repr=False)
 
     def advance(self, tokens: int = 0) -> None:
@@ -87,7 +86,6 @@ class RecipeState:
         Raises:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
-        self.places[place.name] = place
         starts = [(phase.start(self.total_tokens), phase.recipe) for phase in phases_of(self.recipe, place)]
         return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
 

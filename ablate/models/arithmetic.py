@@ -1,33 +1,15 @@
-"""Quantities derived from a configuration: steps, evaluations, parameters, operations per token, schedule.
-
-``ablate.run.schedule`` rounds the steps, as in the trainer.
-"""
+"""Quantities derived from a configuration: parameters, operations per token, and the schedule in words."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.run.architecture import block_layers
-from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from ablate.models.foreign import Outline
     from ablate.run.config import ModelConfig, TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batches:
-    """The batch arithmetic of a run. ``tokens`` is the budget rounded up to whole steps."""
-
-    tokens_per_step: int
-    micro_batches: int
-    steps: int
-    tokens: int
-    warmup_steps: int
-    evals: int
-    metric_rows: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,21 +21,6 @@ class ModelSize:
 
     parameters: int
     flops_per_token: int
-
-
-def batches(training: TrainingConfig, devices: int = 1) -> Batches:
-    """Return the batch arithmetic of a training section for this many devices per run."""
-    plan = plan_steps(training, devices)
-    evals = math.ceil(plan.steps / plan.eval_every_steps)
-    return Batches(
-        tokens_per_step=plan.tokens_per_step,
-        micro_batches=plan.micro_batches,
-        steps=plan.steps,
-        tokens=plan.steps * plan.tokens_per_step,
-        warmup_steps=math.ceil(training.warmup_tokens / plan.tokens_per_step),
-        evals=evals,
-        metric_rows=math.ceil(plan.steps / plan.log_every_steps) + evals,
-    )
 
 
 def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:

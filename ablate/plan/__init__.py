@@ -8,14 +8,13 @@
 """
 
 from ablate.plan.estimate import PlanCosts, estimate
-from ablate.plan.plan import Plan, PlannedArm, PlannedRun, build_plan
+from ablate.plan.plan import Plan, PlannedArm, build_plan
 from ablate.plan.stored import StudyProgress, known_plan, read_progress, to_lock
 
 __all__ = [
     "Plan",
     "PlanCosts",
     "PlannedArm",
-    "PlannedRun",
     "StudyProgress",
     "build_plan",
     "estimate",

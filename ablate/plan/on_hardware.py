@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.memory import StepMemory, step_memory
 from ablate.modelled.speed import token_time, workload_of
-from ablate.models.arithmetic import batches
+from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
@@ -57,7 +57,7 @@ def _modelled(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> O
     if where is None:
         return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
     training = config.training
-    counts = batches(training, resources.devices_per_run)
+    counts = plan_steps(training, resources.devices_per_run)
     work = replace(workload_of(config), devices=resources.devices_per_run)
     gpu_hours = None
     if (time := token_time(work, config.recipe, hardware)) is not None:

@@ -18,13 +18,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import Problem, UserError, likely
-from ablate.models.arithmetic import Batches, ModelSize, batches, model_size, outlined_size
+from ablate.models.arithmetic import ModelSize, model_size, outlined_size
 from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import ArmConfig, DataConfig, ResourcesConfig, Setting, TrainingConfig
 from ablate.run.ids import RunIds
-from ablate.store.lock import GroupTuning
+from ablate.run.schedule import StepPlan, plan_steps
+from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
@@ -33,24 +34,16 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.store.lock import DroppedCell, StopRule, Target
+    from ablate.store.lock import DroppedCell, GroupTuning, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
     from ablate.study.space import Tune
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRun:
-    """One arm with one seed. ``id`` hashes the data too, and is empty if they are missing."""
-
-    id: str
-    arm: str
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedArm:
     """One arm: its configuration and its runs, with derived figures.
 
+    The id of a run hashes the data too, and is empty if they are missing.
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
     same configuration. ``again``: the arm repeats the baseline with other seeds. ``tuned_from``: the arm that
     this one repeats with its tuned values.
@@ -63,10 +56,10 @@ class PlannedArm:
     factors: dict[str, Any]
     differs: dict[str, tuple[Any, Any]]
     folded: tuple[str, ...]
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[LockedRun, ...]
     config: ArmConfig
     resources: ResourcesConfig
-    batches: Batches
+    batches: StepPlan
     size: ModelSize
     layers: tuple[LinearLayer, ...]
     uncovered: tuple[str, ...]
@@ -117,7 +110,7 @@ class Plan:
         """Return an arm by name; raises ``KeyError``."""
         return {arm.name: arm for arm in self.arms}[name]
 
-    def runs(self) -> Iterator[tuple[PlannedArm, PlannedRun]]:
+    def runs(self) -> Iterator[tuple[PlannedArm, LockedRun]]:
         """Yield every run with its arm."""
         return ((arm, run) for arm in self.arms for run in arm.runs)
 
@@ -148,7 +141,7 @@ def build_plan(
     ids = RunIds()
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
-    described, counted, sized, plain = cache(describe), cache(batches), cache(_built_in), cache(asdict)
+    described, counted, sized, plain = cache(describe), cache(plan_steps), cache(_built_in), cache(asdict)
     foreigners = Foreigners(study)
     folded: defaultdict[str, list[str]] = defaultdict(list)
     for cell in study.folded:
@@ -182,7 +175,7 @@ def build_plan(
                 factors=arm.factors,
                 differs=_differences(baseline, arm, plain),
                 folded=tuple(folded[arm.name]),
-                runs=planned_runs(arm.name, config, study.seeds, ids),
+                runs=planned_runs(config, study.seeds, ids),
                 config=config,
                 resources=arm.resources,
                 batches=counted(arm.training, arm.resources.devices_per_run),
@@ -209,7 +202,7 @@ def build_plan(
         dropped=study.dropped,
         diagnostics=study.diagnostics,
         missing=missing,
-        tuning=None if study.tune is None else _untuned(study.name, study.tune),
+        tuning=study.tune and Tuning(study=f"{study.name} tune", tune=study.tune, groups=study.tune.groups),
     )
 
 
@@ -218,34 +211,24 @@ def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelS
     return size, linear_layers(model, vocab_size)
 
 
-def _untuned(study: str, tune: Tune) -> Tuning:
-    """Return the search of a study before any trial."""
-    groups = tuple(
-        GroupTuning(name=group.name, arms=group.arms, shared=group.shared, trials=(), chosen=None)
-        for group in tune.groups
-    )
-    return Tuning(study=f"{study} tune", tune=tune, groups=groups)
-
-
-def planned_runs(arm: str, config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[PlannedRun, ...]:
+def planned_runs(config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[LockedRun, ...]:
     """Return the runs of an arm; their ids are empty if the data are missing."""
     texts = ids.of_arm(config, seeds) if config.data_digest else [""] * len(seeds)
-    return tuple(PlannedRun(id=text, arm=arm, seed=seed) for text, seed in zip(texts, seeds, strict=True))
+    return tuple(LockedRun(id=text, seed=seed) for text, seed in zip(texts, seeds, strict=True))
 
 
 def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
     """Return an arm that repeats the baseline with as many unused seeds."""
-    name = again_name(baseline.name)
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
     return replace(
         baseline,
-        name=name,
+        name=again_name(baseline.name),
         description=f"{baseline.name} with other seeds, in which nothing should be found (A/A)",
         again=True,
         factors={},
         folded=(),
-        runs=planned_runs(name, baseline.config, seeds, ids),
+        runs=planned_runs(baseline.config, seeds, ids),
     )
 
 

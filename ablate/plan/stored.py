@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
-from ablate.models.arithmetic import batches
 from ablate.plan.tuning import fingerprint, found_before
-from ablate.store.lock import LockedArm, LockedPlan, LockedRun, LockedTuning
+from ablate.run.schedule import plan_steps
+from ablate.store.lock import LockedArm, LockedPlan, LockedTuning
 
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm, Tuning
@@ -49,7 +49,7 @@ def _lock_arm(arm: PlannedArm) -> LockedArm:
         factors=arm.factors,
         differs=arm.differs,
         folded=arm.folded,
-        runs=tuple(LockedRun(id=run.id, seed=run.seed) for run in arm.runs),
+        runs=arm.runs,
     )
 
 
@@ -64,7 +64,7 @@ def _lock_tuning(plan: Plan, tuning: Tuning) -> LockedTuning:
         trials=tune.trials,
         at_once=tune.at_once,
         prune=tune.prune,
-        tokens=batches(replace(plan.training, tokens=tune.tokens)).tokens,
+        tokens=plan_steps(replace(plan.training, tokens=tune.tokens)).tokens,
         seeds=tune.seeds,
         groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tuning.groups),
         tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}

@@ -15,9 +15,9 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.models.arithmetic import batches
 from ablate.plan.plan import planned_runs
 from ablate.run.ids import RunIds
+from ablate.run.schedule import plan_steps
 from ablate.study.space import Range, tuned_name
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _at_values(
         name=name,
         description=description,
         config=config,
-        batches=batches(section, arm.resources.devices_per_run),
-        runs=planned_runs(name, config, seeds, RunIds()),
+        batches=plan_steps(section, arm.resources.devices_per_run),
+        runs=planned_runs(config, seeds, RunIds()),
     )
 
 

@@ -4,8 +4,6 @@ from ablate.recipes.build import SenselessRecipe
 from ablate.recipes.describe import describe, describe_gemm, describe_layer
 from ablate.recipes.policy import (
     GEMMS,
-    HIGH_PRECISION,
-    MX_BLOCK,
     OPERANDS,
     Format,
     Gemm,
@@ -31,8 +29,6 @@ from ablate.recipes.short import (
 
 __all__ = [
     "GEMMS",
-    "HIGH_PRECISION",
-    "MX_BLOCK",
     "OPERANDS",
     "PRESETS",
     "SHORT_RECIPES",

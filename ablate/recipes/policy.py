@@ -67,9 +67,6 @@ Signs = Literal["none", "fixed", "layer", "step", "call"]
 Source = Literal["high_precision", "forward"]
 Undo = Literal["accumulator", "operand"]
 
-MX_BLOCK = 32
-"""Elements that share one E8M0 scale (OCP MX v1.0)."""
-
 _E8M0 = ("floor", "even", "rceil", "ceil", "quest")
 _FP32 = ("tensor", "delayed", "row", "1x128", "128x128")
 SCALES: dict[str, tuple[str, ...]] = {

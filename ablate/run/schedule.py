@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from ablate.run.config import TrainingConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """The arithmetic of one run. ``micro_batches``: forward passes per step, over all devices."""
+    """The arithmetic of one run. ``tokens`` is the budget rounded up to whole steps.
+
+    ``micro_batches``: forward passes per step, over all devices. ``metric_rows``: of training and evaluation.
+    """
 
     tokens_per_step: int
+    micro_batches: int
     steps: int
+    tokens: int
+    warmup_steps: int
+    evals: int
+    metric_rows: int
     eval_every_steps: int
     log_every_steps: int
-    micro_batches: int
 
 
 def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
@@ -31,12 +38,17 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
     steps = math.ceil(training.tokens / tokens_per_step)
     eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
     micro = training.micro_batch_size or training.batch_size // devices
+    log_every, evals = max(1, eval_every // 10), math.ceil(steps / eval_every)
     return StepPlan(
         tokens_per_step=tokens_per_step,
-        steps=steps,
-        eval_every_steps=eval_every,
-        log_every_steps=max(1, eval_every // 10),
         micro_batches=training.batch_size // micro,
+        steps=steps,
+        tokens=steps * tokens_per_step,
+        warmup_steps=math.ceil(training.warmup_tokens / tokens_per_step),
+        evals=evals,
+        metric_rows=math.ceil(steps / log_every) + evals,
+        eval_every_steps=eval_every,
+        log_every_steps=log_every,
     )
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from optuna.distributions import BaseDistribution
 
+    from ablate.store.lock import GroupTuning
+
 _DIGITS = 3
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
@@ -89,15 +91,6 @@ Space = dict[str, Range | Choices]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneGroup:
-    """Arms that share one search. ``shared``: the study's own values of the tuned fields."""
-
-    name: str
-    arms: tuple[str, ...]
-    shared: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Tune:
     """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
 
@@ -111,7 +104,7 @@ class Tune:
     at_once: int
     prune: bool
     seeds: tuple[int, ...]
-    groups: tuple[TuneGroup, ...]
+    groups: tuple[GroupTuning, ...]
 
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.run.config import TrainingConfig
+from ablate.store.lock import GroupTuning
 from ablate.study.checks import ArmChecks
 from ablate.study.faults import did_you_mean, got_text
 from ablate.study.fit import Fit
 from ablate.study.grid import check_value
 from ablate.study.sections import TUNABLE, RangeSection, TuneSection
-from ablate.study.space import Choices, Range, Tune, TuneGroup, combinations, tuned_name
+from ablate.study.space import Choices, Range, Tune, combinations, tuned_name
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain
 
 if TYPE_CHECKING:
@@ -76,7 +77,13 @@ def check_tune(
         prune=section.prune,
         seeds=tuple(itertools.islice(free, section.seeds)),
         groups=tuple(
-            TuneGroup(name=name, arms=arms, shared=_own_values(fields, collector.arms[arms[0]]))
+            GroupTuning(
+                name=name,
+                arms=arms,
+                shared=_own_values(fields, collector.arms[arms[0]]),
+                trials=(),
+                chosen=None,
+            )
             for name, arms in groups.items()
         ),
     )

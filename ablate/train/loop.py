@@ -152,7 +152,7 @@ def train(
         if group.any(should_stop()):
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
-    return TrainResult(state="finished", tokens=plan.steps * plan.tokens_per_step, step=plan.steps)
+    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)
 
 
 class Observer(Protocol):
@@ -189,7 +189,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     plan = plan_steps(settings, group.size)
     state = RecipeState(
         recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
-        total_tokens=plan.steps * plan.tokens_per_step,
+        total_tokens=plan.tokens,
     )  # fmt: skip
     initial_seed = stream_seed(config.seed, "initial weights")
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):

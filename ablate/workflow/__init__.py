@@ -102,13 +102,13 @@ def end_of(
     is_tuned: bool = True,
 ) -> StudyEnd:
     """Put together how an execution ended. ``asked``: ids of the runs that were asked for."""
-    planned = {run.id: run for _, run in plan.runs()}
+    planned = {run.id: (arm.name, run.seed) for arm, run in plan.runs()}
     failed = []
-    for one in (planned[run_id] for run_id, state in outcome.states.items() if state == "failed"):
-        run = store.run(one.id)
+    for run_id in (run_id for run_id, state in outcome.states.items() if state == "failed"):
+        (arm, seed), run = planned[run_id], store.run(run_id)
         status = run.status()
         log = run.attempt_log(status.attempt)
-        failed.append(FailedRun(arm=one.arm, seed=one.seed, message=status.message, log=log))
+        failed.append(FailedRun(arm=arm, seed=seed, message=status.message, log=log))
     states = [store.run(run_id).state() for run_id in asked]
     return StudyEnd(
         failed=tuple(failed),

@@ -9,14 +9,16 @@ there.
 
 from __future__ import annotations
 
+import base64
 import math
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ablate.base.files import parse_json
-from ablate.diagnose.sketch import sketch_cosine
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.reports.statistics.intervals import Interval, mean_interval
 
@@ -197,6 +199,20 @@ def _likeness(runs: Sequence[Sequence[Row]], lag: int) -> Likeness | None:
     if all(mean is None for mean in means):
         return None
     return Likeness(lag=lag, tokens=round(statistics.median(apart)), cosine=_interval(means))
+
+
+def sketch_cosine(first: str, second: str) -> float | None:
+    """Return the cosine of two sketched tensors: the share of the error that both steps have in common.
+
+    For an error C + R with C the same at both steps and R drawn anew with equal energy, the cosine is
+    ‖C‖² / ‖C + R‖². None for a damaged sketch.
+    """
+    try:
+        a, b = (np.frombuffer(base64.b64decode(one), dtype=np.int8).astype(float) for one in (first, second))
+    except ValueError:
+        return None
+    norm = math.sqrt(float(a @ a) * float(b @ b)) if a.shape == b.shape else 0.0
+    return float(a @ b) / norm if norm else None
 
 
 def _operands(rows: Iterable[Row], name: str) -> list[Any]:

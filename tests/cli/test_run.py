@@ -43,7 +43,7 @@ def conclude(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     plan = build_plan(load_study(tmp_path / "small.yaml"))
     store = StudyStore(tmp_path / "runs" / "small")
-    ids = {run.arm: run.id for _, run in plan.runs()}
+    ids = {arm.name: run.id for arm, run in plan.runs()}
     for run_id in ids.values():
         store.run(run_id).create({})
         store.run(run_id).write_status(Status(state="finished", attempt=1))

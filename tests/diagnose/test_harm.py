@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ablate.diagnose.harm import cells_of, predict_harm
+from ablate.layers.linear import quantised_layers
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
@@ -86,7 +87,7 @@ def test_a_layer_is_quantised_alone_whichever_came_before():
 
 def test_layers_that_stay_in_high_precision_have_no_cells():
     trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
-    cells = cells_of(trainee, list(trainee.state.places), draws=2)
+    cells = cells_of(trainee, list(quantised_layers(trainee.network.module)), draws=2)
     assert {cell.layer.name.split(".")[1] for cell in cells} == {"1"}
     assert {cell.gemm for cell in cells} == {"wgrad"}
 

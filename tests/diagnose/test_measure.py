@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.diagnose.measure import data_noise, operand_figures, product_figures, shape_of, sketch_of
-from ablate.diagnose.sketch import sketch_cosine
 from ablate.numerics import Key, OperandPolicy, round_operand
 from ablate.numerics.quantiser import on_grid
+from ablate.reports.findings.diagnoses import sketch_cosine
 
 KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
 

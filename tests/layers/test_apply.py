@@ -10,11 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.select import load_backend
-from ablate.layers.apply import followed
-from ablate.layers.linear import QuantLinear
+from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import EVAL_CALL
 from ablate.numerics import apply_recipe
-from ablate.recipes import PRESETS, LayerRule, Recipe
+from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
 
 SR_RHT = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
 
@@ -89,8 +88,9 @@ def test_linear_layers_are_replaced_and_parameters_stay():
 
 def test_layers_follow_their_rules_and_the_head_stays():
     recipe = {**SR_RHT, "layers": [{"first": 1, "recipe": "bf16"}, {"match": "*.down", "recipe": "fp8"}]}
-    _, state = make(recipe)
-    lines = followed(state)
+    model, state = make(recipe)
+    layers = quantised_layers(model)
+    lines = {name: describe_layer(layer.recipe_at(state.tokens)) for name, layer in layers.items()}
     assert lines["layers.0.up"] == lines["layers.0.down"] == lines["lm_head"] == "bf16"
     assert lines["layers.1.down"] == "fp8"
     assert lines["layers.2.up"] == "mxfp4 SR RHT(call)16"

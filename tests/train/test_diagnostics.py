@@ -9,10 +9,10 @@ import torch
 
 from ablate.data.batches import batch, sequence_starts
 from ablate.diagnose.recorder import MAX_ROWS, Recorder, sampled_rows
-from ablate.diagnose.sketch import sketch_cosine
 from ablate.layers.linear import QuantLinear
 from ablate.recipes import GEMMS, PRESETS, RecipeSpec, resolve
 from ablate.recipes.place import places
+from ablate.reports.findings.diagnoses import sketch_cosine
 from ablate.run.diagnostics import Diagnostics, chosen_layers
 from ablate.train import train
 from ablate.train.loop import assemble, gradients
