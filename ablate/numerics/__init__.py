@@ -1,27 +1,22 @@
 """FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer.
 
-The public names, each loaded on first use. The product's own modules import from the defining modules.
+The public names. The product's own modules import from the defining modules.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ablate.numerics.philox import Key
+from ablate.numerics.quantiser import Codes, Quantized, fake_quantize, quantize, round_operand
+from ablate.numerics.rotate import hadamard_last, hadamard_matrix
+from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
+
 if TYPE_CHECKING:
     from ablate.layers.apply import apply_recipe
     from ablate.layers.state import RecipeState
-    from ablate.numerics.philox import Key
-    from ablate.numerics.quantiser import Codes, Quantized, fake_quantize, quantize, round_operand
-    from ablate.numerics.rotate import hadamard_last, hadamard_matrix
-    from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
-_PLACES = {
-    "ablate.layers.apply": ("apply_recipe",),
-    "ablate.layers.state": ("RecipeState",),
-    "ablate.numerics.philox": ("Key",),
-    "ablate.numerics.quantiser": ("Codes", "Quantized", "fake_quantize", "quantize", "round_operand"),
-    "ablate.numerics.rotate": ("hadamard_last", "hadamard_matrix"),
-    "ablate.recipes": ("GemmPolicy", "LayerRecipe", "OperandPolicy", "Recipe"),
-}
+# These import this package, so they are loaded on first use.
+_PLACES = {"apply_recipe": "ablate.layers.apply", "RecipeState": "ablate.layers.state"}
 
 __all__ = [
     "Codes", "GemmPolicy", "Key", "LayerRecipe", "OperandPolicy", "Quantized", "Recipe", "RecipeState",
@@ -30,8 +25,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for place, names in _PLACES.items():
-        if name in names:
-            found = globals()[name] = getattr(import_module(place), name)
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return found

@@ -122,9 +122,7 @@ class LayerRecipeSpec:
     """Which GEMMs run in FP4, how they are stabilised, and what the rest runs in."""
 
     preset: PresetName | None = key(None, "start from this recipe (`ablate recipes` lists them)")
-    gemms: Annotated[list[Gemm], Field(description="GEMMs whose two operands are in FP4")] = Field(
-        default_factory=list
-    )
+    gemms: list[Gemm] = key(list, "GEMMs whose two operands are in FP4")
     format: GemmFormat = key("mxfp4", "the format of these GEMMs")
     rest: GemmFormat = key("bf16", "format of the other GEMMs")
     stabiliser: Stabiliser = key(

@@ -64,10 +64,7 @@ class ModelConfig(Section):
     function: str | None = key(
         None, "your own model instead: package.module:function or path/to/file.py:function"
     )
-    options: Annotated[
-        dict[str, Any],
-        Field(description="keyword arguments of the function; fields to change of hf's config"),
-    ] = Field(default_factory=dict)
+    options: dict[str, Any] = key(dict, "keyword arguments of the function; fields to change of hf's config")
 
     @property
     def is_built_in(self) -> bool:
@@ -85,13 +82,10 @@ class DataConfig(Section):
         "files or folders; jsonl: C4-style .json/.jsonl(.gz) shards; tokens: uint16/uint32 files; "
         "hub: a Hugging Face data set, streamed",
     )
-    paths: Annotated[
-        list[str],
-        Field(description="files, folders or globs, relative to the study file; hub: the data set's name"),
-    ] = Field(default_factory=list)
-    validation_paths: Annotated[
-        list[str], Field(description="validation text of its own; default: documents held out by hash")
-    ] = Field(default_factory=list)
+    paths: list[str] = key(
+        list, "files, folders or globs, relative to the study file; hub: the data set's name"
+    )
+    validation_paths: list[str] = key(list, "validation text of its own; default: documents held out by hash")
     text_field: str = key("text", "jsonl and hub: the field that holds the text")
     tokenizer: Literal["bytes", "bpe", "hf"] = key(
         "bytes", "bytes; bpe: trained on this corpus; hf: a Hugging Face tokenizer"
@@ -150,12 +144,9 @@ class ResourcesConfig(Section):
     devices_per_run: PositiveInt = key(1, "devices that train each run together (FSDP2), one process each")
     cpus: PositiveInt = key(1, "CPU cores (and threads) per device of a run")
     gpus: NonNegativeInt = key(0, "whole GPUs per device of a run")
-    custom: Annotated[
-        dict[str, PositiveFloat],
-        Field(
-            description="resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
-        ),
-    ] = Field(default_factory=dict)
+    custom: dict[str, PositiveFloat] = key(
+        dict, "resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
+    )
     activation_checkpointing: StrictBool = key(
         False, "compute the blocks' activations twice to keep less; same result"
     )
@@ -201,7 +192,7 @@ class ArmConfig(Section):
 
     model: ModelConfig
     data: DataConfig
-    data_digest: Annotated[str, Field(description="hash of the corpus and of how it is split and tokenised")]
+    data_digest: str = key(..., "hash of the corpus and of how it is split and tokenised")
     vocab_size: PositiveInt
     training: TrainingConfig
     recipe: Recipe

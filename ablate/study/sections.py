@@ -111,12 +111,8 @@ class GridSection:
         ..., "path of a field → its values, as a list or as {label: value}", min_length=1
     )
     from_: str | None = key(None, "the named arm that every cell inherits from", alias="from")
-    zip: Annotated[
-        list[list[str]], Field(description="groups of factors that step together, not crossed")
-    ] = Field(default_factory=list)
-    exclude: Annotated[
-        list[dict[str, Any]], Field(description="cells to leave out: those that match every pair of a rule")
-    ] = Field(default_factory=list)
+    zip: list[list[str]] = key(list, "groups of factors that step together, not crossed")
+    exclude: list[dict[str, Any]] = key(list, "cells to leave out: those that match every pair of a rule")
     senseless: Literal["error", "drop"] = key(
         "error", "a cell whose recipe contradicts itself: an error, or dropped and listed"
     )
@@ -229,17 +225,13 @@ class StudyFile:
         "run the baseline once more with as many other seeds, as an arm of its own in which "
         "nothing should be found (A/A)",
     )
-    waive: Annotated[
-        list[Setting], Field(description="compare runs although they differ in this; the report says so")
-    ] = Field(default_factory=list)
+    waive: list[Setting] = key(list, "compare runs although they differ in this; the report says so")
     tune: TuneSection | None = key(None, "search each arm's own learning rate or the like, first")
     stop: StopSection | None = key(None, "end runs that cannot matter any more; intervals stay right")
     diagnostics: Diagnostics | None = key(
         None, "measure along each run how far its quantised GEMMs are from exact; default: not"
     )
     base: BaseSection = Field(default_factory=BaseSection)
-    arms: Annotated[dict[str, ArmSection | None], Field(description="named arms")] = Field(
-        default_factory=dict
-    )
+    arms: dict[str, ArmSection | None] = key(dict, "named arms")
     grid: GridSection | None = None
     search: SearchSection | None = key(None, "search these recipes (`ablate search`) instead of running all")
