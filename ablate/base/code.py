@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +40,13 @@ def code_digest(reference: str) -> str:
         source = path.read_bytes()
         tree = ast.parse(source)
     except OSError as error:
-        raise _unusable(f"{reference}: cannot read: {error.strerror or error}", "check the file") from None
+        what = f"{reference}: cannot read: {error.strerror or error}"
+        raise UserError(what, hint="check the file") from None
     except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise UserError(
-            Problem(file=str(path), line=line, what=f"is not Python: {getattr(error, 'msg', error)}")
-        ) from None
+        what, line = f"is not Python: {getattr(error, 'msg', error)}", getattr(error, "lineno", None)
+        raise UserError(what, file=path, line=line) from None
     if not any(_defines(node, name) for node in tree.body):
-        raise _unusable(f"{reference}: {path.name} defines no '{name}'", f"expected {_FORMS}")
+        raise UserError(f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}")
     return hashlib.sha256(source).hexdigest()
 
 
@@ -71,12 +70,11 @@ def load_function(reference: str) -> Callable[..., Any]:
             module = importlib.import_module(reference.partition(":")[0])
     except Exception as error:  # the user's own code may raise anything
         first = (str(error).strip().splitlines() or [""])[0]
-        raise _unusable(
-            f"{reference} cannot be imported: {type(error).__name__}: {first}", "run it with python first"
-        ) from error
+        what = f"{reference} cannot be imported: {type(error).__name__}: {first}"
+        raise UserError(what, hint="run it with python first") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise _unusable(f"{reference}: no function '{name}' there", f"expected {_FORMS}")
+        raise UserError(f"{reference}: no function '{name}' there", hint=f"expected {_FORMS}")
     found: Callable[..., Any] = function
     return found
 
@@ -84,11 +82,11 @@ def load_function(reference: str) -> Callable[..., Any]:
 def _locate(reference: str) -> tuple[Path, str]:
     place, colon, name = reference.partition(":")
     if not (colon and place and name.isidentifier()):
-        raise _unusable(f"'{reference}' names no function", f"expected {_FORMS}")
+        raise UserError(f"'{reference}' names no function", hint=f"expected {_FORMS}")
     if is_file(reference):
         path = Path(place)
         if not path.is_file():
-            raise _unusable(f"{reference}: no such file", "relative paths start at the study file")
+            raise UserError(f"{reference}: no such file", hint="relative paths start at the study file")
         return path, name
     try:
         spec = importlib.util.find_spec(place)
@@ -96,7 +94,7 @@ def _locate(reference: str) -> tuple[Path, str]:
         spec = None
     if spec is None or spec.origin is None:
         hint = "install it beside ablate, or name its file: path/to/file.py:function"
-        raise _unusable(f"{reference}: no module '{place}' in this Python", hint)
+        raise UserError(f"{reference}: no module '{place}' in this Python", hint=hint)
     return Path(spec.origin), name
 
 
@@ -108,7 +106,3 @@ def _defines(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.Assign):
         return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     return False
-
-
-def _unusable(what: str, hint: str) -> UserError:
-    return UserError(Problem(what=what, hint=hint))

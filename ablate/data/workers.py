@@ -156,16 +156,13 @@ def _hear(worker: _Worker) -> Any:
     try:
         return worker.connection.recv()
     except (EOFError, ConnectionResetError):
-        raise _ended(worker.process.wait()) from None
-
-
-def _ended(code: int) -> Exception:
+        code = worker.process.wait()
     if code < 0:
-        return UserError(
+        raise UserError(
             f"a process that prepares tokens was killed by signal {-code} (is memory short? "
             "finished parts are kept; fewer cores, as by taskset, need less)"
         )
-    return RuntimeError(f"a worker ended with exit status {code}")
+    raise RuntimeError(f"a worker ended with exit status {code}")
 
 
 def _serve(connection: Connection[Any, Any]) -> None:

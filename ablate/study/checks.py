@@ -37,7 +37,7 @@ class ArmChecks:
         self._add_at(self._draft.blame(*paths), what, hint)
 
     def _add_at(self, node: Node, what: str, hint: str | None = None) -> None:
-        arm = None if self._draft.owns(node) else self._draft.name
+        arm = None if node.path[:2] == ("arms", self._draft.name) else self._draft.name
         self._faults.add(node, what, hint, arm=arm)
 
     def lines(self) -> dict[str, tuple[int, int]]:

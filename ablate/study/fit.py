@@ -61,15 +61,14 @@ class Misfit:
 
 
 class Fit:
-    """Finds misfits; what a recipe asks of a built-in model is computed once for all arms that share both."""
+    """Finds misfits; what a recipe asks of a built-in model is computed once for all arms that share both.
+
+    ``rules(model, recipe)`` returns the rules that decide nothing in a built-in model.
+    """
 
     def __init__(self) -> None:
         self._needs = cache(_needs)
-        self._rules = cache(_rules)
-
-    def rules(self, model: ModelConfig, recipe: Recipe) -> list[Misfit]:
-        """Return the rules that decide nothing in a built-in model."""
-        return self._rules(model, recipe)
+        self.rules = cache(_rules)
 
     def shapes(
         self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe, devices: int = 1

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.run.config import TrainingConfig
 from ablate.store.lock import Target
 from ablate.study.drafts import Drafts
@@ -52,11 +52,11 @@ def find_file(path_or_name: str | Path) -> Path:
     if is_name and path.name in shipped:
         return shipped[path.name]
     if is_folder:
-        raise UserError(Problem(file=str(path), what="a folder, not a study file"))
+        raise UserError("a folder, not a study file", file=path)
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
     close = did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
-    raise UserError(Problem(file=str(path), what=what, hint=close))
+    raise UserError(what, file=path, hint=close)
 
 
 def load_study(path_or_name: str | Path) -> Study:

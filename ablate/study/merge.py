@@ -49,10 +49,6 @@ class Draft:
         nodes = [node for section, *rest in split if (node := get(self.sections.get(str(section)), *rest))]
         return min(nodes, key=self._distance, default=self.node)
 
-    def owns(self, node: Node) -> bool:
-        """Whether a node's path already names this arm."""
-        return node.path[:2] == ("arms", self.name)
-
     def _distance(self, node: Node) -> int:
         for distance, prefix in enumerate(self.lineage):
             if node.path[: len(prefix)] == prefix:

@@ -43,9 +43,9 @@ def read_tree(path: FilePath, shown: str) -> tuple[Mapping, list[Problem]]:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(Problem(file=shown, what=f"cannot be read: {reason}")) from None
+        raise UserError(f"cannot be read: {reason}", file=shown) from None
     if len(content) > MAX_BYTES:
-        raise UserError(Problem(file=shown, what=f"larger than {MAX_BYTES >> 20} MiB: not a study file"))
+        raise UserError(f"larger than {MAX_BYTES >> 20} MiB: not a study file", file=shown)
     return parse(content, shown)
 
 
