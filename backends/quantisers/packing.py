@@ -31,10 +31,7 @@ class PackedBackend(Backend):
         if _by_triton(x, draw.policy):
             from ablate.backends.triton.launch import quantise_packed
 
-            done = quantise_packed(x, draw, None) if axis % 2 else quantise_packed(x, None, draw)
-            packed = done[1 - axis % 2]
-            assert packed is not None
-            return packed
+            return quantise_packed(x, {axis % 2: draw})[axis % 2]
         return packed_by_torch(x, draw, axis=axis % 2)
 
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
@@ -42,10 +39,8 @@ class PackedBackend(Backend):
         if _by_triton(x, rows.policy) and _by_triton(x, columns.policy):
             from ablate.backends.triton.launch import quantise_packed
 
-            left, right = quantise_packed(x, rows, columns)
-            assert left is not None
-            assert right is not None
-            return left, right
+            done = quantise_packed(x, {1: rows, 0: columns})
+            return done[1], done[0]
         return super().quantize_both(x, rows, columns)
 
 

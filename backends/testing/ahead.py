@@ -97,7 +97,7 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
 
 def compile_quantiser(target: str, rows: OperandPolicy | None, columns: OperandPolicy | None) -> Compiled:
     """Compile the quantise kernel that writes codes along rows, columns or both."""
-    tile_rows, tile_columns = policies.tile([rows, columns])
+    tile_rows, tile_columns = policies.tile(rows, columns)
     constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
     types: _Types = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")

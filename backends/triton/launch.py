@@ -21,6 +21,8 @@ from ablate.numerics.rotate import signs_of
 from ablate.numerics.scales import fp32
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from ablate.backends.protocol import Draw
@@ -29,34 +31,29 @@ if TYPE_CHECKING:
 _OFF: dict[str, Any] = {"out": None, "scales": None, "tensor": None, "signs": None, "key0": 0, "key1": 0}
 
 
-def quantise_packed(
-    x: Tensor, rows: Draw | None, columns: Draw | None
-) -> tuple[Packed | None, Packed | None]:
-    """Quantise a matrix along its rows, its columns or both in one read; codes and scales, contraction last.
+def quantise_packed(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Packed]:
+    """Quantise a matrix along one or both axes in one read; return codes and scales, contraction last.
 
     Args:
         x: [R, C] in bf16, fp16 or fp32, of any strides.
-        rows: contract over C (axis 1), or None.
-        columns: contract over R (axis 0): the transposed copy, or None.
+        draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy.
 
     Raises:
         ValueError: a dtype, shape or missing key that a policy cannot take.
     """
-    done: list[Packed | None] = [None, None]
-    sides = [_OFF, _OFF]
-    for index, draw in enumerate((rows, columns)):
-        if draw is None:
-            continue
-        policy, axis = draw.policy, 1 - index
+    done: dict[int, Packed] = {}
+    sides: dict[int, dict[str, Any]] = {}
+    for axis, draw in draws.items():
+        policy = draw.policy
         check_operand(x, policy, axis, draw.key)
         n, k = x.shape if axis else x.shape[::-1]
         block = BLOCK.get(policy.format, 32 if policy.scale in SCALE_ADD else None)
         codes = x.new_empty(n, k // 2 if BITS.get(policy.format) == 4 else k, dtype=torch.uint8)
         scales = None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
-        sides[index], descale = _side(x, draw, axis, codes, scales)
-        done[index] = Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis)
-    _launch(x, (rows, columns), sides, CODES)
-    return done[0], done[1]
+        sides[axis], descale = _side(x, draw, axis, codes, scales)
+        done[axis] = Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis)
+    _launch(x, draws, sides, CODES)
+    return done
 
 
 def quantise_values(x: Tensor, draw: Draw, axis: int) -> tuple[Tensor, float | Tensor]:
@@ -64,10 +61,7 @@ def quantise_values(x: Tensor, draw: Draw, axis: int) -> tuple[Tensor, float | T
     check_operand(x, draw.policy, axis, draw.key)
     out = x.new_empty(x.shape, dtype=torch.bfloat16)
     side, descale = _side(x, draw, axis, out, None)
-    if axis:
-        _launch(x, (draw, None), [side, _OFF], VALUES)
-    else:
-        _launch(x, (None, draw), [_OFF, side], VALUES)
+    _launch(x, {axis: draw}, {axis: side}, VALUES)
     return out, descale
 
 
@@ -92,25 +86,23 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _launch(
-    x: Tensor, pair: tuple[Draw | None, Draw | None], sides: list[dict[str, Any]], output: int
-) -> None:
+def _launch(x: Tensor, draws: Mapping[int, Draw], sides: Mapping[int, dict[str, Any]], output: int) -> None:
     if not x.numel():
         return
-    keys = [side.key for side in pair if side is not None and side.key is not None]
-    step, call = (keys[0].step, keys[0].call) if keys else (0, 0)
-    assert all((key.step, key.call) == (step, call) for key in keys)
-    tile_rows, tile_columns = tile([side.policy if side else None for side in pair])
+    positions = {(draw.key.step, draw.key.call) for draw in draws.values() if draw.key is not None}
+    [(step, call)] = positions or {(0, 0)}
+    policies = [draws[axis].policy if axis in draws else None for axis in (1, 0)]
+    tile_rows, tile_columns = tile(*policies)
     grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
     with on_device(x):
         quantise.quantise_kernel[grid](
             x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), _signed(step), _signed(call),
-            **{f"r_{name}": value for name, value in sides[0].items()},
-            **{f"c_{name}": value for name, value in sides[1].items()},
+            **{f"r_{name}": value for name, value in sides.get(1, _OFF).items()},
+            **{f"c_{name}": value for name, value in sides.get(0, _OFF).items()},
             **{
                 f"{prefix}_{name}": value
-                for prefix, side in zip("RC", pair, strict=True)
-                for name, value in constants(side.policy if side else None, output).items()
+                for prefix, policy in zip("RC", policies, strict=True)
+                for name, value in constants(policy, output).items()
             },
             TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns,
             num_warps=4, enable_fp_fusion=False,
@@ -146,7 +138,7 @@ def _amax(x: Tensor, side: Draw, axis: int) -> Tensor:
     bits = x.new_zeros(1, dtype=torch.int32)
     if not x.numel():
         return bits.view(torch.float32)
-    tile_rows, tile_columns = tile([policy if axis else None, None if axis else policy])
+    tile_rows, tile_columns = tile(policy if axis else None, None if axis else policy)
     grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
     with on_device(x):
         quantise.amax_kernel[grid](

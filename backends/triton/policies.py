@@ -102,9 +102,8 @@ def constants(policy: OperandPolicy | None, output: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tile(policies: list[OperandPolicy | None]) -> tuple[int, int]:
+def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int, int]:
     """Return (rows, columns) of one program's tile: whole groups along both axes."""
-    rows, columns = policies
     if interpreting():  # a program costs milliseconds there, whatever its size
         return 128, 128
     # 64 columns are one round of the random stream's layout; a side that is off has no constraints.
