@@ -7,7 +7,7 @@ token counts are counts of predicted tokens.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
@@ -212,12 +212,7 @@ class RunConfig(ArmConfig):
     seed: NonNegativeInt
 
 
-def config_to_json(config: RunConfig) -> dict[str, Any]:
-    """Return a run's configuration as plain data for ``config.json``."""
-    return asdict(config)
-
-
 def config_from_json(content: dict[str, Any]) -> RunConfig:
-    """Read the output of ``config_to_json``; raises pydantic's ``ValidationError``."""
+    """Read what ``asdict`` made of a run's configuration; raises pydantic's ``ValidationError``."""
     config: RunConfig = TypeAdapter(RunConfig).validate_python(content)
     return config

@@ -16,7 +16,7 @@ import pytest
 from ablate.execute import driver
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
-from ablate.run.config import ResourcesConfig, config_to_json
+from ablate.run.config import ResourcesConfig
 from ablate.store import Status
 from ablate.store.leases import Leases
 from tests.waiting import is_alive, wait_until
@@ -72,7 +72,7 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
 def test_a_run_of_a_machine_that_is_gone_is_taken_over(study):
     store, requests = study
     run = store.run(requests[0].run_id)
-    run.create(config_to_json(requests[0].config))
+    run.create(dataclasses.asdict(requests[0].config))
     run.write_status(Status(state="running", attempt=1))
     Leases(run.attempts).claim()
     record = run.attempts / "1.json"

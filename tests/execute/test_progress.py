@@ -1,10 +1,11 @@
+from dataclasses import asdict
+
 import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.cli.display import format_count, format_seconds, summary
 from ablate.execute.progress import ProgressReader
-from ablate.run.config import config_to_json
 from ablate.store import Status, StudyStore
 from ablate.store.lock import LockedArm, LockedPlan, Target
 from ablate.store.running import is_running, running
@@ -17,7 +18,7 @@ def row(tokens, **values):
 def test_progress_reads_on_from_where_it_was(study):
     store, requests = study
     run = store.run(requests[0].run_id)
-    run.create(config_to_json(requests[0].config))
+    run.create(asdict(requests[0].config))
     run.write_status(Status(state="running", attempt=1))
     reader = ProgressReader(store)
     assert reader.read()[0].tokens == 0
@@ -35,7 +36,7 @@ def test_progress_reads_on_from_where_it_was(study):
 
 def test_a_leftover_running_is_read_as_interrupted(study):
     store, requests = study
-    store.run(requests[0].run_id).create(config_to_json(requests[0].config))
+    store.run(requests[0].run_id).create(asdict(requests[0].config))
     store.run(requests[0].run_id).write_status(Status(state="running", attempt=1))
     runs = ProgressReader(store, executor_alive=False).read()
     assert runs[0].state == "interrupted"
@@ -75,7 +76,7 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path):
 def test_damaged_files_are_shown_as_what_they_are(study):
     store, requests = study
     run = store.run(requests[0].run_id)
-    run.create(config_to_json(requests[0].config))
+    run.create(asdict(requests[0].config))
     append_line(run.metrics_path, row(10))
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n')

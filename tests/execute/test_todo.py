@@ -11,7 +11,7 @@ from ablate.base.files import append_line, write_json_atomic
 from ablate.execute import todo
 from ablate.execute.environment import code_digest
 from ablate.execute.todo import find_elsewhere, missing_runs, take_results
-from ablate.run.config import ResourcesConfig, config_to_json
+from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.checkpoints import hash_of_prefix
 from ablate.store.leases import Leases
@@ -41,7 +41,7 @@ def two(tmp_path):
     """A store whose four runs have ended, and another one, with the requests of the same runs."""
     there, requests = requests_of(tmp_path / "there")
     for request in requests:
-        there.run(request.run_id).create(config_to_json(request.config))
+        there.run(request.run_id).create(dataclasses.asdict(request.config))
         end(there.run(request.run_id))
     here = StudyStore(tmp_path / "here")
     (here.path / "runs").mkdir(parents=True)
@@ -63,10 +63,11 @@ def test_a_result_comes_whole_with_its_ledger(two):
     config = requests[0].config
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, paths=["/elsewhere"]))
     own = dataclasses.replace(requests[0], config=config)
-    here.run(requests[1].run_id).create(config_to_json(requests[1].config))  # asked for before, never begun
+    asked = requests[1]  # asked for before, never begun
+    here.run(asked.run_id).create(dataclasses.asdict(asked.config))
     assert take_results(here, [own, requests[1]]) == {run.run_id: "there" for run in requests[:2]}
     run = here.run(own.run_id)
-    assert run.config() == json.loads(json.dumps(config_to_json(own.config)))
+    assert run.config() == json.loads(json.dumps(dataclasses.asdict(own.config)))
     assert not run.checkpoints.exists()
     assert run.stop_reason() is None
     assert files(run) == {
@@ -116,7 +117,7 @@ def test_a_diverged_run_is_a_result_too_and_a_failed_one_is_none(two):
 def test_a_run_that_was_begun_here_goes_on_here(two):
     _, here, requests = two
     run = here.run(requests[0].run_id)
-    run.create(config_to_json(requests[0].config))
+    run.create(dataclasses.asdict(requests[0].config))
     Leases(run.attempts).claim().end("interrupted")
     assert requests[0].run_id not in take_results(here, requests)
     assert run.state() == "pending"

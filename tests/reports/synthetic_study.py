@@ -15,7 +15,7 @@ from ablate.base.files import append_line, write_json_atomic
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_to_json
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store import RunDir, Status, StudyStore
 from ablate.store.records import Speed, SpeedSettings
 
@@ -149,7 +149,8 @@ def build_study(
         whole = {}
         if model is not None:
             fields = dict(model) | dict((own_model or {}).get(name, {}))
-            whole = config_to_json(dataclasses.replace(whole_config(Recipe()), model=ModelConfig(**fields)))
+            config = dataclasses.replace(whole_config(Recipe()), model=ModelConfig(**fields))
+            whole = dataclasses.asdict(config)
             own = whole["training"] | own
         runs = []
         for seed, points in enumerate(seeds):
@@ -288,7 +289,8 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
     for arm in store.plan().arms:
         for i, entry in enumerate(arm.runs):
             run = store.run(entry.id)
-            write_json_atomic(run.path / "config.json", config_to_json(whole_config(recipes[arm.name], i)))
+            config = dataclasses.asdict(whole_config(recipes[arm.name], i))
+            write_json_atomic(run.path / "config.json", config)
             speed = (100 if arm.name == "fp8" else 125) + i
             rows = run.metrics_path.read_text().replace("31000.0", str(float(speed)))
             run.metrics_path.write_text(rows)

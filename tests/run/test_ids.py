@@ -16,7 +16,6 @@ from ablate.run.config import (
     RunConfig,
     TrainingConfig,
     config_from_json,
-    config_to_json,
 )
 from ablate.run.ids import RESULT_VERSION, RunIds, run_id
 
@@ -158,6 +157,6 @@ def test_ids_of_many_seeds_are_those_of_each():
 
 
 def test_a_configuration_survives_json():
-    content = json.loads(json.dumps(config_to_json(CONFIG)))
+    content = json.loads(json.dumps(asdict(CONFIG)))
     assert config_from_json(content) == CONFIG
     assert run_id(config_from_json(content)) == run_id(CONFIG)
