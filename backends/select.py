@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ablate.backends.device import device_of
+from ablate.base.errors import one_of
 from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
 from ablate.run.backends import BUILT_IN, backend_names, registered
 
@@ -35,17 +36,13 @@ def load_backend(name: str) -> Backend:
     """
     where = BUILT_IN.get(name) or registered().get(name)
     if where is None:
-        raise ValueError(f"no back end '{name}' (expected {_listed(backend_names())})")
+        raise ValueError(f"no back end '{name}' (expected {one_of(backend_names())})")
     module, _, attribute = where.partition(":")
     try:
         made: Backend = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"back end '{name}' ({where}) does not import: {error}") from None
     return made
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,7 @@ class Selection:
 
     def __init__(self, name: str = "auto") -> None:
         if name not in backend_names():
-            raise ValueError(f"no back end '{name}' (expected {_listed(backend_names())})")
+            raise ValueError(f"no back end '{name}' (expected {one_of(backend_names())})")
         self.name = name
         self._chosen: dict[tuple[GemmPolicy, str], Backend] = {}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -56,6 +56,11 @@ def likely(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6)
 
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean '{close[0]}'?" if close else otherwise
+
+
+def one_of(words: Sequence[str]) -> str:
+    """Join words as a choice: ``a, b or c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def safe_text(text: str, keep: str = "") -> str:

@@ -23,7 +23,7 @@ from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import ArmConfig, DataConfig, ResourcesConfig, Setting, TrainingConfig
-from ablate.run.ids import RunIds
+from ablate.run.ids import run_ids
 from ablate.run.schedule import StepPlan, plan_steps
 from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
@@ -138,7 +138,6 @@ def build_plan(
 
         identify = identify_data
     identities, missing = _identify_all(study, identify, without_data=without_data)
-    ids = RunIds()
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
     described, counted, sized, plain = cache(describe), cache(plan_steps), cache(_built_in), cache(asdict)
@@ -175,7 +174,7 @@ def build_plan(
                 factors=arm.factors,
                 differs=_differences(baseline, arm, plain),
                 folded=tuple(folded[arm.name]),
-                runs=planned_runs(config, study.seeds, ids),
+                runs=planned_runs(config, study.seeds),
                 config=config,
                 resources=arm.resources,
                 batches=counted(arm.training, arm.resources.devices_per_run),
@@ -187,7 +186,7 @@ def build_plan(
     _refuse_shared_ids(study, arms)
     _check_diagnosed(study, arms)
     if study.baseline_again:
-        arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline), ids))
+        arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline)))
     return Plan(
         study=study.name,
         description=study.description,
@@ -211,13 +210,13 @@ def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelS
     return size, linear_layers(model, vocab_size)
 
 
-def planned_runs(config: ArmConfig, seeds: Sequence[int], ids: RunIds) -> tuple[LockedRun, ...]:
+def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
     """Return the runs of an arm; their ids are empty if the data are missing."""
-    texts = ids.of_arm(config, seeds) if config.data_digest else [""] * len(seeds)
+    texts = run_ids(config, seeds) if config.data_digest else [""] * len(seeds)
     return tuple(LockedRun(id=text, seed=seed) for text, seed in zip(texts, seeds, strict=True))
 
 
-def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
+def _again(study: Study, baseline: PlannedArm) -> PlannedArm:
     """Return an arm that repeats the baseline with as many unused seeds."""
     first = max(study.seeds) + 1
     seeds = range(first, first + len(study.seeds))
@@ -228,7 +227,7 @@ def _again(study: Study, baseline: PlannedArm, ids: RunIds) -> PlannedArm:
         again=True,
         factors={},
         folded=(),
-        runs=planned_runs(baseline.config, seeds, ids),
+        runs=planned_runs(baseline.config, seeds),
     )
 
 

@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.plan.plan import planned_runs
-from ablate.run.ids import RunIds
 from ablate.run.schedule import plan_steps
 from ablate.study.space import Range, tuned_name
 
@@ -126,7 +125,7 @@ def _at_values(
         description=description,
         config=config,
         batches=plan_steps(section, arm.resources.devices_per_run),
-        runs=planned_runs(config, seeds, RunIds()),
+        runs=planned_runs(config, seeds),
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,42 +40,32 @@ _DEFAULTS: dict[type, dict[str, Any]] = {
 
 def run_id(config: RunConfig) -> str:
     """Return the id of one run: 16 hexadecimal digits."""
-    return RunIds().of_arm(config, [config.seed])[0]
+    return run_ids(config, [config.seed])[0]
 
 
-class RunIds:
-    """Computes the ids of many runs; a section that arms share is serialised once."""
+def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
+    """Return the ids of an arm's runs.
 
-    def __init__(self) -> None:
-        self._texts: dict[Section, str] = {}
-
-    def of_arm(self, arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
-        """Return the ids of an arm's runs.
-
-        The hashed text is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
-        fields of ``ArmConfig`` that are not None.
-        """
-        values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
-        texts = {name: self._text(_placeless(value)) for name, value in values.items() if value is not None}
-        texts["result_version"] = str(RESULT_VERSION)
-        pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
-        prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
-        ids = []
-        for seed in seeds:
-            digest = prefix.copy()
-            digest.update(f"{seed}]".encode())
-            ids.append(digest.hexdigest()[:16])
-        return ids
-
-    def _text(self, value: str | int | Section) -> str:
-        if isinstance(value, str | int):
-            return json.dumps(value)
-        if value not in self._texts:
-            self._texts[value] = _canonical(value)
-        return self._texts[value]
+    The hashed text is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
+    fields of ``ArmConfig`` that are not None.
+    """
+    values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
+    texts = {name: _canonical(_placeless(value)) for name, value in values.items() if value is not None}
+    texts["result_version"] = str(RESULT_VERSION)
+    pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
+    prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
+    ids = []
+    for seed in seeds:
+        digest = prefix.copy()
+        digest.update(f"{seed}]".encode())
+        ids.append(digest.hexdigest()[:16])
+    return ids
 
 
-def _canonical(section: Section) -> str:
+@lru_cache(maxsize=4096)  # arms share sections
+def _canonical(section: str | int | Section) -> str:
+    if isinstance(section, str | int):
+        return json.dumps(section)
     if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
         return section.text
     usual = _DEFAULTS[type(section)]

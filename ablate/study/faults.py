@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from pydantic import Field
 
-from ablate.base.errors import Problem
+from ablate.base.errors import Problem, one_of
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, find, show_path
 
@@ -154,11 +154,6 @@ def got_text(node: Node) -> str:
     text = node.value if isinstance(node.value, str) else node.text
     text = text if len(text) <= 40 else text[:39] + "…"
     return repr(text) if isinstance(node.value, str) else text
-
-
-def one_of(words: list[str]) -> str:
-    """Join words as a choice."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str | None:

@@ -17,7 +17,7 @@ from ablate.run.config import (
     TrainingConfig,
     config_from_json,
 )
-from ablate.run.ids import RESULT_VERSION, RunIds, run_id
+from ablate.run.ids import RESULT_VERSION, run_id, run_ids
 
 CONFIG = RunConfig(
     model=ModelConfig(),
@@ -153,7 +153,7 @@ def test_results_of_another_version_are_other_runs(monkeypatch):
 
 def test_ids_of_many_seeds_are_those_of_each():
     seeds = [0, 1, 10**15]
-    assert RunIds().of_arm(CONFIG, seeds) == [run_id(replace(CONFIG, seed=seed)) for seed in seeds]
+    assert run_ids(CONFIG, seeds) == [run_id(replace(CONFIG, seed=seed)) for seed in seeds]
 
 
 def test_a_configuration_survives_json():
