@@ -17,6 +17,6 @@ def command() -> None:
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     import json
 
-    from ablate.study import json_schema
+    from ablate.study.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

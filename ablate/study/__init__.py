@@ -12,14 +12,6 @@ __all__ = [
     "FoldedCell",
     "ResolvedArm",
     "Study",
-    "json_schema",
     "load_study",
     "shipped_studies",
 ]
-
-
-def json_schema() -> dict[str, object]:
-    """Return the JSON Schema (draft 2020-12) of study files, for editors."""
-    from ablate.study.schema import json_schema as build
-
-    return build()

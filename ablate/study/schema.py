@@ -19,7 +19,7 @@ _REFERENCE = "#/$defs/{model}"
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of a study file as plain data."""
+    """Return the JSON Schema (draft 2020-12) of study files, for editors."""
     schema = TypeAdapter(StudyFile).json_schema()
     definitions = schema["$defs"]
     _exactly_one_unit(definitions["TargetSection"])

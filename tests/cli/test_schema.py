@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from ablate.cli import cli
-from ablate.study import json_schema
+from ablate.study.schema import json_schema
 
 
 def test_the_schema_is_printed():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.study import json_schema
+from ablate.study.schema import json_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spec.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

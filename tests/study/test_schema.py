@@ -9,7 +9,8 @@ from ruamel.yaml import YAML
 from ablate.recipes import GEMMS, RecipeSpec
 from ablate.recipes.short import GemmSpec, OperandSpec
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
-from ablate.study import json_schema, shipped_studies
+from ablate.study import shipped_studies
+from ablate.study.schema import json_schema
 
 GRID = """\
 name: s
