@@ -257,14 +257,13 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     tuning = plan.tuning
     if tuning is None:
         return []
-    tune = tuning.tune
-    asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tune.trials)]
+    asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tuning.trials)]
     trials = trial_plan(plan, tuning, asked)
     runs, budget = sum(len(arm.runs) for arm in trials.arms), trials.arms[0].batches.tokens
     groups = f"each of {len(tuning.groups)} groups" if len(tuning.groups) > 1 else "the one group"
-    most = "at most " if tune.prune else ""
-    lines = [f"{name} {range_text(field)}" for name, field in tune.fields.items()]
-    lines.append(f"{tune.trials} trials of {budget:,} tokens for {groups}, by {tune.sampler}")
+    most = "at most " if tuning.prune else ""
+    lines = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
+    lines.append(f"{tuning.trials} trials of {budget:,} tokens for {groups}, by {tuning.sampler}")
     lines.append(f"{runs:,} runs, {most}{runs * budget:,} tokens, before the runs of the arms")
     if tuning.is_done:
         return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]

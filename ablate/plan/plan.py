@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.run.config import ModelConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.store.lock import DroppedCell, GroupTuning, StopRule, Target
+    from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
     from ablate.study.space import Tune
 
@@ -67,24 +67,6 @@ class PlannedArm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tuning:
-    """The search of a study. ``study``: the name of the trials' study in the same storage."""
-
-    study: str
-    tune: Tune
-    groups: tuple[GroupTuning, ...]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every group has its values."""
-        return all(group.chosen is not None for group in self.groups)
-
-    def group_of(self, arm: str) -> GroupTuning:
-        """Return the group of an arm."""
-        return next(group for group in self.groups if arm in group.arms)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
@@ -104,7 +86,7 @@ class Plan:
     dropped: tuple[DroppedCell, ...]
     diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
-    tuning: Tuning | None = None
+    tuning: Tune | None = None
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -201,7 +183,7 @@ def build_plan(
         dropped=study.dropped,
         diagnostics=study.diagnostics,
         missing=missing,
-        tuning=study.tune and Tuning(study=f"{study.name} tune", tune=study.tune, groups=study.tune.groups),
+        tuning=study.tune,
     )
 
 

@@ -16,8 +16,9 @@ from ablate.run.schedule import plan_steps
 from ablate.store.lock import LockedArm, LockedPlan, LockedTuning
 
 if TYPE_CHECKING:
-    from ablate.plan.plan import Plan, PlannedArm, Tuning
+    from ablate.plan.plan import Plan, PlannedArm
     from ablate.store import RunDir, State, StudyStore
+    from ablate.study.space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
 
@@ -53,12 +54,11 @@ def _lock_arm(arm: PlannedArm) -> LockedArm:
     )
 
 
-def _lock_tuning(plan: Plan, tuning: Tuning) -> LockedTuning:
-    tune = tuning.tune
+def _lock_tuning(plan: Plan, tune: Tune) -> LockedTuning:
     tuned = {arm.tuned_from: arm.name for arm in plan.arms}
     return LockedTuning(
-        study=tuning.study,
-        done=tuning.is_done,
+        study=tune.study,
+        done=tune.is_done,
         fields={name: asdict(field) for name, field in tune.fields.items()},
         sampler=tune.sampler,
         trials=tune.trials,
@@ -66,9 +66,9 @@ def _lock_tuning(plan: Plan, tuning: Tuning) -> LockedTuning:
         prune=tune.prune,
         tokens=plan_steps(replace(plan.training, tokens=tune.tokens)).tokens,
         seeds=tune.seeds,
-        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tuning.groups),
+        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
         tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms if arm.tuned_from is None}
-        if tuning.is_done
+        if tune.is_done
         else {},
     )
 

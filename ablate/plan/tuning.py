@@ -22,7 +22,7 @@ from ablate.study.space import Range, tuned_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.plan.plan import Plan, PlannedArm, Tuning
+    from ablate.plan.plan import Plan, PlannedArm
     from ablate.store.lock import GroupTuning, LockedPlan
     from ablate.study.space import Choices, Tune
 
@@ -52,10 +52,10 @@ def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any
     )
 
 
-def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
+def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
     """Return the plan of the trials' study: for each trial (group, number, values) the arms of its group."""
     arms = tuple(
-        trial_arm(plan.arm(arm), tuning.tune, number, values)
+        trial_arm(plan.arm(arm), tuning, number, values)
         for group, number, values in trials
         for arm in next(one for one in tuning.groups if one.name == group).arms
     )
@@ -64,7 +64,7 @@ def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict
         study=tuning.study,
         description=f"The trials in which the arms of {plan.study} are tuned.",
         baseline=arms[0].name,
-        training=replace(plan.training, tokens=tuning.tune.tokens),
+        training=replace(plan.training, tokens=tuning.tokens),
         paired_seeds=False,
         stop=None,
         diagnostics=None,
@@ -75,7 +75,7 @@ def trial_plan(plan: Plan, tuning: Tuning, trials: Sequence[tuple[str, int, dict
     )
 
 
-def tuned_plan(plan: Plan, tuning: Tuning) -> Plan:
+def tuned_plan(plan: Plan, tuning: Tune) -> Plan:
     """Return the plan with arms at the best values, once these are known."""
     plan = replace(plan, tuning=tuning)
     if not tuning.is_done:
@@ -151,13 +151,13 @@ def found_before(plan: Plan, lock: LockedPlan) -> Plan:
     """Return the plan with the values of an earlier lock, if the search of every group is the same."""
     tuning, written = plan.tuning, lock.tuning
     assert tuning is not None
-    if written is None or not written.done or written.trials != tuning.tune.trials:
+    if written is None or not written.done or written.trials != tuning.trials:
         return plan
     by_name = {group.name: group for group in written.groups}
     groups = []
     for group in tuning.groups:
         found = by_name.get(group.name)
-        if found is None or found.fingerprint != fingerprint(plan, tuning.tune, group):
+        if found is None or found.fingerprint != fingerprint(plan, tuning, group):
             return plan
         groups.append(replace(group, trials=found.trials, chosen=found.chosen))
     return tuned_plan(plan, replace(tuning, groups=tuple(groups)))

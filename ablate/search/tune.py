@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import Outcome
     from ablate.plan import Plan
-    from ablate.plan.plan import Tuning
     from ablate.search.engine import Asked
     from ablate.search.ledger import Proposal
     from ablate.search.runs import TrialRuns
     from ablate.store import State, StudyStore
     from ablate.store.lock import GroupTuning
+    from ablate.study.space import Tune
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
     """How far a search came. ``plan``: of its trials; ``open_runs``: of trials without an end."""
 
-    tuning: Tuning
+    tuning: Tune
     plan: Plan
     open_runs: frozenset[str]
     outcome: Outcome
 
 
-def first_trials(plan: Plan, tuning: Tuning) -> Plan:
+def first_trials(plan: Plan, tuning: Tune) -> Plan:
     """Return the plan of each group's first trial, which has the study's own values."""
     return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
 
 
-def tune_arms(plan: Plan, tuning: Tuning, runs: TrialRuns) -> Searched:
+def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     """Search the values of every group; ``runs`` trains them in the store of the trials' study."""
     storage = open_storage(None, runs.store.path)
     groups = [_group(storage, plan, tuning, group) for group in tuning.groups]
@@ -67,7 +67,7 @@ def tune_arms(plan: Plan, tuning: Tuning, runs: TrialRuns) -> Searched:
         return [_result(runs, one) for one in asked]
 
     runs.write(plan_of_all())
-    is_done = search(groups, tuning.tune.at_once, run)
+    is_done = search(groups, tuning.at_once, run)
     trials = [group.ledger.trials()[: group.num_trials] for group in groups]
     found = [
         _found(runs.store, group, own, is_done=is_done)
@@ -82,9 +82,7 @@ def tune_arms(plan: Plan, tuning: Tuning, runs: TrialRuns) -> Searched:
     )
 
 
-def _group(storage: BaseStorage, plan: Plan, tuning: Tuning, group: GroupTuning) -> Group:
-    tune = tuning.tune
-
+def _group(storage: BaseStorage, plan: Plan, tune: Tune, group: GroupTuning) -> Group:
     def describe(found: Proposal) -> dict[str, Any]:
         ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, found.params)]
         return {"runs": ids}
@@ -97,7 +95,7 @@ def _group(storage: BaseStorage, plan: Plan, tuning: Tuning, group: GroupTuning)
         tokens=tune.tokens,
         seed=tune.seeds[0],
     )
-    ledger = Ledger(storage, f"{tuning.study}: {group.name} [{fingerprint(plan, tune, group)}]")
+    ledger = Ledger(storage, f"{tune.study}: {group.name} [{fingerprint(plan, tune, group)}]")
     return Group(name=group.name, ledger=ledger, space=space, num_trials=tune.trials, describe=describe)
 
 

@@ -94,9 +94,11 @@ Space = dict[str, Range | Choices]
 class Tune:
     """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
 
-    ``at_once``: the number of a group's trials that are asked before any is told.
+    ``study``: the name of the trials' study in the same storage. ``at_once``: the number of a group's trials
+    that are asked before any is told.
     """
 
+    study: str
     fields: Space
     tokens: int
     sampler: Literal["tpe", "grid"]
@@ -105,6 +107,15 @@ class Tune:
     prune: bool
     seeds: tuple[int, ...]
     groups: tuple[GroupTuning, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every group has its values."""
+        return all(group.chosen is not None for group in self.groups)
+
+    def group_of(self, arm: str) -> GroupTuning:
+        """Return the group of an arm."""
+        return next(group for group in self.groups if arm in group.arms)
 
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from ablate.study.fit import Fit
 from ablate.study.grid import check_value
 from ablate.study.sections import TUNABLE, RangeSection, TuneSection
 from ablate.study.space import Choices, Range, Tune, combinations, tuned_name
-from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain
+from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain, plain_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -69,6 +69,7 @@ def check_tune(
     _check_budget(node, section, fields, collector, list(drafts), faults)
     free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used_seeds)
     return Tune(
+        study=f"{plain_at(root, 'name')} tune",
         fields=fields,
         tokens=section.tokens,
         sampler=section.sampler,

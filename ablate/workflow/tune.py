@@ -51,7 +51,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     store.path.mkdir(parents=True, exist_ok=True)
     mirror = start_mirror(store.path, where.tracking_uri)
     try:
-        trials = f"{tuning.tune.trials} trials of {tuning.tune.tokens:,} tokens"
+        trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
         listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
         with running(store, to_lock(first_trials(plan, tuning))) as shared:
             if shared:

@@ -138,7 +138,7 @@ def test_what_was_found_for_another_search_is_not_taken(plan, stored, before, af
 def test_only_the_group_that_changed_has_another_ledger(plan):
     def prints(text):
         tuning = (planned := plan(text)).tuning
-        return {group.name: fingerprint(planned, tuning.tune, group) for group in tuning.groups}
+        return {group.name: fingerprint(planned, tuning, group) for group in tuning.groups}
 
     first = prints(STUDY)
     changed = STUDY.replace("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}")

@@ -187,7 +187,7 @@ def test_the_mean_over_seeds_and_arms_counts(searching):
     found = call()
     assert {run.config.seed for run in executor.ran} == {7, 8}
     assert all(len(trial.runs) == 2 for group in found.tuning.groups for trial in group.trials)
-    both = replace(found.tuning.tune.groups[0], name="both", arms=("bf16", "fp8"))
+    both = replace(found.tuning.groups[0], name="both", arms=("bf16", "fp8"), trials=(), chosen=None)
     call, executor = searching("together", groups=(both,), trials=4, prune=False)
     (group,) = call().tuning.groups
     losses = []
