@@ -32,7 +32,7 @@ from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.findings.trend import trend
-from ablate.reports.pages import csv_files
+from ablate.reports.pages.csv_files import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import mean_interval
@@ -83,7 +83,7 @@ def main() -> int:
         files[page] = BLOCK.sub(fill, text).encode()
     for study in studies:
         frames = load_frames(StudyStore(options.storage / study))
-        files[FOLDER / "data" / f"{study}.csv"] = csv_files.evaluations_csv(frames).encode()
+        files[FOLDER / "data" / f"{study}.csv"] = csv_text(frames.evals).encode()
     changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
     for path in changed:
         print(("differs: " if options.check else "written: ") + str(path.relative_to(FOLDER)))

@@ -11,14 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.pages.csv_files import RUN_FIGURES, arm_rows, run_rows
+from ablate.reports.pages.csv_files import arm_frame, run_frame
 from ablate.reports.read.load import load_frames
 from ablate.store.runs import default_storage, study_at, study_named
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ablate.reports.findings.results import Analysis
     from ablate.reports.read.load import StudyFrames
 
@@ -45,8 +45,7 @@ class OpenStudy:
         ``emulated``, ``reference`` or ``imported``; ``message``: why it ended so.
         """
         figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
-        frame = pd.DataFrame(run_rows(self.analysis), columns=list(RUN_FIGURES))
-        return frame.astype(dict.fromkeys(figures, float))
+        return run_frame(self.analysis).infer_objects().astype(dict.fromkeys(figures, float))
 
     def curves(self) -> pd.DataFrame:
         """Return one row an evaluation, ordered by run and tokens, as ``tables/evaluations.csv`` has them.
@@ -67,9 +66,9 @@ class OpenStudy:
         ``loss_difference_tokens``. ``token_cost_kind``: ``interval``, ``point``, ``bound``, ``none`` or
         ``baseline``. Of a study that tuned its arms: at the values found for them.
         """
-        rows = arm_rows(self.analysis)
-        figures = [name for name in rows[0] if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
-        return pd.DataFrame(rows).astype(dict.fromkeys(figures, float))
+        arms = arm_frame(self.analysis).infer_objects()
+        figures = [name for name in arms if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
+        return arms.astype(dict.fromkeys(figures, float))
 
 
 def open_study(study: str | Path, *, storage: str | Path | None = None) -> OpenStudy:

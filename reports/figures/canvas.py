@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -22,7 +22,11 @@ import numpy as np
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+T = TypeVar("T")
+Picture = tuple[Any, str, str]
+"""A figure, its caption, and what it shows in words."""
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -86,11 +90,33 @@ class Look:
         }  # fmt: skip
 
 
-@contextmanager
-def drawing_style(name: str) -> Iterator[None]:
-    """Apply the style while one figure is made, also as a decorator; nothing global is left changed."""
-    with mpl.rc_context(_RC | {"svg.hashsalt": name}):
-        yield
+def drawing(
+    name: str, title: str, *, salt: str | None = None
+) -> Callable[[Callable[[T], Picture | None]], Callable[[T], Drawing | None]]:
+    """Make a drawing of what a function returns: a figure, its caption and its ``alt``, or None for none.
+
+    The style applies inside of it, and nothing global is left changed. SVG and PNG are free of dates.
+    ``salt``: of the SVG's ids; default: the name.
+    """
+
+    def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
+        @wraps(draw)
+        def drawn(found: T) -> Drawing | None:
+            svg, png = io.BytesIO(), io.BytesIO()
+            with mpl.rc_context(_RC | {"svg.hashsalt": salt or name}):
+                picture = draw(found)
+                if picture is None:
+                    return None
+                figure, caption, alt = picture
+                figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+                figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+            return Drawing(
+                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png.getvalue()
+            )
+
+        return drawn
+
+    return decorate
 
 
 def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
@@ -113,11 +139,12 @@ def sheet(width: float, height: float, **edges: float) -> Any:
     return figure
 
 
-def panels(count: int, label: str) -> tuple[Any, list[Any], list[Any]]:
+def panels(names: Collection[str], label: str) -> tuple[Any, list[Any], list[Any]]:
     """Return a figure of small panels with shared scales, its axes row by row, and those at the bottom.
 
-    ``label``: of the y axis.
+    ``names``: their titles; ``label``: of the y axis.
     """
+    count = len(names)
     columns = min(count, 3 if count <= 6 else 4)
     rows = -(-count // columns)
     height = 0.75 + 2.05 * rows
@@ -128,18 +155,12 @@ def panels(count: int, label: str) -> tuple[Any, list[Any], list[Any]]:
     figure.supylabel(label, fontsize=9, x=label_at)
     for axis in axes[count:]:
         axis.set_axis_off()
+    for axis, name in zip(axes, names, strict=False):
+        axis.set_title(short(name, 30))
     lowest = axes[max(0, count - columns) : count]
     for axis in lowest:
         axis.tick_params(labelbottom=True)
     return figure, axes[:count], lowest
-
-
-def finish(figure: Any, *, name: str, title: str, caption: str, alt: str) -> Drawing:
-    """Return a figure as SVG and PNG; both are free of dates."""
-    svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return Drawing(name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png.getvalue())
 
 
 def note(axis: Any, text: str, x: float, y: float, **more: Any) -> None:

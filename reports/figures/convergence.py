@@ -33,8 +33,8 @@ class _Window:
     high: float
 
 
-@canvas.drawing_style("convergence")
-def draw_convergence(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("convergence", "Convergence")
+def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     """Draw validation loss over tokens; None where no run has an evaluation."""
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
     if not curves:
@@ -53,8 +53,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Drawing | None:
     losses = ((arm.name, arm.final_loss.estimate) for arm in analysis.arms)
     lasts = ", ".join(f"{name} {words.loss(loss)}" for name, loss in losses if loss is not None)
     alt = f"Line chart of validation loss over training tokens. Mean final losses: {lasts or 'none yet'}."
-    figure = _draw(analysis, curves)
-    return canvas.finish(figure, name="convergence", title="Convergence", caption=caption, alt=alt)
+    return _draw(analysis, curves), caption, alt
 
 
 def _draw(analysis: Analysis, curves: list[Curve]) -> Any:

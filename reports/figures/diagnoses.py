@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +33,12 @@ _PANELS = {
 
 def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
     """Draw a figure for each arm."""
-    limits = {figure: _limits(figure, arms) for figure in _PANELS}
-    return tuple(_drawing(index, arm, limits) for index, arm in enumerate(arms, 1))
+    picture = partial(_picture, limits={figure: _limits(figure, arms) for figure in _PANELS})
+    drawings = (
+        canvas.drawing(f"diagnostics-{i}", f"Diagnostics: {arm.arm}")(picture)(arm)
+        for i, arm in enumerate(arms, 1)
+    )
+    return tuple(one for one in drawings if one is not None)
 
 
 def _limits(figure: str, arms: Sequence[ArmDiagnosis]) -> tuple[float, float]:
@@ -47,8 +52,7 @@ def _limits(figure: str, arms: Sequence[ArmDiagnosis]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.01, high + 0.01)
 
 
-def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float]]) -> canvas.Drawing:
-    name = f"diagnostics-{index}"
+def _picture(arm: ArmDiagnosis, limits: dict[str, tuple[float, float]]) -> canvas.Picture:
     rows, columns = _chosen(arm)
     all_rows = len(arm.maps[0].rows)
     few = f" Shown are the {len(rows)} of {all_rows} with the largest error."
@@ -61,9 +65,7 @@ def _drawing(index: int, arm: ArmDiagnosis, limits: dict[str, tuple[float, float
         f"slope of the output on the exact one; below 1 it shrinks.{shown}"
     )
     alt = f"Heat maps of relative error, bias share and gain by layer and GEMM over tokens, of arm {arm.arm}."
-    with canvas.drawing_style(name):
-        figure = _draw(arm, rows, columns, limits)
-        return canvas.finish(figure, name=name, title=f"Diagnostics: {arm.arm}", caption=caption, alt=alt)
+    return _draw(arm, rows, columns, limits), caption, alt
 
 
 def _chosen(arm: ArmDiagnosis) -> tuple[list[int], list[int]]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _EARLY = 0.25
 
 
-@canvas.drawing_style("difference")
-def draw_difference(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("difference", "Difference to the baseline")
+def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
     by_arm = {
         arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
@@ -54,18 +54,12 @@ def draw_difference(analysis: Analysis) -> canvas.Drawing | None:
         caption += f" No evaluation in common: {', '.join(without)}."
     last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
     alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
-    return canvas.finish(
-        _draw(analysis, bands),
-        name="difference",
-        title="Difference to the baseline",
-        caption=caption,
-        alt=alt,
-    )
+    return _draw(analysis, bands), caption, alt
 
 
 def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, lowest = canvas.panels(len(bands), "loss difference (nats/token)")
+    figure, axes, lowest = canvas.panels(bands, "loss difference (nats/token)")
     low, high = _limits(bands)
     largest = max(float(band.tokens[-1]) for band in bands.values())
     diverged = {arm.name: arm.diverged for arm in analysis.others}
@@ -73,7 +67,6 @@ def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
         for other, context in bands.items():
             if other != name:
                 axis.plot(context.tokens, context.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
-        axis.set_title(canvas.short(name, 30))
         _panel(axis, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
 
 
-@canvas.drawing_style("forest")
-def draw_forest(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("token-cost", "Token cost", salt="forest")
+def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token costs; None where no arm has an estimate or a bound."""
     if all(arm.token_cost.kind == "none" for arm in analysis.others):
         return None
@@ -38,7 +38,7 @@ def draw_forest(analysis: Analysis) -> canvas.Drawing | None:
         )
     rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
     alt = f"Forest plot of token costs with {words.coverage(analysis.rule)} intervals. {rows}."
-    return canvas.finish(_draw(analysis), name="token-cost", title="Token cost", caption=caption, alt=alt)
+    return _draw(analysis), caption, alt
 
 
 def _rows(count: int, *, height: float, above: float, right: float) -> tuple[Any, Any]:
@@ -123,8 +123,8 @@ def _limits(arms: Sequence[ArmResult]) -> tuple[float, float]:
     return low - room, high + room
 
 
-@canvas.drawing_style("compare")
-def draw_comparison(comparison: Comparison) -> canvas.Drawing | None:
+@canvas.drawing("compare", "Token cost in both studies")
+def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     """Draw the costs that have an estimate in either study, one under the other; None where none has."""
     arms = [
         arm
@@ -138,13 +138,8 @@ def draw_comparison(comparison: Comparison) -> canvas.Drawing | None:
         f"against its own study's baseline; bars: {words.coverage(*comparison.rules)} intervals."
     )
     rows = "; ".join(f"{arm.name} {words.cost(arm.left)} and {words.cost(arm.right)}" for arm in arms)
-    return canvas.finish(
-        _draw_both(comparison, arms),
-        name="compare",
-        title="Token cost in both studies",
-        caption=caption,
-        alt=f"Forest plot of token costs in two studies. {rows}.",
-    )
+    alt = f"Forest plot of token costs in two studies. {rows}."
+    return _draw_both(comparison, arms), caption, alt
 
 
 def _draw_both(comparison: Comparison, arms: Sequence[ComparedArm]) -> Any:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.survival import Reached
 
 
-@canvas.drawing_style("reached")
-def draw_reached(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("reached", "Runs that reached the target")
+def draw_reached(analysis: Analysis) -> canvas.Picture | None:
     """Draw the Kaplan–Meier curves; None where every run reached the target, or none."""
     curves = {arm.name: arm.reached for arm in analysis.arms if arm.reached is not None}
     hits = [arm.hit for arm in analysis.arms]
@@ -31,19 +31,13 @@ def draw_reached(analysis: Analysis) -> canvas.Drawing | None:
     )
     ends = ", ".join(f"{name} {words.share(curve.share[-1])}" for name, curve in curves.items())
     alt = f"Small step charts of the share of runs that have reached the target. At the end: {ends}."
-    return canvas.finish(
-        _draw(analysis, curves),
-        name="reached",
-        title="Runs that reached the target",
-        caption=caption,
-        alt=alt,
-    )
+    return _draw(analysis, curves), caption, alt
 
 
 def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     arms = {arm.name: arm for arm in analysis.arms}
-    figure, axes, lowest = canvas.panels(len(curves), "runs at the target (%)")
+    figure, axes, lowest = canvas.panels(curves, "runs at the target (%)")
     largest = max(curve.end for curve in curves.values())
     # From a little before the first run that reached it: before that all is zero.
     first = min(min([*curve.tokens[1:], largest * 0.999]) for curve in curves.values())
@@ -62,7 +56,6 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
         places = [int(np.searchsorted(curve.tokens, tokens, side="right")) - 1 for tokens in left]
         shares = [100 * curve.share[place] for place in places]
         axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=color, zorder=4)
-        axis.set_title(canvas.short(name, 30))
         canvas.note(
             axis, f"n = {curve.n}" + (f", {arm.diverged} diverged" if arm.diverged else ""), 0.02, 0.95
         )

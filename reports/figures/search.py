@@ -16,8 +16,8 @@ _LABEL_GAP = 0.052
 """Between two labels, of the height of the axes."""
 
 
-@canvas.drawing_style("front")
-def draw_front(found: Found) -> canvas.Drawing | None:
+@canvas.drawing("front", "The front")
+def draw_front(found: Found) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before there is any."""
     rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
     if not rungs:
@@ -32,13 +32,8 @@ def draw_front(found: Found) -> canvas.Drawing | None:
         + (f" {words.plural(hidden, 'run')} without a result not shown." if hidden else "")
     )
     listed = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in last.front)
-    return canvas.finish(
-        _draw_front(found, rungs),
-        name="front",
-        title="The front",
-        caption=caption,
-        alt=f"{found.value_words}, modelled step time; {short_tokens(last.tokens)} tokens. Front: {listed}.",
-    )
+    alt = f"{found.value_words}, modelled step time; {short_tokens(last.tokens)} tokens. Front: {listed}."
+    return _draw_front(found, rungs), caption, alt
 
 
 def _draw_front(found: Found, rungs: list[Rung]) -> Any:
@@ -85,8 +80,8 @@ def _label(axis: Any, rung: Rung) -> None:
         )  # fmt: skip
 
 
-@canvas.drawing_style("importances")
-def draw_importances(found: Found) -> canvas.Drawing | None:
+@canvas.drawing("importances", "Which factors mattered")
+def draw_importances(found: Found) -> canvas.Picture | None:
     """Draw the share of each objective's variance by factor; None with too few trials."""
     value, time = found.importances
     if value is None and time is None:
@@ -100,16 +95,11 @@ def draw_importances(found: Found) -> canvas.Drawing | None:
         f"{name}: " + ", ".join(f"{factor} {words.share(share)}" for factor, share in shares.items())
         for name, shares, _ in shown
     )
-    return canvas.finish(
-        _draw_importances(found, shown),
-        name="importances",
-        title="Which factors mattered",
-        caption=(
-            f"Share of each objective's variance that a factor explains (fANOVA), over the {found.weighed} "
-            "trials of the first budget with a level and a result. Few trials make the shares rough."
-        ),
-        alt=f"Bars of importances. {listed}.",
+    caption = (
+        f"Share of each objective's variance that a factor explains (fANOVA), over the {found.weighed} "
+        "trials of the first budget with a level and a result. Few trials make the shares rough."
     )
+    return _draw_importances(found, shown), caption, f"Bars of importances. {listed}."
 
 
 def _draw_importances(found: Found, shown: list[tuple[str, Any, str]]) -> Any:

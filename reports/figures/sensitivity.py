@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, RateCurve
 
 
-@canvas.drawing_style("learning-rate")
-def draw_sensitivity(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("learning-rate", "Learning rate")
+def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
     """Draw the curves; None where no arm was run at two rates."""
     curves = [curve for curve in analysis.rate_curves if curve.best is not None]
     if not curves:
@@ -36,12 +36,11 @@ def draw_sensitivity(analysis: Analysis) -> canvas.Drawing | None:
         "rate."
     )
     alt = f"Line chart of the final loss over the learning rate. Lowest: {best}."
-    figure = _draw(curves, analysis.baseline)
-    return canvas.finish(figure, name="learning-rate", title="Learning rate", caption=caption, alt=alt)
+    return _draw(curves, analysis.baseline), caption, alt
 
 
-@canvas.drawing_style("trials")
-def draw_trials(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("trials", "Trials")
+def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     """Draw the trials of a tuned study; None where no learning rate was tuned."""
     tuning = analysis.tuning
     if tuning is None or not any(curve.best is not None for curve in tuning.curves):
@@ -62,7 +61,7 @@ def draw_trials(analysis: Analysis) -> canvas.Drawing | None:
     alt = f"Chart of the trials' final loss over the learning rate. Found: {found}."
     base = group_of[analysis.baseline]
     figure = _draw(curves, base, shared=sorted(shared), chosen=chosen, joined=alone)
-    return canvas.finish(figure, name="trials", title="Trials", caption=caption, alt=alt)
+    return figure, caption, alt
 
 
 def _best_text(curve: RateCurve) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.sweep import Sweep
 
 
-@canvas.drawing_style("sweep")
-def draw_sweep(analysis: Analysis) -> canvas.Drawing | None:
+@canvas.drawing("sweep", "Other targets")
+def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     """Draw the target sweeps; None where no arm has one."""
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps:
@@ -47,8 +47,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Drawing | None:
         for name, sweep in sweeps.items()
     )
     alt = f"Small line charts of token cost over the target loss. From the first to the last target: {ends}."
-    figure = _draw(analysis, sweeps, falls)
-    return canvas.finish(figure, name="sweep", title="Other targets", caption=caption, alt=alt)
+    return _draw(analysis, sweeps, falls), caption, alt
 
 
 def _falling(analysis: Analysis, sweeps: dict[str, Sweep]) -> dict[str, float]:
@@ -82,7 +81,7 @@ def _first(values: Sequence[float | None]) -> float:
 
 def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axes, lowest = canvas.panels(len(sweeps), "token cost (%)")
+    figure, axes, lowest = canvas.panels(sweeps, "token cost (%)")
     for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
         cost, below, above = map(_numbers, (sweep.cost, sweep.low, sweep.high))
         look = style[name]
@@ -94,7 +93,6 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float])
             )
         every = max(1, len(sweep.targets) // 6)
         axis.plot(sweep.targets, 100 * cost, **look.line, markersize=3.8, markevery=every, zorder=3)
-        axis.set_title(canvas.short(name, 30))
         canvas.note(axis, words.results(sweep).replace(words.NBSP, " "), 0.015, 0.965, ha="left")
     for axis in lowest:
         axis.set_xlabel("target (nats/token)")

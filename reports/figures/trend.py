@@ -23,8 +23,8 @@ _GAP = 0.035
 """Of the width of a panel, between the error bars of studies of nearly one size."""
 
 
-@canvas.drawing_style("trend")
-def draw_trend(found: Trend) -> canvas.Drawing:
+@canvas.drawing("trend", "Token cost over parameters")
+def draw_trend(found: Trend) -> canvas.Picture:
     """Draw every arm that has a trend."""
     low, high, cut = _limits(found)
     counts = dict.fromkeys(words.counts(cost) for arm in found.arms for _, cost in _known(arm))
@@ -37,13 +37,8 @@ def draw_trend(found: Trend) -> canvas.Drawing:
     if cut:
         caption += " The scale follows the points: longer bars are cut."
     rows = "; ".join(_text(found, arm) for arm in found.arms)
-    return canvas.finish(
-        _draw(found, low, high),
-        name="trend",
-        title="Token cost over parameters",
-        caption=caption,
-        alt=f"Small charts of token cost over the number of parameters, one an arm. {rows}.",
-    )
+    alt = f"Small charts of token cost over the number of parameters, one an arm. {rows}."
+    return _draw(found, low, high), caption, alt
 
 
 def _known(arm: ArmTrend) -> list[tuple[int, Any]]:
@@ -67,7 +62,7 @@ def _draw(found: Trend, low: float, high: float) -> Any:
     extent = places[-1] - places[0]
     left, right = places[0] - _ROOM * extent, places[-1] + _ROOM * extent
     moved = canvas.spread(places.tolist(), _GAP * (right - left), left, right)
-    figure, axes, lowest = canvas.panels(len(found.arms), "token cost (%)")
+    figure, axes, lowest = canvas.panels([arm.name for arm in found.arms], "token cost (%)")
     for axis, arm in zip(axes, found.arms, strict=True):
         look = style[arm.name]
         known = _known(arm)
@@ -79,7 +74,6 @@ def _draw(found: Trend, low: float, high: float) -> Any:
             if cost.low is not None and cost.high is not None:
                 axis.plot([moved[at]] * 2, [100 * cost.low, 100 * cost.high], color=look.color, linewidth=1.8)
             axis.plot([moved[at]], [100 * cost.estimate], color=look.color, marker=look.marker, markersize=5)
-        axis.set_title(canvas.short(arm.name, 30))
         canvas.note(axis, f"{words.percent_interval(arm.per_tenfold)} per tenfold", 0.02, 0.975, ha="left")
     for axis in lowest:
         axis.set_xlabel("parameters")

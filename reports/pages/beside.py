@@ -37,8 +37,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
         ),
         "drawing": drawing,
     }
-    drawings = [] if drawing is None else [drawing]
-    return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
+    return write_pages(folder, "compare", values, comparison_document(comparison), [drawing])
 
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
@@ -86,5 +85,5 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         (folder / CONFIRM).unlink(missing_ok=True)
     else:
         write_bytes_atomic(folder / CONFIRM, confirm.encode())
-    drawings = [one for one in (draw_front(found), draw_importances(found)) if one is not None]
+    drawings = (draw_front(found), draw_importances(found))
     return write_pages(folder, "search", values, search_document(found), drawings)

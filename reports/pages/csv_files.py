@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.read.load import EVAL_COLUMNS, StudyFrames
+import pandas as pd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ablate.reports.findings.results import Analysis
 
 
@@ -20,7 +16,7 @@ RUN_FIGURES = (
 )  # fmt: skip
 
 
-def arm_rows(analysis: Analysis) -> list[dict[str, Any]]:
+def arm_frame(analysis: Analysis) -> pd.DataFrame:
     """Return the headline table with full precision, one row an arm."""
     rows = []
     for arm in analysis.arms:
@@ -31,36 +27,17 @@ def arm_rows(analysis: Analysis) -> list[dict[str, Any]]:
             row |= {f"{name}_{part}": getattr(interval, part) for part in ("estimate", "low", "high")}
         row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
         rows.append(row)
-    return rows
+    return pd.DataFrame(rows, dtype=object)
 
 
-def run_rows(analysis: Analysis) -> list[dict[str, Any]]:
+def run_frame(analysis: Analysis) -> pd.DataFrame:
     """Return the ledger with full precision, one row a run."""
-    return [
-        {name: getattr(run, name) for name in RUN_FIGURES} for arm in analysis.every_arm for run in arm.runs
-    ]
+    runs = (run for arm in analysis.every_arm for run in arm.runs)
+    rows = [[getattr(run, name) for name in RUN_FIGURES] for run in runs]
+    return pd.DataFrame(rows, columns=list(RUN_FIGURES), dtype=object)
 
 
-def arms_csv(analysis: Analysis) -> str:
-    """Return one line an arm."""
-    rows = arm_rows(analysis)
-    return _csv(list(rows[0]), rows)
-
-
-def runs_csv(analysis: Analysis) -> str:
-    """Return one line a run."""
-    return _csv(RUN_FIGURES, run_rows(analysis))
-
-
-def evaluations_csv(frames: StudyFrames) -> str:
-    """Return every evaluation."""
-    text: str = frames.evals.to_csv(index=False, columns=list(EVAL_COLUMNS), lineterminator="\n")
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV, one line a row."""
+    text: str = frame.to_csv(index=False, lineterminator="\n")
     return text
-
-
-def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()

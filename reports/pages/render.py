@@ -22,7 +22,7 @@ from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from ablate.reports.figures.canvas import Drawing
 
@@ -45,7 +45,7 @@ def write_pages(
     name: str,
     values: Mapping[str, Any],
     document: Mapping[str, Any],
-    drawings: Sequence[Drawing],
+    drawings: Iterable[Drawing | None],
     *,
     figures: str = "",
 ) -> tuple[Path, Path, Path]:
@@ -54,15 +54,16 @@ def write_pages(
     The templates of that name see ``values``, the ``drawings`` by name, and the HTML one their ``pictures``
     as inline SVG. ``figures``: where the drawings go inside the folder.
     """
-    seen = {"drawings": {one.name: one for one in drawings}, "version": __version__, **values}
-    pictures = {one.name: inline_svg(one) for one in drawings}
+    drawn = {one.name: one for one in drawings if one is not None}
+    seen = {"drawings": drawn, "version": __version__, **values}
+    pictures = {name: inline_svg(one) for name, one in drawn.items()}
     html, plain = (_environment(autoescape=html) for html in (True, False))
     files = {
         f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
         f"{name}.md": plain.get_template(f"{name}.md.j2").render(seen),
         f"{name}.html": html.get_template(f"{name}.html.j2").render(seen | {"pictures": pictures}),
     }
-    for one in drawings:
+    for one in drawn.values():
         write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
         write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
     for file, body in files.items():

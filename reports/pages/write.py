@@ -18,7 +18,7 @@ from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.findings.ends import target_text
-from ablate.reports.pages import csv_files
+from ablate.reports.pages.csv_files import arm_frame, csv_text, run_frame
 from ablate.reports.pages.document import report_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.read.against import read_against
@@ -130,16 +130,16 @@ def write_report(
         "ended": words.moment(analysis.last_ended_unix),
     }
     texts = {
-        "arms.csv": csv_files.arms_csv(analysis),
-        "runs.csv": csv_files.runs_csv(analysis),
-        "evaluations.csv": csv_files.evaluations_csv(frames),
+        "arms.csv": csv_text(arm_frame(analysis)),
+        "runs.csv": csv_text(run_frame(analysis)),
+        "evaluations.csv": csv_text(frames.evals),
     }
     entries = [entry for section in sections for entry in section.entries]
     texts |= {f"{entry.file}.tex": to_latex(entry.table, entry.file) for entry in entries if entry.file}
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
-    drawings = [section.drawing for section in sections if section.drawing is not None]
+    drawings = [section.drawing for section in sections]
     data, markdown, html = write_pages(folder, "report", values, document, drawings, figures="figures")
     return ReportPaths(
         html=html,

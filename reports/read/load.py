@@ -37,7 +37,7 @@ _RUN_COLUMNS = (
     "budget_tokens", "tokens_per_sec", "backend_mode",
 )  # fmt: skip
 _OF_STATUS = ("state", "attempt", "tokens", "message", "started_unix", "ended_unix")
-EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss")
+_EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
     return StudyFrames(
         plan=plan,
         runs=pd.DataFrame(run_rows, columns=list(_RUN_COLUMNS)),
-        evals=pd.DataFrame(eval_rows, columns=list(EVAL_COLUMNS)),
+        evals=pd.DataFrame(eval_rows, columns=list(_EVAL_COLUMNS)),
         configs=configs,
         environments=environments,
         attempts=attempts,
