@@ -110,7 +110,6 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         return "\n".join(
             ["", *lines, *(f"- {escape_markdown(one.text)}" for one in verdict.findings), ""]
         ), {}
-    table: Table | None
     if what == "diagnoses":
         table = diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
     elif what == "places":
@@ -120,7 +119,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         table = loss_places(analysis, whole_numbers(settings["after"]), change)
     else:
         table = TABLES[what](analysis)
-    assert table is not None, f"{study} has no {what}"
+    assert table.rows, f"{study} has no {what}"
     return as_markdown(table, settings.get("columns")), {}
 
 

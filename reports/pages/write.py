@@ -41,28 +41,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A table of a section. ``file``: its LaTeX's name without ending, None where it has none.
+class Section:
+    """A section of the page: tables, a figure, or sentences. ``short``: its title among the page's links.
 
-    ``heading`` stands over it; ``label`` names it to a reader who does not see it.
+    ``tables``: each with its LaTeX's name without ending (None where it has none) and the heading over it.
+    ``label`` names one without a heading to a reader who does not see it. Default of both: the title.
     """
 
-    file: str | None
-    heading: str | None
-    label: str
-    table: Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A section of the page: tables, a figure, or sentences. ``short``: its title among the page's links."""
-
     name: str
-    short: str
     title: str
-    entries: tuple[Entry, ...] = ()
+    short: str | None = None
+    label: str | None = None
+    tables: tuple[tuple[str | None, str | None, Table | None], ...] = ()
     drawing: Drawing | None = None
     sentences: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[tuple[str | None, str | None, Table]]:
+        """The tables that have anything to show."""
+        return [(file, head, table) for file, head, table in self.tables if table and table.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +131,8 @@ def write_report(
         "runs.csv": csv_text(run_frame(analysis)),
         "evaluations.csv": csv_text(frames.evals),
     }
-    entries = [entry for section in sections for entry in section.entries]
-    texts |= {f"{entry.file}.tex": to_latex(entry.table, entry.file) for entry in entries if entry.file}
+    shown = [table for section in sections for table in section.shown]
+    texts |= {f"{file}.tex": to_latex(table, file) for file, _, table in shown if file}
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
@@ -159,62 +156,52 @@ def _sections(
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
     own, llama = "Modelled, at this study's shapes", "Modelled, at the shapes of Llama 3.1 8B"
     found = (
-        _section(
-            "arms",
-            "Arms against the baseline",
-            ("arms", None, tables.headline(analysis)),
-            ("stopped", "Stopped early", tables.stop_table(analysis)),
-            ("steps", "What each further GEMM adds", tables.step_table(analysis)),
-            ("effects", "Effects of the factors", tables.effect_table(analysis)),
-            ("power", "What the seeds could show", tables.power_table(analysis)),
+        Section(
+            name="arms",
+            title="Arms against the baseline",
             short="Arms",
+            tables=(
+                ("arms", None, tables.headline(analysis)),
+                ("stopped", "Stopped early", tables.stop_table(analysis)),
+                ("steps", "What each further GEMM adds", tables.step_table(analysis)),
+                ("effects", "Effects of the factors", tables.effect_table(analysis)),
+                ("power", "What the seeds could show", tables.power_table(analysis)),
+            ),
         ),
-        _section("tuning", "Tuning", ("tuning", None, tables.tuning_table(analysis))),
-        *(Section(name=one.name, short=one.title, title=one.title, drawing=one) for one in drawings),
-        _section("restricted", "Restricted means", ("restricted", None, tables.reached_table(analysis))),
-        _section(
-            "diagnostics",
-            "What the diagnostics found",
-            ("diagnoses", None, diagnosis_table(diagnosed)),
+        Section(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
+        *(Section(name=one.name, title=one.title, drawing=one) for one in drawings),
+        Section(
+            name="restricted",
+            title="Restricted means",
+            tables=(("restricted", None, tables.reached_table(analysis)),),
+        ),
+        Section(
+            name="diagnostics",
+            title="What the diagnostics found",
             short="Findings of the diagnostics",
+            tables=(("diagnoses", None, diagnosis_table(diagnosed)),),
             sentences=tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm)),
         ),
-        _section(
-            "cost",
-            "Cost and break-even",
-            ("measured", "Measured", speed_tables.measured_table(analysis, prices)),
-            ("modelled", own, speed_tables.modelled_table(analysis, prices)),
-            ("modelled-8b", llama, speed_tables.large_table(analysis)),
-            (None, "How good the model is", speed_tables.check_table(analysis)),
+        Section(
+            name="cost",
+            title="Cost and break-even",
             short="Cost",
+            tables=(
+                ("measured", "Measured", speed_tables.measured_table(analysis, prices)),
+                ("modelled", own, speed_tables.modelled_table(analysis, prices)),
+                ("modelled-8b", llama, speed_tables.large_table(analysis)),
+                (None, "How good the model is", speed_tables.check_table(analysis)),
+            ),
         ),
-        _section(
-            "published",
-            "Published figures beside ours",
-            ("published", None, tables.published_table(analysis)),
+        Section(
+            name="published",
+            title="Published figures beside ours",
             short="Published",
             label="Published figures",
+            tables=(("published", None, tables.published_table(analysis)),),
         ),
-        _section("runs", "Every run", (None, None, tables.run_table(analysis)), short="Runs"),
+        Section(
+            name="runs", title="Every run", short="Runs", tables=((None, None, tables.run_table(analysis)),)
+        ),
     )
-    return tuple(one for one in found if one.entries or one.drawing)
-
-
-def _section(
-    name: str,
-    title: str,
-    *rows: tuple[str | None, str | None, Table | None],
-    short: str | None = None,
-    label: str | None = None,
-    sentences: tuple[str, ...] = (),
-) -> Section:
-    """Make a section of the tables that there are; ``rows``: file, heading and table of each.
-
-    A table without a heading is named by the ``label``, else by the section's title.
-    """
-    entries = tuple(
-        Entry(file=file, heading=heading, label=heading or label or title, table=table)
-        for file, heading, table in rows
-        if table is not None
-    )
-    return Section(name=name, short=short or title, title=title, entries=entries, sentences=sentences)
+    return tuple(one for one in found if one.shown or one.drawing)

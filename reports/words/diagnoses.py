@@ -25,10 +25,8 @@ def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
     return tuple(sentence for one in arm.gemms for sentence in _sentences(arm.arm, one))
 
 
-def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table | None:
-    """Return the figures of each arm's GEMMs; None where nothing was diagnosed."""
-    if not arms:
-        return None
+def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
+    """Return the figures of each arm's GEMMs."""
     return make_table(
         "Means over layers, steps and then runs, with 95 % intervals over runs. Relative error: norm of "
         "the error of the GEMM's output over that of the exact product. Gain: slope of the output on the "

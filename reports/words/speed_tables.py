@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult, Measured, Modelled
 
 
-def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
-    """Return throughput and end-to-end speed-up; None where no timing counts."""
+def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
+    """Return throughput and end-to-end speed-up, where timing counts."""
     known = [(arm, arm.measured) for arm in analysis.arms if arm.measured is not None]
-    if not known:
-        return None
     # One price for one kind of device: of several, no sum can be named.
     devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
     price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)

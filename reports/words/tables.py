@@ -1,4 +1,4 @@
-"""The report's tables of arms, runs and comparisons, as text in cells."""
+"""The report's tables of arms, runs and comparisons, as text in cells; without rows it is not shown."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ def headline(analysis: Analysis) -> Table:
     )
 
 
-def stop_table(analysis: Analysis) -> Table | None:
-    """Return the arms that were stopped early; None where none was."""
-    if not analysis.stopped:
-        return None
+def stop_table(analysis: Analysis) -> Table:
+    """Return the arms that were stopped early."""
     stopped = [(arm, arm.stopped) for arm in analysis.stopped if arm.stopped is not None]
     return make_table(
         "Arms whose other runs were not needed. Seeds: those that count, of this arm and of "
@@ -74,11 +72,9 @@ def stop_table(analysis: Analysis) -> Table | None:
     )
 
 
-def effect_table(analysis: Analysis) -> Table | None:
-    """Return the effects of a grid's factors on tokens to target; None where there are none."""
+def effect_table(analysis: Analysis) -> Table:
+    """Return the effects of a grid's factors on tokens to target."""
     found = analysis.token_effects
-    if not found.effects:
-        return None
     p_on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.effects}
 
     def levels(effect: Effect) -> str:
@@ -106,11 +102,9 @@ def effect_table(analysis: Analysis) -> Table | None:
     )
 
 
-def power_table(analysis: Analysis) -> Table | None:
-    """Return the noise of each comparison and what so many seeds could have shown; None without any."""
+def power_table(analysis: Analysis) -> Table:
+    """Return the noise of each comparison and what so many seeds could have shown."""
     known = [(arm, arm.power) for arm in analysis.others if arm.power is not None]
-    if not known:
-        return None
 
     def more(power: Power) -> str:
         if power.more_seeds is None:
@@ -164,16 +158,13 @@ def reached_table(analysis: Analysis) -> Table | None:
     )
 
 
-def published_table(analysis: Analysis) -> Table | None:
-    """Return what others have published for such arms beside our figures; None where there is nothing."""
-    rows = [(arm, one) for arm in analysis.others for one in arm.published]
-    if not rows:
-        return None
+def published_table(analysis: Analysis) -> Table:
+    """Return what others have published for such arms beside our figures."""
     return make_table(
         f"Published figures beside ours (against {analysis.baseline}). They are others' and of other "
         "models, data and baselines: to compare with, and no part of any estimate here. Matched by "
         "format, GEMMs in FP4, rounding and Hadamard.",
-        rows,
+        [(arm, one) for arm in analysis.others for one in arm.published],
         {
             "Arm": lambda row: row[0].name,
             "Ours: token cost": lambda row: words.cost(row[0].token_cost),
@@ -184,10 +175,8 @@ def published_table(analysis: Analysis) -> Table | None:
     )
 
 
-def step_table(analysis: Analysis) -> Table | None:
-    """Return what each further GEMM adds; None where no pair of arms shows it."""
-    if not analysis.steps:
-        return None
+def step_table(analysis: Analysis) -> Table:
+    """Return what each further GEMM adds, by the pairs of arms that show it."""
     return make_table(
         "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. "
         f"Token cost of the second arm over the first, with its {words.coverage(analysis.rule)} interval.",
