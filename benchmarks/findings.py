@@ -179,7 +179,7 @@ def cost_places(storage: Path, study: str, baseline: str | None, places: list[in
 
 def loss_places(analysis: Analysis, places: list[int], change: list[int]) -> Table:
     """Each arm's loss difference at the evaluations nearest to so many tokens, and its change between two."""
-    assert analysis.paired, "the change of a difference needs seeds in pairs"
+    assert analysis.plan.paired_seeds, "the change of a difference needs seeds in pairs"
     grids = {
         arm.name: common_grid([one for one in analysis.curves if one.arm == arm.name])
         for arm in analysis.arms

@@ -55,7 +55,7 @@ def compare(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
 
     frames = (load_frames(stores[0]), load_frames(stores[1]))
     left, right = (analyse(frame) for frame in frames)
-    names = shown_names(stores, (left.study, right.study))
+    names = shown_names(stores, (left.plan.study, right.plan.study))
     found = comparing.compare(left, right, frames, (names[0], names[1]))
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
@@ -115,7 +115,7 @@ def trend(
     pairs = zip(frames, targets, strict=True)
     frames = [read_against(frame, baseline=baseline, target=target) for frame, target in pairs]
     analyses = [analyse(frame) for frame in frames]
-    found = trends.trend(analyses, frames, shown_names(stores, [one.study for one in analyses]))
+    found = trends.trend(analyses, frames, shown_names(stores, [one.plan.study for one in analyses]))
     if _deliver(found, write_trend, trend_document, out, as_json=as_json):
         return
     table = trend_table(found)

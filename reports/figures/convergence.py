@@ -70,11 +70,11 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
         for name in (*[n for n in names if n != analysis.baseline], analysis.baseline):
             _thick(axis, grids[name], style[name], window if axis is zoom else None)
         axis.axhline(
-            analysis.target.val_loss, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5
+            analysis.plan.target.val_loss, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5
         )
     largest = max(float(curve.tokens[-1]) for curve in curves)
     first = max(float(curve.loss[0]) for curve in curves)
-    least = min([analysis.target.val_loss, *(float(curve.loss.min()) for curve in curves)])
+    least = min([analysis.plan.target.val_loss, *(float(curve.loss.min()) for curve in curves)])
     room = 0.05 * (first - least) or 0.05
     full.set_xlim(0, largest * 1.01)
     full.set_ylim(least - room, first + room)
@@ -87,7 +87,7 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
         canvas.token_axis(axis, largest)
         canvas.shade_decay(axis, analysis.decay_begins)
         _crosses(axis, curves, style)
-        _name_target(axis, analysis.target.val_loss)
+        _name_target(axis, analysis.plan.target.val_loss)
     _label_ends(zoom, curves, grids, style, window)
     return figure
 
@@ -131,7 +131,7 @@ def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, CurveGrid]
     ends = [float(grid.mean[-1]) for grid in grids.values() if len(grid.tokens) and grid.tokens[-1] >= start]
     lasts = ends or [float(curve.loss[-1]) for curve in curves]
     near = _without_outliers(lasts)
-    target = analysis.target.val_loss
+    target = analysis.plan.target.val_loss
     # The target belongs in the picture, unless it lies so far off that nothing else could be told apart.
     if crossings or target > min(near) - max(max(near) - min(near), 0.1):
         near.append(target)

@@ -34,7 +34,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
             by_arm[arm.name],
             by_arm[analysis.baseline][: None if arm.stopped is None else arm.stopped.seeds],
             arm.alpha,
-            paired=analysis.paired,
+            paired=analysis.plan.paired_seeds,
         )
         for arm in analysis.others
     }
@@ -42,11 +42,11 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     if not bands:
         return None
     without = [arm.name for arm in analysis.others if arm.name not in bands]
-    way = "differences of seeds in common" if analysis.paired else "Welch"
+    way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
     caption = (
         f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
-        f"with its pointwise {words.coverage(analysis.rule)} band ({way}), as far as all runs of both go; "
-        "above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
+        f"with its pointwise {words.coverage(analysis.plan.stop)} band ({way}), as far as all runs of both "
+        "go; above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
         "differences and wide bands may leave it. No band with one run, or where runs diverged."
     )
     caption += canvas.decay_caption(analysis.decay_begins)

@@ -26,8 +26,8 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     if all(arm.token_cost.kind == "none" for arm in analysis.others):
         return None
     caption = (
-        f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.target)} over the "
-        f"baseline's, minus one. Points: estimates; bars: {words.coverage(analysis.rule)} intervals; "
+        f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.plan.target)} over the "
+        f"baseline's, minus one. Points: estimates; bars: {words.coverage(analysis.plan.stop)} intervals; "
         "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
         "arm, and how they ended."
     )
@@ -37,7 +37,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
             f" Grey band: one evaluation interval ({share}), below which a cost rests on interpolation."
         )
     rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
-    alt = f"Forest plot of token costs with {words.coverage(analysis.rule)} intervals. {rows}."
+    alt = f"Forest plot of token costs with {words.coverage(analysis.plan.stop)} intervals. {rows}."
     return _draw(analysis), caption, alt
 
 

@@ -26,8 +26,8 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
         return None
     caption = (
         "Share of runs that have reached the target, over training tokens (Kaplan–Meier), with its pointwise "
-        f"{words.coverage(analysis.rule)} band. Ticks: runs whose budget ended before. A diverged run never "
-        f"reaches it. Grey: {analysis.baseline}."
+        f"{words.coverage(analysis.plan.stop)} band. Ticks: runs whose budget ended before. A diverged run "
+        f"never reaches it. Grey: {analysis.baseline}."
     )
     ends = ", ".join(f"{name} {words.share(curve.share[-1])}" for name, curve in curves.items())
     alt = f"Small step charts of the share of runs that have reached the target. At the end: {ends}."

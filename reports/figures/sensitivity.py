@@ -31,9 +31,9 @@ def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
     best = "; ".join(_best_text(curve) for curve in curves)
     caption = (
         "Final validation loss over the peak learning rate, for arms that differ in it alone: means over "
-        f"seeds with their {words.coverage(analysis.rule)} intervals, {n} a point. Crosses: rates at which a "
-        f"run diverged. Lowest mean: {best}. Arms whose best rates differ are not compared fairly at one "
-        "rate."
+        f"seeds with their {words.coverage(analysis.plan.stop)} intervals, {n} a point. Crosses: rates at "
+        f"which a run diverged. Lowest mean: {best}. Arms whose best rates differ are not compared fairly at "
+        "one rate."
     )
     alt = f"Line chart of the final loss over the learning rate. Lowest: {best}."
     return _draw(curves, analysis.baseline), caption, alt
@@ -49,14 +49,14 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     group_of = {arm.tuned: arm.group for arm in tuning.arms}
     chosen = {arm.group: float(arm.chosen[RATE]) for arm in tuning.arms}
     shared = {float(arm.shared[RATE]) for arm in tuning.arms}
-    alone = len(tuning.fields) == 1
+    alone = len(tuning.plan.fields) == 1
     found = "; ".join(f"{group} at {rate:g}" for group, rate in chosen.items())
     runs = max(rate.n for curve in curves for rate in curve.rates)
     caption = (
-        f"Final validation loss of the trials over the peak learning rate, {words.tokens(tuning.tokens)} "
-        f"tokens each ({words.plural(runs, 'run')} a point{'' if alone else '; other fields vary, too'}). "
-        "Crosses at the top: a run diverged; triangles: ended early. Dotted: the study's own rate. "
-        f"Rings: the rates found: {found}."
+        "Final validation loss of the trials over the peak learning rate, "
+        f"{words.tokens(tuning.plan.tokens)} tokens each ({words.plural(runs, 'run')} a "
+        f"point{'' if alone else '; other fields vary, too'}). Crosses at the top: a run diverged; "
+        f"triangles: ended early. Dotted: the study's own rate. Rings: the rates found: {found}."
     )
     alt = f"Chart of the trials' final loss over the learning rate. Found: {found}."
     base = group_of[analysis.baseline]

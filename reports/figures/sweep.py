@@ -29,9 +29,9 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     falls = _falling(analysis, sweeps)
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
-        f"its pointwise {words.coverage(analysis.rule)} band, over the losses that every run of both passes; "
-        "training goes to the right. Dotted: the study's target. A cost that depends on the target is no "
-        "single number. The scale follows the later half."
+        f"its pointwise {words.coverage(analysis.plan.stop)} band, over the losses that every run of both "
+        "passes; training goes to the right. Dotted: the study's target. A cost that depends on the target "
+        "is no single number. The scale follows the later half."
     )
     if falls:
         caption += (
@@ -86,7 +86,9 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float])
         cost, below, above = map(_numbers, (sweep.cost, sweep.low, sweep.high))
         look = style[name]
         axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
-        axis.axvline(analysis.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":", zorder=1.5)
+        axis.axvline(
+            analysis.plan.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":", zorder=1.5
+        )
         if np.isfinite(below).any():
             axis.fill_between(
                 sweep.targets, 100 * below, 100 * above, color=look.color, alpha=0.22, linewidth=0

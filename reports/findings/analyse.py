@@ -144,13 +144,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     token_effects, loss_effects = _effects(plan, runs)
     return Analysis(
-        study=plan.study,
-        description=plan.description,
-        baseline=plan.baseline,
-        target=plan.target,
-        paired=plan.paired_seeds,
-        rule=plan.stop,
-        training=plan.training,
+        plan=plan,
         arms=arms,
         steps=find_steps(
             # The baseline's second arm would make each of its steps once more.
@@ -176,7 +170,6 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         set_apart=set_apart,
         waived=waived,
         horizon_tokens=setting.horizon,
-        dropped=plan.dropped,
         last_ended_unix=max(ended) if ended else None,
         curves=curves,
     )

@@ -65,7 +65,7 @@ def compare(
     """Compare study A (``left``) with B (``right``); ``frames`` tell in what they differ."""
     arms, others = ({arm.name: arm for arm in side.others} for side in (left, right))
     shared = _share_runs(left.baseline_arm, right.baseline_arm)
-    shown = names or (left.study, right.study)
+    shown = names or (left.plan.study, right.plan.study)
     return Comparison(
         left=shown[0],
         right=shown[1],
@@ -79,7 +79,7 @@ def compare(
             for name in dict.fromkeys((*arms, *others))
         ),
         differs=study_differences((left, right), frames),
-        rules=(left.rule, right.rule),
+        rules=(left.plan.stop, right.plan.stop),
     )
 
 
@@ -106,10 +106,10 @@ def study_differences(
     """Return what the studies' targets, baselines and training differ in, by key."""
     heads = [
         {
-            "target": target_text(analysis.target),
-            "crossing": analysis.target.crossing,
+            "target": target_text(analysis.plan.target),
+            "crossing": analysis.plan.target.crossing,
             "baseline": analysis.baseline,
-            "paired seeds": _text(analysis.paired),
+            "paired seeds": _text(analysis.plan.paired_seeds),
             "timing": analysis.timing.kind,
         }
         for analysis in analyses

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.survival import Reached
     from ablate.reports.statistics.sweep import Sweep
     from ablate.run.outcome import End
-    from ablate.store.lock import DroppedCell, GroupTuning, LockedArm, StopRule, Target
+    from ablate.store.lock import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,21 +217,15 @@ class TunedArm:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """The search before the seeds. ``done``: whether it has ended; before that there is nothing in ``arms``.
+    """The search before the seeds. Before it has ended there is nothing but ``plan``.
 
-    ``trials``: of each group; ``tokens``: the budget of a trial's run, ``share`` of a run's.
+    ``plan``: as the plan has it; ``share``: of a run's tokens that a trial's run has.
     ``total_tokens``: trained in all trials, ``run_tokens`` in the runs compared. ``others``: arms at the
     study's own values that are not in the main comparison. ``curves``: final loss over the learning rate, one
     for each group.
     """
 
-    study: str
-    done: bool
-    fields: tuple[str, ...]
-    sampler: str
-    trials: int
-    tokens: int
-    seeds: int
+    plan: LockedTuning
     share: float | None = None
     total_tokens: int = 0
     run_tokens: int = 0
@@ -251,18 +245,12 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Everything that the report says in numbers.
+    """Everything that the report says in numbers. ``plan``: what was compared, and how.
 
     ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
     """
 
-    study: str
-    description: str | None
-    baseline: str
-    target: Target
-    paired: bool
-    rule: StopRule | None
-    training: dict[str, Any]
+    plan: LockedPlan
     arms: tuple[ArmResult, ...]
     steps: tuple[Step, ...]
     rate_curves: tuple[RateCurve, ...]
@@ -277,10 +265,14 @@ class Analysis:
     horizon_tokens: float | None
     token_effects: Effects
     loss_effects: Effects
-    dropped: tuple[DroppedCell, ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
     tuning: TuningResult | None = None
+
+    @property
+    def baseline(self) -> str:
+        """The name of the arm that costs are stated against."""
+        return self.plan.baseline
 
     @property
     def baseline_arm(self) -> ArmResult:

@@ -91,7 +91,7 @@ def trend(
     Raises:
         UserError: a size cannot be told, all are one, runs are shared, or no arm has two estimates.
     """
-    shown = names or [analysis.study for analysis in analyses]
+    shown = names or [analysis.plan.study for analysis in analyses]
     configs = [read_configs(frame.configs) for frame in frames]
     sized = list(map(_sized, shown, analyses, configs))
     order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
@@ -136,7 +136,7 @@ def trend(
         arms=tuple(found.values()),
         left_out=left_out,
         differs=more,
-        rules=tuple(analysis.rule for analysis in analyses),
+        rules=tuple(analysis.plan.stop for analysis in analyses),
     )
 
 
@@ -169,7 +169,7 @@ def _sized(name: str, analysis: Analysis, configs: Mapping[str, RunConfig]) -> S
             "that a study describes by width and layers)"
         )
     return SizedStudy(
-        name=name, parameters=_parameters(config), baseline=baseline, target=target_text(analysis.target)
+        name=name, parameters=_parameters(config), baseline=baseline, target=target_text(analysis.plan.target)
     )
 
 

@@ -83,7 +83,7 @@ def _values(tuning: LockedTuning, plan: LockedPlan, arm: str, *, tuned: bool) ->
 
 def pending(plan: LockedPlan) -> TuningResult | None:
     """Return what is known of a search that has not ended; None for a study without one."""
-    return None if plan.tuning is None else _settings(plan.tuning, done=False)
+    return None if plan.tuning is None else TuningResult(plan=plan.tuning)
 
 
 def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningResult:
@@ -97,9 +97,9 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         for name, stand_in in tuning.tuned.items()
         if not shared_arms[name].planned.again
     )
-    budget = at_tuned.training.get("tokens")
-    return replace(
-        _settings(tuning, done=True),
+    budget = at_tuned.plan.training.get("tokens")
+    return TuningResult(
+        plan=tuning,
         share=tuning.tokens / budget if budget else None,
         total_tokens=sum(trial.tokens for group in tuning.groups for trial in group.trials),
         run_tokens=sum(run.tokens for arm in at_tuned.arms for run in arm.runs),
@@ -107,18 +107,6 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
         curves=tuple(_curve(group) for group in tuning.groups) if RATE in tuning.fields else (),
         groups=tuning.groups,
-    )
-
-
-def _settings(tuning: LockedTuning, *, done: bool) -> TuningResult:
-    return TuningResult(
-        study=tuning.study,
-        done=done,
-        fields=tuple(tuning.fields),
-        sampler=tuning.sampler,
-        trials=tuning.trials,
-        tokens=tuning.tokens,
-        seeds=len(tuning.seeds),
     )
 
 

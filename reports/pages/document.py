@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import published_checks
 from ablate.reports.findings.diagnoses import GemmSummary, Likeness
-from ablate.reports.findings.results import ArmResult
+from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
@@ -66,7 +66,8 @@ _KEYS = {
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
     "Stopped": "kind reason look seeds",
     "Throughput": "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
-    "TuningResult": "study done fields sampler trials seeds tokens share_of_a_run=share "
+    "TuningResult": "study=plan.study done=plan.done fields=plan.fields sampler=plan.sampler "
+    "trials=plan.trials seeds=plan.seeds tokens=plan.tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
     "arms_at_shared_values=others",
     "TunedArm": "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
@@ -86,16 +87,22 @@ def report_document(
     stopped = sum(arm.tokens_saved for arm in analysis.stopped)
     return {
         "format": FORMAT,
-        **_object(analysis, "study description baseline"),
-        "target": _object(analysis.target, "kind value val_loss crossing"),
+        **_object(analysis, "study=plan.study description=plan.description baseline"),
+        "target": _object(analysis.plan.target, "kind value val_loss crossing"),
         "verdict": list(verdict.sentences),
         "notices": list(notices),
         "warnings": list(warnings),
-        **_object(analysis, "runs_planned=planned runs_missing=missing paired_seeds=paired"),
-        "stop": None if analysis.rule is None else _plain(analysis.rule) | {"tokens_saved": stopped},
+        **_object(analysis, "runs_planned=planned runs_missing=missing paired_seeds=plan.paired_seeds"),
+        "stop": None
+        if analysis.plan.stop is None
+        else _plain(analysis.plan.stop) | {"tokens_saved": stopped},
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        **_object(analysis, "throughput evaluation_interval=resolution arms steps dropped training"),
+        **_object(
+            analysis,
+            "throughput evaluation_interval=resolution arms steps dropped=plan.dropped training=plan.training"
+            "",
+        ),
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),
@@ -176,6 +183,9 @@ def _plain(value: Any) -> Any:
             return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
         case ArmResult():
             return _arm(value)
+        case TuningResult():
+            told = {"fields": list(value.plan.fields), "seeds": len(value.plan.seeds)}
+            return _object(value) | told
         case Hopeless():
             return _object(value) | {"nominal_levels": list(levels_of(value))}
         case GemmSummary():

@@ -108,7 +108,7 @@ def write_report(
     verdict, notices = write_verdict(analysis), caveats.notices(analysis)
     warnings = caveats.warnings(analysis, faults)
     sections = _sections(analysis, diagnosed, prices or {})
-    training = (f"{key} {value}" for key, value in analysis.training.items() if value is not None)
+    training = (f"{key} {value}" for key, value in analysis.plan.training.items() if value is not None)
     values = {
         "analysis": analysis,
         "verdict": verdict,
@@ -123,7 +123,7 @@ def write_report(
             for environment, count in analysis.environments
         ],
         "training": ", ".join(training),
-        "target": target_text(analysis.target),
+        "target": target_text(analysis.plan.target),
         "ended": words.moment(analysis.last_ended_unix),
     }
     texts = {

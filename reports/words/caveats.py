@@ -27,10 +27,10 @@ def notices(analysis: Analysis) -> tuple[str, ...]:
 
 def _notices(analysis: Analysis) -> Iterator[str]:
     tuning = analysis.tuning
-    if tuning is not None and not tuning.done:
+    if tuning is not None and not tuning.plan.done:
         yield (
-            f"Tuning has not ended (ablate status '{tuning.study}'): the arms are compared at the study's "
-            f"own {' and '.join(tuning.fields)}."
+            f"Tuning has not ended (ablate status '{tuning.plan.study}'): the arms are compared at the "
+            f"study's own {' and '.join(tuning.plan.fields)}."
         )
     if analysis.missing:
         states = Counter(run.state for arm in analysis.every_arm for run in arm.runs if run.end == "missing")
@@ -82,10 +82,10 @@ def _tuning(analysis: Analysis) -> Iterator[str]:
     if tuning is None or not tuning.arms:
         return
     yield (
-        f"The values found for the arms are from trials of {words.tokens(tuning.tokens)} tokens, "
-        f"{words.share(tuning.share)} of a run's, with {words.plural(tuning.seeds, 'seed')} of their own: "
-        "what is best on a short budget need not be best on a long one, and the intervals do not hold the "
-        "error of the search."
+        f"The values found for the arms are from trials of {words.tokens(tuning.plan.tokens)} tokens, "
+        f"{words.share(tuning.share)} of a run's, with {words.plural(len(tuning.plan.seeds), 'seed')} of "
+        "their own: what is best on a short budget need not be best on a long one, and the intervals do not "
+        "hold the error of the search."
     )
     outermost: dict[str, list[str]] = {}
     for arm in tuning.arms:
@@ -106,7 +106,7 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
             "or take a lower target."
         )
-    if analysis.training.get("schedule") == "cosine":
+    if analysis.plan.training.get("schedule") == "cosine":
         yield (
             "The cosine schedule is tied to the token budget: a crossing before its end is read at a "
             "learning rate that a shorter run would not have had. Prefer a constant rate or "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """Return the words of the report with what they mean in this study."""
-    if analysis.paired:
+    if analysis.plan.paired_seeds:
         test = "by Student's t on the differences of seeds in common (the study declares its seeds paired)"
     else:
         test = "by Welch's t on log T"
@@ -27,20 +27,20 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     interval = words.tokens(analysis.resolution.interval_tokens)
     of_target = words.share(analysis.resolution.share)
     found = {
-        "Target": f"{target_text(analysis.target)}.",
-        "Tokens to target": f"{words.RULES[analysis.target.crossing]}; over seeds the geometric mean.",
+        "Target": f"{target_text(analysis.plan.target)}.",
+        "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}; over seeds the geometric mean.",
         "Token cost": "exp(mean log T of the arm − mean log T of the baseline) − 1, with its "
-        f"{words.coverage(analysis.rule)} interval {test}.",
+        f"{words.coverage(analysis.plan.stop)} interval {test}.",
         "Not reached": "censored: the budget ended before the target. Diverged is an end of its own and "
         "counts as never reaching. Such an arm has no estimate, only a bound, with those runs at their "
         "budget.",
         "Break-even": "1 + token cost: the throughput over the baseline's from which the arm pays.",
         "Evaluation interval": f"{interval} tokens, {of_target} of the baseline's tokens to target.",
-        "Learning-rate schedule": f"{analysis.training.get('schedule', 'not recorded')}.",
+        "Learning-rate schedule": f"{analysis.plan.training.get('schedule', 'not recorded')}.",
         "Timing": _timing(analysis),
     }
-    if analysis.rule is not None:
-        found["Early stops"] = f"{'; '.join(_stops(analysis.rule))}."
+    if analysis.plan.stop is not None:
+        found["Early stops"] = f"{'; '.join(_stops(analysis.plan.stop))}."
     if analysis.waived:
         found["Waived"] = f"runs that differ in {', '.join(analysis.waived)} are pooled."
     return tuple(found.items())

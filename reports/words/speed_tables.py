@@ -24,8 +24,8 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     caption = (
         f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
         "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
-        f"Intervals ({words.coverage(analysis.rule)}) on logs, with the errors of throughput and of token "
-        "cost both in the latter. GPU-hours: of one run to the target, evaluation left out."
+        f"Intervals ({words.coverage(analysis.plan.stop)}) on logs, with the errors of throughput and of "
+        "token cost both in the latter. GPU-hours: of one run to the target, evaluation left out."
     )
     if "alone" in timed and analysis.throughput is not None:
         caption += (

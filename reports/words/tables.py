@@ -32,7 +32,7 @@ def headline(analysis: Analysis) -> Table:
 
     return make_table(
         "Arms against the baseline. n: results (runs that finished or diverged), of which hit / censored "
-        f"/ diverged. Brackets: {words.coverage(analysis.rule)} intervals over seeds, each for its own "
+        f"/ diverged. Brackets: {words.coverage(analysis.plan.stop)} intervals over seeds, each for its own "
         "comparison. > : a bound, because not every run reached the target. Break-even: the throughput over "
         "the baseline's from which the arm pays. Loss difference: at the last evaluation that all runs of "
         "both have, nats/token.",
@@ -144,7 +144,7 @@ def reached_table(analysis: Analysis) -> Table | None:
     horizon = words.tokens(analysis.horizon_tokens)
     return make_table(
         f"Restricted mean: tokens to target cut at {horizon}, as far as every arm was looked at; the "
-        f"area over its Kaplan–Meier curve, with Greenwood's {words.coverage(analysis.rule)} interval. "
+        f"area over its Kaplan–Meier curve, with Greenwood's {words.coverage(analysis.plan.stop)} interval. "
         f"Censored runs count for as long as they were looked at, diverged ones to {horizon}.",
         analysis.arms,
         {
@@ -179,7 +179,8 @@ def step_table(analysis: Analysis) -> Table:
     """Return what each further GEMM adds, by the pairs of arms that show it."""
     return make_table(
         "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. "
-        f"Token cost of the second arm over the first, with its {words.coverage(analysis.rule)} interval.",
+        f"Token cost of the second arm over the first, with its {words.coverage(analysis.plan.stop)} "
+        "interval.",
         analysis.steps,
         {
             "GEMM": lambda step: step.gemm.capitalize(),
@@ -203,9 +204,9 @@ def tuning_table(analysis: Analysis) -> Table | None:
         return text if value is None else f"{text} (loss {words.loss(value)})"
 
     return make_table(
-        f"What was found for each arm in {tuning.trials} trials of {words.tokens(tuning.tokens)} tokens "
-        f"({tuning.sampler}), and the token cost at the study's own values beside the one at the values "
-        "found, each against the baseline at the same kind of values. Trials: complete / pruned / "
+        f"What was found for each arm in {tuning.plan.trials} trials of {words.tokens(tuning.plan.tokens)} "
+        f"tokens ({tuning.plan.sampler}), and the token cost at the study's own values beside the one at the "
+        "values found, each against the baseline at the same kind of values. Trials: complete / pruned / "
         "diverged, of the arm's group. Loss: mean final validation loss of the trial, nats/token. "
         "Brackets: 95\u00a0% intervals over the seeds of the runs.",
         tuning.arms,

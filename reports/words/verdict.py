@@ -70,8 +70,8 @@ def _baseline_alone(analysis: Analysis) -> str:
     text = f"The study has one arm, {base.name}: there is nothing to compare it with."
     if base.hit == base.n:
         reached = words.tokens_interval(base.tokens_to_target)
-        return f"{text} It reaches {target_text(analysis.target)} after {reached} tokens, n = {base.n}."
-    return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {target_text(analysis.target)}."
+        return f"{text} It reaches {target_text(analysis.plan.target)} after {reached} tokens, n = {base.n}."
+    return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {target_text(analysis.plan.target)}."
 
 
 def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
@@ -84,7 +84,7 @@ def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
     }
     parts = [f"{n} {phrases[tone][n > 1]}" for tone in phrases if (n := tones[tone])]
     arms = words.plural(tones.total(), "arm")
-    compared = f"{arms} compared with {analysis.baseline} at {target_text(analysis.target)}"
+    compared = f"{arms} compared with {analysis.baseline} at {target_text(analysis.plan.target)}"
     return f"Of {compared}, {words.listed(parts)}."
 
 
@@ -170,7 +170,7 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f", each for its own comparison and not adjusted for there being {count}: the chance that one of "
             "them misses is greater than 5\u00a0%"
         )
-        yield f"Brackets are {words.coverage(analysis.rule)} intervals{many if count > 1 else ''}."
+        yield f"Brackets are {words.coverage(analysis.plan.stop)} intervals{many if count > 1 else ''}."
     yield from _stop_notes(analysis)
     if analysis.timing.kind == "logged":
         yield (
@@ -188,8 +188,8 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
     if tuning is None or not tuning.arms:
         return
     yield (
-        f"Each arm trains at the {words.listed(tuning.fields)} found for it in {tuning.trials} trials of "
-        f"{words.tokens(tuning.tokens)} tokens, as many for every arm. The trials took "
+        f"Each arm trains at the {words.listed([*tuning.plan.fields])} found for it in {tuning.plan.trials} "
+        f"trials of {words.tokens(tuning.plan.tokens)} tokens, as many for every arm. The trials took "
         f"{words.tokens(tuning.total_tokens)} tokens in all, beside {words.tokens(tuning.run_tokens)} in the "
         "runs compared."
     )
@@ -205,7 +205,7 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
 
 def _stop_notes(analysis: Analysis) -> Iterator[str]:
     """Say what early stops mean for the figures, and what they saved."""
-    hopeless = None if analysis.rule is None else analysis.rule.hopeless
+    hopeless = None if analysis.plan.stop is None else analysis.plan.stop.hopeless
     if hopeless is not None:
         yield (
             "The study could stop arms at looks after "
