@@ -287,7 +287,7 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
         tokens_to_target=mean,
         token_cost=cost,
         final_loss=final_loss(own.curves, alpha),
-        difference=LossDifference(interval=Interval(note="baseline"))
+        difference=LossDifference(note="baseline")
         if is_baseline
         else final_difference(own.curves, base.curves, alpha, paired=paired),
         sweep=None

@@ -13,7 +13,7 @@ import base64
 import math
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,12 +39,19 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class Likeness(Interval):
     """The share of the error that is the same so many diagnoses, and training tokens, later."""
 
-    lag: int
-    tokens: int
-    cosine: Interval
+    diagnoses_later: int
+    tokens_later: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """The layer with the largest error, the mean over its cells."""
+
+    layer: str
+    relative_error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +68,22 @@ class OperandSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSummary:
-    """One GEMM of an arm. ``cells``: layers × steps × runs that were measured; ``draws`` of each.
+    """One GEMM of an arm. ``measurements``: layers × steps × runs; ``draws`` of each.
 
-    ``over_data_noise``: energy of Wgrad's error over that of the data's noise, the median in a run;
-    ``under_sqrt3``: cells of Wgrad whose gradient's norm is under √3 times its error.
+    ``error_over_data_noise``: energy of Wgrad's error over that of the data's noise, the median in a run;
+    ``under_sqrt3``: measurements of Wgrad whose gradient's norm is under √3 times its error.
     """
 
     gemm: str
-    cells: int
+    measurements: int
     draws: int
     relative_error: Interval
     gain: Interval
     bias_share: Interval
-    likeness: tuple[Likeness, ...]
-    worst_layer: str
-    worst_error: float
+    alike: tuple[Likeness, ...]
+    largest: Largest
     operands: tuple[OperandSummary, ...]
-    over_data_noise: Interval
+    error_over_data_noise: Interval
     under_sqrt3: int
 
 
@@ -151,16 +157,15 @@ def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
     worst = max(known, key=known.__getitem__, default="")
     return GemmSummary(
         gemm=gemm,
-        cells=len(every),
+        measurements=len(every),
         draws=max(row["draws"] for row in every),
         relative_error=_over_runs(runs, "relative_error"),
         gain=_over_runs(runs, "gain"),
         bias_share=_over_runs(runs, "bias_share"),
-        likeness=tuple(one for lag in LAGS if (one := _likeness(runs, lag)) is not None),
-        worst_layer=worst,
-        worst_error=known.get(worst, 0.0),
+        alike=tuple(one for lag in LAGS if (one := _likeness(runs, lag)) is not None),
+        largest=Largest(layer=worst, relative_error=known.get(worst, 0.0)),
         operands=tuple(_operand(name, own) for name in OPERANDS[gemm] if (own := _operands(every, name))),  # type: ignore[index]
-        over_data_noise=_interval(_average(map(_over_noise, rows), statistics.median) for rows in runs),
+        error_over_data_noise=_interval(_average(map(_over_noise, rows), statistics.median) for rows in runs),
         under_sqrt3=sum(
             error is not None and error * _SQRT_3 > 1 for error in _figures(every, "relative_error")
         ),
@@ -198,7 +203,8 @@ def _likeness(runs: Sequence[Sequence[Row]], lag: int) -> Likeness | None:
         means.append(_mean(sketch_cosine(first["sketch"], second["sketch"]) for first, second in pairs))
     if all(mean is None for mean in means):
         return None
-    return Likeness(lag=lag, tokens=round(statistics.median(apart)), cosine=_interval(means))
+    tokens = round(statistics.median(apart))
+    return Likeness(diagnoses_later=lag, tokens_later=tokens, **vars(_interval(means)))
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
@@ -288,4 +294,5 @@ def _average(values: Iterable[float | None], by: Callable[[list[float]], float])
 
 
 def _interval(values: Iterable[float | None]) -> Interval:
-    return mean_interval([value for value in values if value is not None])
+    """Return the interval of the known values; of so many figures no note says why one has none."""
+    return replace(mean_interval([value for value in values if value is not None]), note=None)

@@ -23,7 +23,7 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
         row: dict[str, Any] = {"arm": arm.name, "recipe": arm.recipe}
         row |= {name: getattr(arm, name) for name in ("n", "hit", "censored", "diverged", "missing")}
         intervals = {name: getattr(arm, name) for name in ("tokens_to_target", "token_cost", "final_loss")}
-        for name, interval in (intervals | {"loss_difference": arm.difference.interval}).items():
+        for name, interval in (intervals | {"loss_difference": arm.difference}).items():
             row |= {f"{name}_{part}": getattr(interval, part) for part in ("estimate", "low", "high")}
         row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
         rows.append(row)

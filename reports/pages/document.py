@@ -12,7 +12,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import published_checks
-from ablate.reports.findings.diagnoses import GemmSummary, Likeness
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
 from ablate.reports.statistics.stopping import levels_of
@@ -46,11 +45,8 @@ _KEYS = {
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio=variance_ratio "
     "restricted",
     "Effects": "reason runs residual residual_degrees=degrees terms=effects",
-    "GemmSummary": "gemm measurements=cells draws relative_error gain bias_share alike=likeness "
-    "largest=worst_layer operands error_over_data_noise=over_data_noise under_sqrt3",
-    "Likeness": "diagnoses_later=lag tokens_later=tokens",
+    "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",
-    "LossDifference": "tokens n n_baseline",
     "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
     "gpu_hours_to_target=hours",
     "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
@@ -177,7 +173,7 @@ def _plain(value: Any) -> Any:
     """Return data classes, mappings and sequences as what JSON knows."""
     match value:
         case Interval():
-            return _bounds(value) | ({"note": value.note} if value.note else {})
+            return {key: one for key, one in _object(value).items() if key != "note" or one}
         case Sweep():
             rows = zip(value.targets, value.cost, value.low, value.high, strict=True)
             return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
@@ -188,15 +184,6 @@ def _plain(value: Any) -> Any:
             return _object(value) | told
         case Hopeless():
             return _object(value) | {"nominal_levels": list(levels_of(value))}
-        case GemmSummary():
-            bounds = ("relative_error", "gain", "bias_share")
-            return _object(value) | {
-                **{name: _bounds(getattr(value, name)) for name in bounds},
-                "error_over_data_noise": _bounds(value.over_data_noise),
-                "largest": {"layer": value.worst_layer, "relative_error": value.worst_error},
-            }
-        case Likeness():
-            return _object(value) | _bounds(value.cosine)
         case Mapping():
             return {key: _plain(one) for key, one in value.items()}
         case list() | tuple():
@@ -220,7 +207,7 @@ def _arm(value: ArmResult) -> dict[str, Any]:
     found = _object(value)
     loss = found["final_loss"]
     loss["mean"] = loss.pop("estimate")
-    loss["difference"] = _plain(value.difference.interval) | _object(value.difference)
+    loss["difference"] = _plain(value.difference)
     if value.stopped is not None:
         found["stopped"] |= {"runs_unused": value.unused, "tokens_saved": value.tokens_saved}
     text = {
@@ -230,9 +217,5 @@ def _arm(value: ArmResult) -> dict[str, Any]:
     return found | {"text": text, "runs": _plain(value.runs)}
 
 
-def _bounds(value: Interval | Cost) -> dict[str, Any]:
-    return {"estimate": value.estimate, "low": value.low, "high": value.high}
-
-
 def _costs(costs: Iterable[Cost | None]) -> list[dict[str, Any] | None]:
-    return [None if cost is None else _bounds(cost) | {"kind": cost.kind} for cost in costs]
+    return [None if cost is None else _object(cost, "estimate low high kind") for cost in costs]

@@ -59,10 +59,9 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossDifference:
+class LossDifference(Interval):
     """The difference to the baseline at the last evaluation that all runs of both have."""
 
-    interval: Interval
     tokens: int | None = None
     n: int = 0
     n_baseline: int = 0
@@ -98,12 +97,12 @@ def final_difference(
     """
     for mean in map(final_loss, (arm, baseline)):
         if mean.estimate is None:
-            return LossDifference(interval=mean)
+            return LossDifference(note=mean.note)
     left, right = _align(common_grid(arm), common_grid(baseline))
     if not len(left.tokens):
-        return LossDifference(interval=Interval(note="no evaluation at equal tokens"))
+        return LossDifference(note="no evaluation at equal tokens")
     return LossDifference(
-        interval=_differences(left, right, alpha, paired=paired)[-1],
+        **vars(_differences(left, right, alpha, paired=paired)[-1]),
         tokens=int(left.tokens[-1]),
         n=len(left.loss),
         n_baseline=len(right.loss),

@@ -39,12 +39,10 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
             "Relative error": lambda row: _error(row[1].relative_error),
             "Gain": lambda row: _number(row[1].gain, ".3f"),
             "Bias": lambda row: words.share(1.0 if row[1].draws == 1 else _not_negative(row[1].bias_share)),
-            "Later": lambda row: words.share(
-                _not_negative(row[1].likeness[0].cosine) if row[1].likeness else None
-            ),
+            "Later": lambda row: words.share(_not_negative(row[1].alike[0]) if row[1].alike else None),
             "Clipped": lambda row: _shares(row[1].operands, "clipped"),
             "Zeroed": lambda row: _shares(row[1].operands, "zeroed"),
-            "Over noise": lambda row: _number(row[1].over_data_noise, ".3g"),
+            "Over noise": lambda row: _number(row[1].error_over_data_noise, ".3g"),
         },
         numeric=range(1, 8),
     )
@@ -90,11 +88,10 @@ def _sentences(arm: str, one: GemmSummary) -> Iterator[str]:
     elif one.bias_share.estimate is not None:
         share = words.share(_not_negative(one.bias_share))
         text += f"; {share} of the error's energy is the same in every draw of the randomness"
-    if one.likeness:
-        later = one.likeness[0]
-        alike = words.share(_not_negative(later.cosine) or 0.0)
-        text += f"; {alike} is still the same {words.tokens(later.tokens)} tokens later"
-    yield f"{text}. Largest in {one.worst_layer}: {words.share(one.worst_error)}."
+    if one.alike:
+        alike = words.share(_not_negative(one.alike[0]) or 0.0)
+        text += f"; {alike} is still the same {words.tokens(one.alike[0].tokens_later)} tokens later"
+    yield f"{text}. Largest in {one.largest.layer}: {words.share(one.largest.relative_error)}."
     for operand in one.operands:
         zeroed, clipped = operand.zeroed, operand.clipped
         if zeroed is None or clipped is None or max(zeroed, clipped) < _WORTH_A_WORD:
@@ -105,9 +102,9 @@ def _sentences(arm: str, one: GemmSummary) -> Iterator[str]:
         if before is not None and after is not None and before != after:
             text += f"; the rotation takes the crest factor of a block from {before:.2f} to {after:.2f}"
         yield f"{text}."
-    if one.over_data_noise.estimate is not None:
+    if one.error_over_data_noise.estimate is not None:
         yield (
-            f"{arm}: the energy of {gemm}'s error is {one.over_data_noise.estimate:.3g} times that of the "
-            f"data's noise in as many tokens, and the gradient's norm is under √3 times the error in "
-            f"{one.under_sqrt3:,} of {one.cells:,} measurements."
+            f"{arm}: the energy of {gemm}'s error is {one.error_over_data_noise.estimate:.3g} times that of "
+            f"the data's noise in as many tokens, and the gradient's norm is under √3 times the error in "
+            f"{one.under_sqrt3:,} of {one.measurements:,} measurements."
         )

@@ -28,7 +28,7 @@ def headline(analysis: Analysis) -> Table:
     def difference(arm: ArmResult) -> str:
         if arm.name == analysis.baseline:
             return f"(loss {words.loss(arm.final_loss.estimate)})"
-        return words.loss_interval(arm.difference.interval, difference=True)
+        return words.loss_interval(arm.difference, difference=True)
 
     return make_table(
         "Arms against the baseline. n: results (runs that finished or diverged), of which hit / censored "

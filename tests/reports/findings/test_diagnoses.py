@@ -73,10 +73,10 @@ def test_means_over_layers_and_steps_then_over_runs():
     assert wgrad.relative_error.estimate == pytest.approx((0.3 + 0.6) / 2)
     assert wgrad.relative_error.low < 0.3  # Student's t of two runs is wide
     assert wgrad.relative_error.high > 0.6
-    assert (wgrad.worst_layer, wgrad.worst_error) == ("blocks.1.ffn.down", 0.6)
-    assert wgrad.over_data_noise.estimate == 0.5
+    assert (wgrad.largest.layer, wgrad.largest.relative_error) == ("blocks.1.ffn.down", 0.6)
+    assert wgrad.error_over_data_noise.estimate == 0.5
     assert wgrad.under_sqrt3 == 2  # 1 / √3 is 0.577
-    assert wgrad.cells == 5
+    assert wgrad.measurements == 5
     one = summarise("a", runs[:1]).gemms[0]
     assert (one.relative_error.low, one.relative_error.high) == (None, None)
 
@@ -91,10 +91,10 @@ def test_what_two_steps_errors_have_in_common():
         for n in range(12)
     ]  # fmt: skip
     (wgrad,) = summarise("a", [rows]).gemms
-    assert [one.lag for one in wgrad.likeness] == [1, 2, 4, 8]
-    assert [one.tokens for one in wgrad.likeness] == [EVERY, 2 * EVERY, 4 * EVERY, 8 * EVERY]
-    for one in wgrad.likeness:
-        assert one.cosine.estimate == pytest.approx(share, abs=0.04)
+    assert [one.diagnoses_later for one in wgrad.alike] == [1, 2, 4, 8]
+    assert [one.tokens_later for one in wgrad.alike] == [EVERY, 2 * EVERY, 4 * EVERY, 8 * EVERY]
+    for one in wgrad.alike:
+        assert one.estimate == pytest.approx(share, abs=0.04)
 
 
 def test_a_sentence_for_each_finding_with_its_figures():
@@ -152,7 +152,7 @@ def test_odd_parts_of_a_row_say_nothing_and_stop_nothing():
     odd = row(0, operands=[1], data_noise="x", sketch=7, relative_error=None, gain=None, bias_share=None)
     odder = row(0, operands={"dy": 3, "x": {"before": 1}}, data_noise={"noise_energy": "1"}, sketch="!")
     (wgrad,) = summarise("a", [[odd, odder, odd]]).gemms
-    assert wgrad.likeness == ()
+    assert wgrad.alike == ()
     assert wgrad.relative_error.estimate == 0.2
     assert diagnosis_sentences(summarise("a", [[odd]])) == ()
     assert draw_diagnoses([summarise("a", [[odd]])])[0].svg
