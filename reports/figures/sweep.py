@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis
+    from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.sweep import Sweep
 
 
@@ -43,7 +44,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     if without:
         caption += f" No range in common, or diverged: {', '.join(without)}."
     ends = ", ".join(
-        f"{name} from {words.percent(_first(sweep.cost))} to {words.percent(_first(sweep.cost[::-1]))}"
+        f"{name} from {words.percent(_first(sweep.costs))} to {words.percent(_first(sweep.costs[::-1]))}"
         for name, sweep in sweeps.items()
     )
     alt = f"Small line charts of token cost over the target loss. From the first to the last target: {ends}."
@@ -71,19 +72,16 @@ def _falling(analysis: Analysis, sweeps: dict[str, Sweep]) -> dict[str, float]:
     return {name: loss for name, loss in falls.items() if sweeps[name].targets[-1] < loss}
 
 
-def _numbers(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values])
-
-
-def _first(values: Sequence[float | None]) -> float:
-    return next(value for value in values if value is not None)
+def _first(costs: Sequence[Cost]) -> float:
+    return next(cost.estimate for cost in costs if cost.estimate is not None)
 
 
 def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, lowest = canvas.panels(sweeps, "token cost (%)")
     for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
-        cost, below, above = map(_numbers, (sweep.cost, sweep.low, sweep.high))
+        rows = [(one.estimate, one.low, one.high) for one in sweep.costs]
+        cost, below, above = np.array(rows, dtype=float).T
         look = style[name]
         axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         axis.axvline(
@@ -110,14 +108,9 @@ def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float])
 
 def _limits(sweeps: dict[str, Sweep]) -> tuple[float, float]:
     """Follow the later half of the lines, and of the bands what is no wider than a few times that."""
-    halves = [(sweep, slice(len(sweep.targets) // 2, None)) for sweep in sweeps.values()]
-    lines = [value for sweep, half in halves for value in sweep.cost[half] if value is not None]
-    edges = [
-        value
-        for sweep, half in halves
-        for value in (*sweep.low[half], *sweep.high[half])
-        if value is not None
-    ]
+    later = [cost for sweep in sweeps.values() for cost in sweep.costs[len(sweep.costs) // 2 :]]
+    lines = [cost.estimate for cost in later if cost.estimate is not None]
+    edges = [edge for cost in later for edge in (cost.low, cost.high) if edge is not None]
     low, high = canvas.limits([0.0, *lines], edges, most=1.0, least=0.01)
     room = 0.1 * max(high - low, 0.01)
     return 100 * (low - room), 100 * (high + 2 * room)

@@ -45,7 +45,7 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
     values = {
         "title": f"Token cost from {words.parameters(found.studies[0].parameters)} to "
         f"{words.parameters(found.studies[-1].parameters)} parameters",
-        "sentences": beside.trend_sentences(found),
+        "sentences": tuple(beside.trend_sentences(found)),
         "table_of_arms": beside.trend_table(found),
         "studies": Table(
             caption="Parameters of the baseline's model, all of them; the target that costs are read at.",

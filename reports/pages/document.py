@@ -175,8 +175,8 @@ def _plain(value: Any) -> Any:
         case Interval():
             return {key: one for key, one in _object(value).items() if key != "note" or one}
         case Sweep():
-            rows = zip(value.targets, value.cost, value.low, value.high, strict=True)
-            return [dict(zip(("val_loss", "estimate", "low", "high"), row, strict=True)) for row in rows]
+            pairs = zip(value.targets, value.costs, strict=True)
+            return [{"val_loss": at, **_object(cost, "estimate low high")} for at, cost in pairs]
         case ArmResult():
             return _arm(value)
         case TuningResult():

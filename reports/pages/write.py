@@ -105,7 +105,7 @@ def write_report(
     # Faults name files relative to the study: the report must not depend on where the study lies.
     diagnosed, damaged = diagnose_study(store, analysis)
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
-    verdict, notices = write_verdict(analysis), caveats.notices(analysis)
+    verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
     sections = _sections(analysis, diagnosed, prices or {})
     training = (f"{key} {value}" for key, value in analysis.plan.training.items() if value is not None)

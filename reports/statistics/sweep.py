@@ -31,12 +31,10 @@ MOST_TARGETS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Token cost at each target (validation loss in nats per token, falling); None where there is none."""
+    """Token cost at each target (validation loss in nats per token, falling), without bounds."""
 
     targets: tuple[float, ...]
-    cost: tuple[float | None, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
+    costs: tuple[Cost, ...]
     n: int
     n_baseline: int
 
@@ -67,17 +65,10 @@ def target_sweep(
     ]
 
     # A bound is no estimate, and has no place in a band of intervals.
-    exact = [cost if cost.kind in ("interval", "point") else Cost(kind="none") for cost in costs]
+    exact = tuple(cost if cost.kind in ("interval", "point") else Cost(kind="none") for cost in costs)
     if all(cost.estimate is None for cost in exact):
         return None
-    return Sweep(
-        targets=tuple(targets.tolist()),
-        cost=tuple(cost.estimate for cost in exact),
-        low=tuple(cost.low for cost in exact),
-        high=tuple(cost.high for cost in exact),
-        n=len(left),
-        n_baseline=len(right),
-    )
+    return Sweep(targets=tuple(targets.tolist()), costs=exact, n=len(left), n_baseline=len(right))
 
 
 def _targets(left: Sequence[Curve], right: Sequence[Curve]) -> np.ndarray:

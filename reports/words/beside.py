@@ -55,12 +55,8 @@ def trend_table(found: Trend) -> Table:
     )
 
 
-def trend_sentences(found: Trend) -> tuple[str, ...]:
+def trend_sentences(found: Trend) -> Iterator[str]:
     """Say which costs grow or shrink with size, which trends are not settled, and what limits them."""
-    return tuple(_sentences(found))
-
-
-def _sentences(found: Trend) -> Iterator[str]:
     unsettled, without = [], []
     for arm in found.arms:
         change = arm.per_tenfold

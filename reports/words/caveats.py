@@ -20,12 +20,8 @@ _NO_SETTINGS = ("submission_platform",)
 """In what imported runs may differ without training otherwise."""
 
 
-def notices(analysis: Analysis) -> tuple[str, ...]:
-    """Return what a reader must know first: how much of the study is missing."""
-    return tuple(_notices(analysis))
-
-
-def _notices(analysis: Analysis) -> Iterator[str]:
+def notices(analysis: Analysis) -> Iterator[str]:
+    """Yield what a reader must know first: how much of the study is missing."""
     tuning = analysis.tuning
     if tuning is not None and not tuning.plan.done:
         yield (

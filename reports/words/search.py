@@ -89,16 +89,14 @@ def trials_table(found: Found, rung: Rung) -> Table:
     )
 
 
-def importance_table(found: Found) -> Table | None:
-    """Return the share of each objective's variance that each factor explains; None with too few trials."""
+def importance_table(found: Found) -> Table:
+    """Return the share of each objective's variance that each factor explains; no row with too few trials."""
     value, time = found.importances
-    if value is None and time is None:
-        return None
     return make_table(
         f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
         "the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
-        found.factors,
+        found.factors if value or time else (),
         {
             "Factor": str,
             found.value_words.capitalize(): lambda factor: words.share(value[factor] if value else None),

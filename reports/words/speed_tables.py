@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.modelled.speed import GEMM_SHARE, LLAMA_8B, MEMORY_SHARE, published_checks
+from ablate.modelled.speed import GEMM_SHARE, HARDWARE, LLAMA_8B, MEMORY_SHARE, published_checks
 from ablate.reports.words import words
 from ablate.reports.words.table import Table, make_table
 
@@ -52,13 +52,9 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     return make_table(caption, known, columns, numeric={1, 3, 4, 5, 6, 7})
 
 
-def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | None:
-    """Return the modelled speed on named hardware; None without configurations to model."""
-    known = [arm for arm in analysis.arms if arm.modelled]
-    if not known:
-        return None
-    hardware = [one.hardware for one in known[0].modelled]
-    priced = [name for name in hardware if name in prices]
+def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
+    """Return the modelled speed on named hardware, of the arms with a configuration to model."""
+    priced = [name for name in HARDWARE if name in prices]
 
     def speed(arm: ArmResult, one: Modelled) -> str:
         if one.speed is None:
@@ -82,7 +78,7 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
         columns=(
             "Arm",
             "FP4 FLOPs",
-            *hardware,
+            *HARDWARE,
             *(f"{name}: GPU-hours to target, at {prices[name]:g} $/h" for name in priced),
         ),
         rows=tuple(
@@ -92,20 +88,19 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table | N
                 *(speed(arm, one) for one in arm.modelled),
                 *(price(one) for one in arm.modelled if one.hardware in priced),
             )
-            for arm in known
+            for arm in analysis.arms
+            if arm.modelled
         ),
-        numeric=range(1, 2 + len(hardware) + len(priced)),
+        numeric=range(1, 2 + len(HARDWARE) + len(priced)),
     )
 
 
-def large_table(analysis: Analysis) -> Table | None:
+def large_table(analysis: Analysis) -> Table:
     """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
-    known = [arm for arm in analysis.arms if arm.modelled]
-    if not known:
-        return None
-    columns = ("Arm", *(one.hardware for one in known[0].modelled))
-    cells = [
-        [words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled] for arm in known
+    rows = [
+        (arm.name, *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled))
+        for arm in analysis.arms
+        if arm.modelled
     ]
     return Table(
         caption=(
@@ -114,20 +109,18 @@ def large_table(analysis: Analysis) -> Table | None:
             f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
             "to that size."
         ),
-        columns=columns,
-        rows=tuple((arm.name, *own) for arm, own in zip(known, cells, strict=True)),
-        numeric=range(1, len(columns)),
+        columns=("Arm", *HARDWARE),
+        rows=tuple(rows),
+        numeric=range(1, 1 + len(HARDWARE)),
     )
 
 
-def check_table(analysis: Analysis) -> Table | None:
+def check_table(analysis: Analysis) -> Table:
     """Return what the speed model gives where others have published a speed-up."""
-    if not any(arm.modelled for arm in analysis.arms):
-        return None
     return make_table(
         "The model of step speed beside published figures. It leaves out what costs time in practice, "
         "so that it is too high rather than too low; take its numbers with a deviation of that order.",
-        published_checks(),
+        published_checks() if any(arm.modelled for arm in analysis.arms) else (),
         {
             "What": lambda check: check.what,
             "Published": lambda check: f"{'> ' if check.at_least else ''}{check.published:.2f}×",

@@ -38,7 +38,11 @@ def test_no_store_makes_a_traceback(make_study, part):
             frames = load_frames(store)
             analysis = analyse(frames)
             document = report_document(
-                analysis, write_verdict(analysis), notices(analysis), warnings(analysis, frames.faults), ()
+                analysis,
+                write_verdict(analysis),
+                [*notices(analysis)],
+                warnings(analysis, frames.faults),
+                (),
             )
             json.dumps(document, allow_nan=False)
             outcomes["report"] += 1

@@ -31,8 +31,8 @@ def test_a_stretched_axis_costs_the_same_at_every_target():
     assert len(sweep.targets) > 10
     assert np.all(np.diff(sweep.targets) < 0)
     # Interpolation is linear on a curve: off by a little, and by less where it is flat.
-    assert np.allclose(sweep.cost, 0.2, atol=0.02)
-    assert all(low < cost < high for low, cost, high in zip(sweep.low, sweep.cost, sweep.high, strict=True))
+    assert np.allclose([cost.estimate for cost in sweep.costs], 0.2, atol=0.02)
+    assert all(cost.low < cost.estimate < cost.high for cost in sweep.costs)
     assert (sweep.n, sweep.n_baseline) == (3, 3)
 
 
@@ -40,10 +40,10 @@ def test_a_cost_that_depends_on_the_target():
     base = [curve(seed, 1.0) for seed in range(2)]
     shifted = [Curve(**{**vars(one), "loss": one.loss + 0.05}) for one in base]
     sweep = target_sweep(shifted, base)
-    known = [cost for cost in sweep.cost if cost is not None]
+    known = [cost.estimate for cost in sweep.costs if cost.estimate is not None]
     # A constant difference of the loss costs the more tokens the flatter the curve is.
     assert known[-1] > 1.3 * known[len(known) // 3] > 0
-    assert set(sweep.low) == {None}  # equal runs: no spread, no band
+    assert {cost.low for cost in sweep.costs} == {None}  # equal runs: no spread, no band
 
 
 def test_each_target_is_read_as_the_studys_own():
@@ -61,7 +61,7 @@ def test_each_target_is_read_as_the_studys_own():
         for runs in (arm, base)
     ]  # fmt: skip
     cost = token_cost(*ends)
-    assert (sweep.cost[i], sweep.low[i], sweep.high[i]) == (cost.estimate, cost.low, cost.high)
+    assert sweep.costs[i] == cost
 
 
 def test_many_evaluations_are_thinned():
