@@ -31,8 +31,8 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
         "arm, and how they ended."
     )
-    if analysis.resolution.share is not None:
-        share = words.share(analysis.resolution.share)
+    if analysis.resolution.share_of_tokens_to_target is not None:
+        share = words.share(analysis.resolution.share_of_tokens_to_target)
         caption += (
             f" Grey band: one evaluation interval ({share}), below which a cost rests on interpolation."
         )
@@ -77,7 +77,7 @@ def _draw(analysis: Analysis) -> Any:
     figure, axis = _rows(len(arms), height=1.15 + 0.36 * len(arms), above=0.42, right=0.655)
     low, high = _limits(arms)
     axis.set_xlim(low, high)
-    share = analysis.resolution.share
+    share = analysis.resolution.share_of_tokens_to_target
     if share is not None:
         axis.axvspan(max(-share, low), min(share, high), color=canvas.SHADE, zorder=0, linewidth=0)
     for row, arm in enumerate(arms):

@@ -128,7 +128,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     plan = frames.plan
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
-    apart = {found.run_id for found in set_apart}
+    apart = {found.run for found in set_apart}
     found = _arm_runs(frames, apart)
     alphas = {name: _alpha(own, found[plan.baseline], plan) for name, own in found.items()}
     runs = {name: replace(own, alpha=alphas[name]) for name, own in found.items()}
@@ -327,8 +327,8 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
 def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost: Cost) -> Measured | None:
     """Return an arm's speed, timed alone where it was, else in its runs; None where no timing counts."""
     timed = setting.throughput
-    if timed is not None and name in timed.rates:
-        rates, base_rates = timed.rates[name], timed.rates[setting.plan.baseline]
+    if timed is not None and name in timed.tokens_per_sec:
+        rates, base_rates = timed.tokens_per_sec[name], timed.tokens_per_sec[setting.plan.baseline]
         return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha)
     if setting.timing.kind != "native":
         return None
@@ -341,7 +341,8 @@ def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolut
     interval = max(steps, default=None)
     reached = mean_tokens(baseline).estimate
     share = interval / reached if interval is not None and reached else math.inf
-    return Resolution(interval_tokens=interval, share=share if math.isfinite(share) else None)
+    known = share if math.isfinite(share) else None
+    return Resolution(tokens=interval, share_of_tokens_to_target=known)
 
 
 def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:

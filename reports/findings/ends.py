@@ -132,7 +132,7 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
     """Return the runs that one comparison does not need, each with the reason."""
     plan = frames.plan
-    apart = {found.run_id for found in find_set_apart(frames, plan.waive)}
+    apart = {found.run for found in find_set_apart(frames, plan.waive)}
     outcomes: dict[str, list[Outcome]] = {}
     ids: dict[str, list[str]] = {}
     for _, curve, end in run_ends(frames, apart):

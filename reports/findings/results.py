@@ -195,8 +195,8 @@ class RateCurve:
 class TunedArm:
     """One arm: what was chosen for it, from what, and its token cost before and after.
 
-    ``name``: as in the study; ``tuned``: the arm that runs at the values found. ``tokens``: trained in the
-    trials of its group; ``outermost``: the fields whose value is the lowest or highest of those tried.
+    ``name``: as in the study; ``tuned``: the arm that runs at the values found. ``trials``: of its group;
+    ``outermost``: the fields whose value is the lowest or highest of those tried.
     """
 
     name: str
@@ -204,15 +204,15 @@ class TunedArm:
     group: str
     shared: dict[str, Any]
     chosen: dict[str, Any]
-    complete: int
-    pruned: int
-    diverged: int
-    tokens: int
-    shared_loss: float | None
-    chosen_loss: float | None
     outermost: tuple[str, ...]
-    shared_cost: Cost
-    tuned_cost: Cost
+    trials_complete: int
+    trials_pruned: int
+    trials_diverged: int
+    tokens_of_the_trials: int
+    loss_shared: float | None
+    loss_chosen: float | None
+    token_cost_shared: Cost
+    token_cost_tuned: Cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +239,8 @@ class TuningResult:
 class Resolution:
     """The evaluation interval, in tokens and as a share of the baseline's tokens to target."""
 
-    interval_tokens: float | None
-    share: float | None
+    tokens: float | None
+    share_of_tokens_to_target: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class RunTiming:
 class Throughput:
     """What ``ablate throughput`` measured, as far as it counts.
 
-    ``rates``: tokens/s of every repeat, by arm; the baseline's is among them or there are none. ``refused``:
+    ``tokens_per_sec``: of every repeat, by arm; the baseline's is among them or there are none. ``not_used``:
     why not, by arm. ``steps``: of a repeat. ``repeats``: of an arm.
     """
 
@@ -52,8 +52,8 @@ class Throughput:
     steps: int
     repeats: int
     measured_unix: float
-    rates: dict[str, tuple[float, ...]]
-    refused: dict[str, str]
+    tokens_per_sec: dict[str, tuple[float, ...]]
+    not_used: dict[str, str]
 
 
 def timing_of_runs(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> RunTiming:
@@ -163,8 +163,8 @@ def judge_throughput(
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        rates=rates,
-        refused=refused,
+        tokens_per_sec=rates,
+        not_used=refused,
     )
 
 

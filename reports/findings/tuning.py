@@ -125,19 +125,19 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
         group=group.name,
         shared=group.shared,
         chosen=chosen,
-        complete=len(trials) - pruned - diverged,
-        pruned=pruned,
-        diverged=diverged,
-        tokens=sum(trial.tokens for trial in trials),
-        shared_loss=loss(group.shared),
-        chosen_loss=loss(chosen),
+        trials_complete=len(trials) - pruned - diverged,
+        trials_pruned=pruned,
+        trials_diverged=diverged,
+        tokens_of_the_trials=sum(trial.tokens for trial in trials),
+        loss_shared=loss(group.shared),
+        loss_chosen=loss(chosen),
         outermost=tuple(
             field
             for field in chosen
             if _is_outermost(chosen[field], [trial.values[field] for trial in trials])
         ),
-        shared_cost=shared.token_cost,
-        tuned_cost=found.token_cost,
+        token_cost_shared=shared.token_cost,
+        token_cost_tuned=found.token_cost,
     )
 
 

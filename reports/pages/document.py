@@ -42,33 +42,23 @@ _KEYS = {
     "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
     "Check": "what source published at_least modelled deviation",
-    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio=variance_ratio "
-    "restricted",
-    "Effects": "reason runs residual residual_degrees=degrees terms=effects",
+    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio restricted",
     "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",
     "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
     "gpu_hours_to_target=hours",
     "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
     "step_speed_at_llama_3_1_8b=large",
-    "Power": "spread_of_log_tokens=spread spread_of_the_baseline=spread_baseline "
-    "spread_of_the_pairs=spread_of_pairs smallest_cost more_seeds",
     "Rate": "learning_rate arm final_loss=loss n diverged",
     "RateCurve": "name best=best.learning_rate best_is_outermost rates",
-    "Resolution": "tokens=interval_tokens share_of_tokens_to_target=share",
     "RunResult": "id=run_id seed state end tokens tokens_to_target at_or_before_first_evaluation=left_bound "
     "last_loss message seconds tokens_per_sec backend_mode",
-    "SetApart": "run=run_id arm setting own others",
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
     "Stopped": "kind reason look seeds",
-    "Throughput": "device arch versions steps repeats measured_unix tokens_per_sec=rates not_used=refused",
     "TuningResult": "study=plan.study done=plan.done fields=plan.fields sampler=plan.sampler "
     "trials=plan.trials seeds=plan.seeds tokens=plan.tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
     "arms_at_shared_values=others",
-    "TunedArm": "name tuned group shared chosen outermost trials_complete=complete trials_pruned=pruned "
-    "trials_diverged=diverged tokens_of_the_trials=tokens loss_shared=shared_loss loss_chosen=chosen_loss "
-    "token_cost_shared=shared_cost token_cost_tuned=tuned_cost",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _OF_MOST: tuple[Setting, ...] = ("code", "device", "world_size")
 class SetApart:
     """A run that is not pooled: in what it differs, its own value, and that of the others."""
 
-    run_id: str
+    run: str
     arm: str
     setting: Setting
     own: str
@@ -63,7 +63,7 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
         for setting in SETTINGS:
             mine, theirs = marks[setting], reference[setting]
             if setting not in waived and mine is not None and theirs is not None and mine != theirs:
-                found.append(SetApart(run_id=run_id, arm=arm, setting=setting, own=mine, others=theirs))
+                found.append(SetApart(run=run_id, arm=arm, setting=setting, own=mine, others=theirs))
                 break
     return tuple(found)
 

@@ -50,7 +50,7 @@ class Cost:
     n: int = 0
     n_baseline: int = 0
     pairs: int | None = None
-    variance_ratio: float | None = None
+    pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
     log_ratio: Estimate | None = None
 
@@ -108,7 +108,7 @@ def token_cost(
         n=len(left),
         n_baseline=len(right),
         pairs=len(pairs) or None,
-        variance_ratio=_variance_ratio(left, right, pairs) if pairs else None,
+        pairing_variance_ratio=_variance_ratio(left, right, pairs) if pairs else None,
         log_ratio=log_ratio,
     )
 

@@ -44,11 +44,11 @@ class Effect:
 class Effects:
     """All terms, with the residual's standard deviation and degrees of freedom."""
 
-    effects: tuple[Effect, ...] = ()
-    residual: float | None = None
-    degrees: int = 0
-    runs: int = 0
     reason: str | None = None
+    runs: int = 0
+    residual: float | None = None
+    residual_degrees: int = 0
+    terms: tuple[Effect, ...] = ()
 
 
 def factor_effects(rows: Sequence[tuple[Mapping[str, Any], float | None]]) -> Effects:
@@ -143,8 +143,8 @@ def _fit(y: np.ndarray, terms: dict[tuple[str, ...], np.ndarray], levels: dict[s
         )  # fmt: skip
         at += number
     adjusted = iter(holm([effect.p for effect in found if effect.p is not None]))
-    effects = tuple(one if one.p is None else replace(one, p_holm=next(adjusted)) for one in found)
-    return Effects(effects=effects, residual=float(np.sqrt(noise)), degrees=degrees, runs=len(y))
+    tested = tuple(one if one.p is None else replace(one, p_holm=next(adjusted)) for one in found)
+    return Effects(terms=tested, residual=float(np.sqrt(noise)), residual_degrees=degrees, runs=len(y))
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:

@@ -30,15 +30,15 @@ MOST_SEEDS = 1000
 class Power:
     """One comparison's: spread of log T of either side, and what follows from it.
 
-    ``spread_of_pairs``: of the differences of log T over seeds in common; None without pairs.
+    ``spread_of_the_pairs``: of the differences of log T over seeds in common; None without pairs.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
     ``more_seeds``: how many more of each arm would settle the comparison if the cost is the estimate;
     0 where it is settled, None where more than 1,000 would be needed.
     """
 
-    spread: float
-    spread_baseline: float
-    spread_of_pairs: float | None
+    spread_of_log_tokens: float
+    spread_of_the_baseline: float
+    spread_of_the_pairs: float | None
     smallest_cost: float
     more_seeds: int | None
 
@@ -70,9 +70,9 @@ def power_of(
         error = sum(part for part, _ in parts)
         degrees = error**2 / sum(part**2 / own for part, own in parts)
     return Power(
-        spread=math.sqrt(var_x),
-        spread_baseline=math.sqrt(var_y),
-        spread_of_pairs=math.sqrt(variance) if is_paired else None,
+        spread_of_log_tokens=math.sqrt(var_x),
+        spread_of_the_baseline=math.sqrt(var_y),
+        spread_of_the_pairs=math.sqrt(variance) if is_paired else None,
         smallest_cost=math.expm1(_reach(degrees) * math.sqrt(error)),
         more_seeds=0 if settled else _more(variance, n, estimate, 1 if is_paired else 2),
     )

@@ -48,7 +48,7 @@ def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _resolution(analysis: Analysis) -> Iterator[str]:
-    share = analysis.resolution.share
+    share = analysis.resolution.share_of_tokens_to_target
     if share is None:
         return
     costs = ((arm.name, arm.token_cost.estimate) for arm in analysis.others)
@@ -174,11 +174,11 @@ def _settings(analysis: Analysis) -> Iterator[str]:
 def _throughput(analysis: Analysis) -> Iterator[str]:
     """Say for which arms what ``ablate throughput`` measured does not count, and why."""
     record = analysis.throughput
-    if record is None or not record.refused:
+    if record is None or not record.not_used:
         return
     arms: dict[str, list[str]] = {}
-    for arm, reason in record.refused.items():
+    for arm, reason in record.not_used.items():
         arms.setdefault(reason, []).append(arm)
     listed = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
-    which = " for some arms" if record.rates else ""
+    which = " for some arms" if record.tokens_per_sec else ""
     yield f"`ablate throughput` ({words.timed_alone(record)}) gives no speed-up{which}: {listed}."

@@ -21,11 +21,11 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test = "by Student's t on the differences of seeds in common (the study declares its seeds paired)"
     else:
         test = "by Welch's t on log T"
-    ratios = [(arm.name, arm.token_cost.variance_ratio) for arm in analysis.others]
+    ratios = [(arm.name, arm.token_cost.pairing_variance_ratio) for arm in analysis.others]
     if gains := ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios if ratio):
         test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {gains}"
-    interval = words.tokens(analysis.resolution.interval_tokens)
-    of_target = words.share(analysis.resolution.share)
+    interval = words.tokens(analysis.resolution.tokens)
+    of_target = words.share(analysis.resolution.share_of_tokens_to_target)
     found = {
         "Target": f"{target_text(analysis.plan.target)}.",
         "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}; over seeds the geometric mean.",
@@ -63,7 +63,7 @@ def _stops(rule: StopRule) -> Iterator[str]:
 def _timing(analysis: Analysis) -> str:
     """Say what the timing of the runs is worth, and where a measured speed-up is from."""
     record = analysis.throughput
-    alone = record is not None and bool(record.rates)
+    alone = record is not None and bool(record.tokens_per_sec)
     if analysis.timing.kind == "native":
         text = "native and unshared in every run, as far as the runs can tell."
     elif analysis.timing.kind == "logged":

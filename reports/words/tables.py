@@ -75,7 +75,7 @@ def stop_table(analysis: Analysis) -> Table:
 def effect_table(analysis: Analysis) -> Table:
     """Return the effects of a grid's factors on tokens to target."""
     found = analysis.token_effects
-    p_on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.effects}
+    p_on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.terms}
 
     def levels(effect: Effect) -> str:
         if effect.aliased_with:
@@ -89,7 +89,7 @@ def effect_table(analysis: Analysis) -> Table:
         f"{found.runs} runs, residual s.d. {words.share(found.residual)}, adjusted together after Holm; "
         "the last column is the same for the final loss. Interactions (×) say that one factor's effect "
         "depends on the other.",
-        found.effects,
+        found.terms,
         {
             "Factor": lambda effect: effect.term,
             "Levels": lambda effect: levels(effect) or words.DASH,
@@ -114,13 +114,13 @@ def power_table(analysis: Analysis) -> Table:
     columns: dict[str, Callable[[tuple[ArmResult, Power]], str]] = {
         "Arm": lambda row: row[0].name,
         "n": lambda row: str(row[0].n),
-        "Spread": lambda row: words.share(row[1].spread),
-        "Spread of the baseline": lambda row: words.share(row[1].spread_baseline),
-        "Spread of the pairs": lambda row: words.share(row[1].spread_of_pairs),
+        "Spread": lambda row: words.share(row[1].spread_of_log_tokens),
+        "Spread of the baseline": lambda row: words.share(row[1].spread_of_the_baseline),
+        "Spread of the pairs": lambda row: words.share(row[1].spread_of_the_pairs),
         "Smallest cost": lambda row: words.share(row[1].smallest_cost),
         "More seeds": lambda row: more(row[1]),
     }
-    paired = any(power.spread_of_pairs is not None for _, power in known)
+    paired = any(power.spread_of_the_pairs is not None for _, power in known)
     if not paired:
         del columns["Spread of the pairs"]
     return make_table(
@@ -212,14 +212,14 @@ def tuning_table(analysis: Analysis) -> Table | None:
         tuning.arms,
         {
             "Arm": lambda arm: arm.name if arm.group == arm.name else f"{arm.name} (group {arm.group})",
-            "The study's own": lambda arm: loss(arm.shared, arm.shared_loss),
+            "The study's own": lambda arm: loss(arm.shared, arm.loss_shared),
             "Found": lambda arm: (
-                loss(arm.chosen, arm.chosen_loss) + (", the outermost tried" if arm.outermost else "")
+                loss(arm.chosen, arm.loss_chosen) + (", the outermost tried" if arm.outermost else "")
             ),
-            "Trials": lambda arm: f"{arm.complete} / {arm.pruned} / {arm.diverged}",
-            "Tokens of the trials": lambda arm: words.tokens(arm.tokens),
-            "Token cost, the study's own": lambda arm: words.cost(arm.shared_cost),
-            "Token cost, found": lambda arm: words.cost(arm.tuned_cost),
+            "Trials": lambda arm: f"{arm.trials_complete} / {arm.trials_pruned} / {arm.trials_diverged}",
+            "Tokens of the trials": lambda arm: words.tokens(arm.tokens_of_the_trials),
+            "Token cost, the study's own": lambda arm: words.cost(arm.token_cost_shared),
+            "Token cost, found": lambda arm: words.cost(arm.token_cost_tuned),
         },
         numeric=range(3, 7),
     )

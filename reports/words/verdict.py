@@ -196,10 +196,10 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
     for arm in tuning.arms:
         before, after = (
             ((cost.estimate or 0.0) > 0 if is_settled(cost) else None)
-            for cost in (arm.shared_cost, arm.tuned_cost)
+            for cost in (arm.token_cost_shared, arm.token_cost_tuned)
         )
-        if before != after and arm.shared_cost.kind == "interval":
-            cost = words.cost(arm.shared_cost)
+        if before != after and arm.token_cost_shared.kind == "interval":
+            cost = words.cost(arm.token_cost_shared)
             yield f"Tuning changes what is found for {arm.name}: at the study's own values {cost}."
 
 

@@ -31,7 +31,7 @@ def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> 
     for start in range(every):
         evals = frames.evals[place % every == start].reset_index(drop=True)
         analysis = analyse(replace(frames, evals=evals, plan=plan))
-        yield analysis.others[0].token_cost, analysis.resolution.share or 0.0
+        yield analysis.others[0].token_cost, analysis.resolution.share_of_tokens_to_target or 0.0
 
 
 def main() -> None:

@@ -81,8 +81,8 @@ def test_first_eval_counts_whole_intervals(make_study):
 
 def test_resolution_is_the_evaluation_interval_over_the_baseline(make_study):
     analysis = analyse(load_frames(make_study({"a": [line(3, 2.5, 1.5)]}, target={"value": 2.0})))
-    assert analysis.resolution.interval_tokens == 100
-    assert analysis.resolution.share == pytest.approx(100 / 250)
+    assert analysis.resolution.tokens == 100
+    assert analysis.resolution.share_of_tokens_to_target == pytest.approx(100 / 250)
 
 
 @pytest.mark.parametrize(

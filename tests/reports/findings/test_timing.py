@@ -308,6 +308,6 @@ def test_no_record_makes_a_traceback(tmp_path, turns):
         else:
             path.write_text(json.dumps(replace_somewhere(json.loads(whole), draw)))
         analysis, *_ = page_of(store)
-        used += bool(analysis.throughput and analysis.throughput.rates)
+        used += bool(analysis.throughput and analysis.throughput.tokens_per_sec)
         left_out += analysis.throughput is None
     assert min(used, left_out) > turns / 8

@@ -79,13 +79,15 @@ def test_the_comparison_is_at_the_values_found(tuned):
 
 def test_both_costs_stand_side_by_side(tuned):
     _, fprop, alike = analyse(load_frames(tuned)).tuning.arms
-    assert fprop.shared_cost.kind == fprop.tuned_cost.kind == "interval"
-    assert fprop.shared_cost.low > 0.05  # at the study's own rate it seems to cost tokens
-    assert fprop.tuned_cost.low < 0 < fprop.tuned_cost.high
-    assert alike.shared_cost.estimate < alike.tuned_cost.estimate  # the baseline has become better
-    assert (fprop.complete, fprop.pruned, fprop.diverged, fprop.tokens) == (3, 1, 0, 7000)
-    assert (alike.complete, alike.pruned, alike.diverged) == (3, 0, 1)
-    assert (fprop.shared_loss, fprop.chosen_loss) == (2.7, 2.4)
+    assert fprop.token_cost_shared.kind == fprop.token_cost_tuned.kind == "interval"
+    assert fprop.token_cost_shared.low > 0.05  # at the study's own rate it seems to cost tokens
+    assert fprop.token_cost_tuned.low < 0 < fprop.token_cost_tuned.high
+    # The baseline has become better.
+    assert alike.token_cost_shared.estimate < alike.token_cost_tuned.estimate
+    assert (fprop.trials_complete, fprop.trials_pruned, fprop.trials_diverged) == (3, 1, 0)
+    assert fprop.tokens_of_the_trials == 7000
+    assert (alike.trials_complete, alike.trials_pruned, alike.trials_diverged) == (3, 0, 1)
+    assert (fprop.loss_shared, fprop.loss_chosen) == (2.7, 2.4)
     assert (fprop.outermost, alike.outermost) == (("learning_rate",), ())
 
 

@@ -184,5 +184,5 @@ def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     )
     # Published from 110 and 30 runs of the same systems: +9.0 % ± 0.6.
     assert cost.low < 0.09 < cost.high
-    assert analysis.resolution.share == pytest.approx(12_288 / np.exp(y.mean()), rel=1e-6)
+    assert analysis.resolution.share_of_tokens_to_target == pytest.approx(12_288 / np.exp(y.mean()), rel=1e-6)
     assert all(run.tokens_per_sec and run.tokens_per_sec > 1e5 for arm in analysis.arms for run in arm.runs)

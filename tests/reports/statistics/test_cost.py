@@ -54,8 +54,8 @@ def test_paired_interval_is_that_of_scipy_and_says_what_pairing_gained():
     assert cost.high == pytest.approx(math.exp(expected.high) - 1)
     x, y = np.log(arm), np.log(base)
     ratio = (np.var(x, ddof=1) + np.var(y, ddof=1)) / np.var(x - y, ddof=1)
-    assert cost.variance_ratio == pytest.approx(ratio)
-    assert cost.variance_ratio > 1
+    assert cost.pairing_variance_ratio == pytest.approx(ratio)
+    assert cost.pairing_variance_ratio > 1
 
 
 def test_pairing_uses_the_seeds_in_common_only():

@@ -24,7 +24,7 @@ def design(rng, *, a=0.0, b=0.0, ab=0.0, noise=0.02, n=4, cells=None):
 
 
 def by_term(found):
-    return {effect.term: effect for effect in found.effects}
+    return {effect.term: effect for effect in found.terms}
 
 
 def test_a_balanced_two_by_two_by_the_textbook():
@@ -55,15 +55,15 @@ def test_a_baseline_beside_the_grid_is_left_out():
     named = [({"recipe": "bf16"}, value) for value in (17.0, None)]
     assert factor_effects([*named, *rows]) == factor_effects(rows)
     # Of two hand-made arms that set different factors neither is the grid.
-    assert factor_effects([({"a": 1, "b": 2}, 1.0), ({"a": 2, "c": 1}, 2.0)]).effects == ()
+    assert factor_effects([({"a": 1, "b": 2}, 1.0), ({"a": 2, "c": 1}, 2.0)]).terms == ()
 
 
 def test_noise_alone_is_significant_as_seldom_as_it_should():
     rng = np.random.default_rng(1)
-    p = np.array([[e.p for e in factor_effects(design(rng)).effects] for _ in range(800)])
+    p = np.array([[e.p for e in factor_effects(design(rng)).terms] for _ in range(800)])
     assert np.all(np.abs((p < 0.05).mean(axis=0) - 0.05) < 0.025)
     any_after_holm = np.mean(
-        [min(e.p_holm for e in factor_effects(design(rng)).effects) < 0.05 for _ in range(800)]
+        [min(e.p_holm for e in factor_effects(design(rng)).terms) < 0.05 for _ in range(800)]
     )
     assert any_after_holm < 0.075
 
@@ -78,7 +78,7 @@ def test_three_levels_and_unequal_numbers():
     found = factor_effects(rows)
     terms = by_term(found)
     assert (terms["a"].degrees, terms["b"].degrees, terms["a × b"].degrees) == (2, 1, 2)
-    assert found.degrees == len(rows) - 6
+    assert found.residual_degrees == len(rows) - 6
     assert terms["a"].p_holm < 1e-6
     assert terms["b"].p_holm > 0.05
     assert dict(terms["a"].levels)["z"] == pytest.approx(0.1, abs=0.02)
@@ -122,7 +122,7 @@ def test_a_missing_cell_leaves_the_interaction_out():
 )
 def test_no_effects(rows, reason):
     found = factor_effects(rows)
-    assert found.effects == ()
+    assert found.terms == ()
     assert reason in found.reason
 
 

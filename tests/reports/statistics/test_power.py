@@ -59,9 +59,11 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     apart = power_of(x, y, settled=False, estimate=math.expm1(effect))
     power = power_of(x, y[::-1], settled=False, estimate=math.expm1(effect), paired=True)
     spread = np.std([math.log(a.low) - math.log(b.low) for a, b in zip(x, y, strict=True)], ddof=1)
-    assert power.spread_of_pairs == pytest.approx(spread)
-    assert apart.spread_of_pairs is None
-    assert (power.spread, power.spread_baseline) == pytest.approx((apart.spread, apart.spread_baseline))
+    assert power.spread_of_the_pairs == pytest.approx(spread)
+    assert apart.spread_of_the_pairs is None
+    assert (power.spread_of_log_tokens, power.spread_of_the_baseline) == pytest.approx(
+        (apart.spread_of_log_tokens, apart.spread_of_the_baseline)
+    )
     for effect_of, seeds_of in [
         (math.log1p(power.smallest_cost), n),
         (effect, n + power.more_seeds),

@@ -271,7 +271,7 @@ def test_no_effects_of_factors_from_a_selection(make_study):
     rule = {"diverged": None, "hopeless": STOP["hopeless"] | {"looks": [2, 3, 4]}}
     store = make_study(curves, factors=factors, states=states, target={"value": 2.14}, stop=rule)
     effects = analyse(load_frames(store)).token_effects
-    assert effects.effects == ()
+    assert effects.terms == ()
     assert "stopped early (1 0, 1 1)" in effects.reason
 
 
