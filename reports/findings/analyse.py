@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.reports.findings import speed
 from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
-from ablate.reports.findings.speed import (
-    alone_speed,
-    measured_speed,
-    modelled_speed,
-    read_configs,
-    share_in_fp4,
-)
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
 from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
 from ablate.reports.read.comparable import find_set_apart
@@ -185,7 +179,7 @@ def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns
         result = _run_result(row, end, curve, frames.environments, budget=budget)
         ends[curve.arm].append((end, curve, result))
     stops = stopped_arms(plan, {arm: [end for end, _, _ in own] for arm, own in ends.items()})
-    configs = read_configs(frames.configs)
+    configs = speed.read_configs(frames.configs)
     return {arm: _used(own, stops.get(arm), configs.get(arm)) for arm, own in ends.items()}
 
 
@@ -314,10 +308,10 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
             own.outcomes, base.outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
         ),
         measured=_measured(entry.name, own, base, setting, cost),
-        fp4_share=None if own.config is None else share_in_fp4(own.config),
+        fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
         modelled=()
         if own.config is None or base.config is None
-        else modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
+        else speed.modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
         published=() if own.config is None else published_for(own.config.recipe),
         decay_begins=falls,
         runs=tuple(own.results),
@@ -329,10 +323,12 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
     timed = setting.throughput
     if timed is not None and name in timed.tokens_per_sec:
         rates, base_rates = timed.tokens_per_sec[name], timed.tokens_per_sec[setting.plan.baseline]
-        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha)
+        return speed.alone_speed(
+            rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha
+        )
     if setting.timing.kind != "native":
         return None
-    return measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
+    return speed.measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
 
 
 def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:

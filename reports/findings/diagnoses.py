@@ -12,14 +12,13 @@ from __future__ import annotations
 import base64
 import math
 import statistics
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.base.files import parse_json
 from ablate.recipes import GEMMS, OPERANDS
+from ablate.reports.read.load import is_finite, is_row, parse_rows
 from ablate.reports.statistics.intervals import Interval, mean_interval
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 LAGS = (1, 2, 4, 8)
 """Diagnoses apart, of which the errors are compared."""
 _SQRT_3 = math.sqrt(3)
-_MOST_TOKENS = 1 << 62
-_LARGEST = 1e300
 _NUMBERS = ("relative_error", "gain", "bias_share", "error_energy")
 
 Row = dict[str, Any]
@@ -126,17 +123,9 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
 
 def read_rows(content: bytes) -> tuple[list[Row], int]:
     """Return the rows of a file, and how many are damaged; a last line that was cut is neither."""
-    rows: list[Row] = []
-    damaged = 0
-    for line in content[: content.rfind(b"\n") + 1].splitlines():
-        row: Any = None
-        with suppress(ValueError):
-            row = parse_json(line)
-        if _is_row(row):
-            rows.append(row)
-        else:
-            damaged += 1
-    return rows, damaged
+    rows = parse_rows(content[: content.rfind(b"\n") + 1].splitlines())
+    good = [row for row in rows if _is_row(row)]
+    return good, len(rows) - len(good)
 
 
 def summarise(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
@@ -261,12 +250,9 @@ def _map(figure: str, runs: Sequence[Sequence[Row]]) -> Map:
     )
 
 
-def _is_row(row: object) -> bool:
+def _is_row(row: Any) -> bool:
     return (
-        isinstance(row, dict)
-        and row.get("kind") == "diagnosis"
-        and type(row.get("tokens")) is int
-        and 0 <= row["tokens"] < _MOST_TOKENS
+        is_row(row, "diagnosis")
         and type(row.get("draws")) is int
         and row["draws"] > 0
         and row.get("gemm") in GEMMS
@@ -276,7 +262,7 @@ def _is_row(row: object) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    known = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
     return float(value) if known else None
 
 

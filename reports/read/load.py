@@ -140,7 +140,7 @@ def _read_metrics(path: Path, faults: list[str]) -> tuple[list[tuple[int, int, f
     evals: dict[int, tuple[int, float]] = {}
     dropped = 0
     for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
-        if _is_finite(row["val_loss"]):
+        if is_finite(row["val_loss"]):
             # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
             step = row.get("step")
             step = step if type(step) is int and 0 <= step < _MOST_TOKENS else 0
@@ -156,17 +156,17 @@ def _read_metrics(path: Path, faults: list[str]) -> tuple[list[tuple[int, int, f
 def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
     """Return the evaluations among numbered lines; every other line is a fault."""
     good = []
-    for (number, _), row in zip(lines, _rows([line for _, line in lines]), strict=True):
+    for (number, _), row in zip(lines, parse_rows([line for _, line in lines]), strict=True):
         if isinstance(row, ValueError):
             faults.append(f"{path}:{number}: not JSON: {row}")
-        elif _is_evaluation(row):
+        elif is_row(row, "eval") and type(row.get("val_loss")) in (int, float):
             good.append(row)
         elif not (isinstance(row, dict) and row.get("kind") != "eval"):
             faults.append(f"{path}:{number}: an evaluation needs the numbers 'tokens' and 'val_loss'")
     return good
 
 
-def _rows(lines: list[bytes]) -> list[Any]:
+def parse_rows(lines: list[bytes]) -> list[Any]:
     """Parse lines all at once, and one by one only where that fails; a damaged one gives its error."""
     try:
         rows = parse_json(b"[" + b",".join(lines) + b"]")
@@ -182,27 +182,27 @@ def _row(line: bytes) -> Any:
         return error
 
 
-def _is_evaluation(row: object) -> bool:
+def is_row(row: object, kind: str) -> bool:
+    """Tell whether what was parsed is a row of this kind, with its tokens."""
     return (
         isinstance(row, dict)
-        and row.get("kind") == "eval"
+        and row.get("kind") == kind
         and type(row.get("tokens")) is int
         and 0 <= row["tokens"] < _MOST_TOKENS
-        and type(row.get("val_loss")) in (int, float)
     )
 
 
 def _throughput(lines: list[bytes]) -> float | None:
     values = [
         value
-        for row in _rows(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)])
+        for row in parse_rows(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)])
         if isinstance(row, dict)
         and isinstance(value := row.get("tokens_per_sec"), int | float)
-        and _is_finite(value)
+        and is_finite(value)
     ]
     return float(statistics.median(values)) if values else None
 
 
-def _is_finite(value: float) -> bool:
+def is_finite(value: float) -> bool:
     """Tell whether a float can hold a number; an integer of JSON may be larger than any float."""
     return -_LARGEST < value < _LARGEST

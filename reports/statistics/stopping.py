@@ -81,7 +81,9 @@ def decide(
             stop = _hopeless(runs, outcomes.get(baseline, ()), rule.hopeless, paired=paired)
         if rule.diverged is not None:
             # Of a hopeless arm only the runs of its look count, here as well.
-            stop = _diverged(runs[: stop.seeds if stop else None], rule.diverged) or stop
+            count = sum(run.end == "diverged" for run in runs[: stop.seeds if stop else None])
+            if count >= rule.diverged:
+                stop = Stopped(kind="diverged", reason=f"{count} of its runs have diverged")
         if stop is not None:
             found[arm] = stop
     return found
@@ -124,13 +126,6 @@ def _hopeless(
 
 def _has_results(runs: Sequence[Outcome], n: int) -> bool:
     return len(runs) >= n and all(run.end != "missing" for run in runs[:n])
-
-
-def _diverged(arm: Sequence[Outcome], most: int) -> Stopped | None:
-    count = sum(run.end == "diverged" for run in arm)
-    if count < most:
-        return None
-    return Stopped(kind="diverged", reason=f"{count} of its runs have diverged")
 
 
 def spent(fraction: float, spending: Spending) -> float:
