@@ -67,7 +67,7 @@ class OpenStudy:
         ``baseline``. Of a study that tuned its arms: at the values found for them.
         """
         arms = arm_frame(self.analysis).infer_objects()
-        figures = [name for name in arms if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
+        figures = [name for name in arms.columns if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
         return arms.astype(dict.fromkeys(figures, float))
 
 

@@ -15,7 +15,7 @@ from ablate.reports.words import words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.compare import ComparedArm, Comparison
+    from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.statistics.cost import Cost
 
@@ -31,14 +31,31 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
         "arm, and how they ended."
     )
-    if analysis.resolution.share_of_tokens_to_target is not None:
-        share = words.share(analysis.resolution.share_of_tokens_to_target)
+    arms = analysis.others
+    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
+    figure, axis = _rows(len(arms), height=1.15 + 0.36 * len(arms), above=0.42, right=0.655)
+    low, high = _limits(arms)
+    axis.set_xlim(low, high)
+    share = analysis.resolution.share_of_tokens_to_target
+    if share is not None:
+        axis.axvspan(max(-share, low), min(share, high), color=canvas.SHADE, zorder=0, linewidth=0)
         caption += (
-            f" Grey band: one evaluation interval ({share}), below which a cost rests on interpolation."
+            f" Grey band: one evaluation interval ({words.share(share)}), below which a cost rests on "
+            "interpolation."
         )
-    rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in analysis.others)
+    for row, arm in enumerate(arms):
+        _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
+        _write(axis, row, -0.02, canvas.short(arm.name))
+        _write(
+            axis, row, 1.03, words.cost(arm.token_cost) if arm.token_cost.kind != "none" else "no estimate"
+        )
+        _write(axis, row, 1.47, str(arm.n))
+        _write(axis, row, 1.56, words.ends(arm))
+    _heads(axis, {1.03: "token cost [95\u00a0%]", 1.47: "n", 1.56: "hit / cens. / div."})
+    axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
+    rows = "; ".join(f"{arm.name} {words.cost(arm.token_cost)}" for arm in arms)
     alt = f"Forest plot of token costs with {words.coverage(analysis.plan.stop)} intervals. {rows}."
-    return _draw(analysis), caption, alt
+    return figure, caption, alt
 
 
 def _rows(count: int, *, height: float, above: float, right: float) -> tuple[Any, Any]:
@@ -69,28 +86,6 @@ def _write(axis: Any, row: float, x: float, text: str, color: str = canvas.INK) 
         text, (x, row), xycoords=axis.get_yaxis_transform(), ha="right" if x < 0 else "left", va="center",
         fontsize=8.8, color=color, annotation_clip=False,
     )  # fmt: skip
-
-
-def _draw(analysis: Analysis) -> Any:
-    arms = analysis.others
-    style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
-    figure, axis = _rows(len(arms), height=1.15 + 0.36 * len(arms), above=0.42, right=0.655)
-    low, high = _limits(arms)
-    axis.set_xlim(low, high)
-    share = analysis.resolution.share_of_tokens_to_target
-    if share is not None:
-        axis.axvspan(max(-share, low), min(share, high), color=canvas.SHADE, zorder=0, linewidth=0)
-    for row, arm in enumerate(arms):
-        _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
-        _write(axis, row, -0.02, canvas.short(arm.name))
-        _write(
-            axis, row, 1.03, words.cost(arm.token_cost) if arm.token_cost.kind != "none" else "no estimate"
-        )
-        _write(axis, row, 1.47, str(arm.n))
-        _write(axis, row, 1.56, words.ends(arm))
-    _heads(axis, {1.03: "token cost [95\u00a0%]", 1.47: "n", 1.56: "hit / cens. / div."})
-    axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
-    return figure
 
 
 def _mark(axis: Any, row: int, cost: Cost, look: canvas.Look, ends: tuple[float, float]) -> None:
@@ -137,12 +132,6 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
         f"Token cost of each arm, in {comparison.left} (circles) and {comparison.right} (squares), each "
         f"against its own study's baseline; bars: {words.coverage(*comparison.rules)} intervals."
     )
-    rows = "; ".join(f"{arm.name} {words.cost(arm.left)} and {words.cost(arm.right)}" for arm in arms)
-    alt = f"Forest plot of token costs in two studies. {rows}."
-    return _draw_both(comparison, arms), caption, alt
-
-
-def _draw_both(comparison: Comparison, arms: Sequence[ComparedArm]) -> Any:
     figure, axis = _rows(len(arms), height=1.25 + 0.5 * len(arms), above=0.5, right=0.7)
     sides = {"left": (-0.16, canvas.HUES[0], "o"), "right": (0.16, canvas.HUES[1], "s")}
     for row, arm in enumerate(arms):
@@ -158,7 +147,8 @@ def _draw_both(comparison: Comparison, arms: Sequence[ComparedArm]) -> Any:
         handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5
     )
     axis.set_xlabel("token cost against the study's own baseline")
-    return figure
+    rows = "; ".join(f"{arm.name} {words.cost(arm.left)} and {words.cost(arm.right)}" for arm in arms)
+    return figure, caption, f"Forest plot of token costs in two studies. {rows}."
 
 
 def _mark_one(axis: Any, row: float, cost: Cost | None, color: str, marker: str) -> None:

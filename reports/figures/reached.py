@@ -31,10 +31,6 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
     )
     ends = ", ".join(f"{name} {words.share(curve.share[-1])}" for name, curve in curves.items())
     alt = f"Small step charts of the share of runs that have reached the target. At the end: {ends}."
-    return _draw(analysis, curves), caption, alt
-
-
-def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     arms = {arm.name: arm for arm in analysis.arms}
     figure, axes, lowest = canvas.panels(curves, "runs at the target (%)")
@@ -63,7 +59,7 @@ def _draw(analysis: Analysis, curves: dict[str, Reached]) -> Any:
     for axis in lowest:
         canvas.token_axis(axis, largest, nbins=4)
     axes[0].set_ylim(-4, 104)
-    return figure
+    return figure, caption, alt
 
 
 def _steps(axis: Any, curve: Reached, **look: Any) -> list[float]:

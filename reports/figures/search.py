@@ -33,10 +33,6 @@ def draw_front(found: Found) -> canvas.Picture | None:
     )
     listed = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in last.front)
     alt = f"{found.value_words}, modelled step time; {short_tokens(last.tokens)} tokens. Front: {listed}."
-    return _draw_front(found, rungs), caption, alt
-
-
-def _draw_front(found: Found, rungs: list[Rung]) -> Any:
     figure = canvas.sheet(11, 4.6, left=0.075, right=0.79, top=0.91, bottom=0.125, wspace=0.2)
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
     for axis, rung in zip(axes, rungs, strict=True):
@@ -49,7 +45,7 @@ def _draw_front(found: Found, rungs: list[Rung]) -> Any:
             canvas.percent_ticks(axis.yaxis)
     axes[0].set_ylabel(found.value_words)
     _label(axes[-1], rungs[-1])
-    return figure
+    return figure, caption, alt
 
 
 def _scatter(axis: Any, rung: Rung) -> None:

@@ -337,8 +337,7 @@ def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolut
     interval = max(steps, default=None)
     reached = mean_tokens(baseline).estimate
     share = interval / reached if interval is not None and reached else math.inf
-    known = share if math.isfinite(share) else None
-    return Resolution(tokens=interval, share_of_tokens_to_target=known)
+    return Resolution(tokens=interval, share_of_tokens_to_target=share if math.isfinite(share) else None)
 
 
 def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:

@@ -26,7 +26,6 @@ CONFIRM = "confirm.yaml"
 
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write a comparison's pages and figure into a folder; returns the pages."""
-    drawing = draw_comparison(comparison)
     values = {
         "comparison": comparison,
         "table_of_arms": beside.compare_table(comparison),
@@ -35,9 +34,9 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
             columns=("Key", comparison.left, comparison.right),
             rows=tuple((key, *pair) for key, pair in comparison.differs.items()),
         ),
-        "drawing": drawing,
     }
-    return write_pages(folder, "compare", values, comparison_document(comparison), [drawing])
+    drawings = [draw_comparison(comparison)]
+    return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
 
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:

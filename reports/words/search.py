@@ -96,7 +96,7 @@ def importance_table(found: Found) -> Table:
         f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
         "the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
-        found.factors if value or time else (),
+        tuple(found.factors) if value or time else (),
         {
             "Factor": str,
             found.value_words.capitalize(): lambda factor: words.share(value[factor] if value else None),

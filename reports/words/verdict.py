@@ -30,7 +30,6 @@ Tone = Literal["more", "diverged", "fewer", "open", "none"]
 class Finding:
     """One sentence on one arm. ``tone``: costs tokens, diverges, saves tokens, not settled, no say."""
 
-    arm: str
     tone: Tone
     text: str
 
@@ -93,7 +92,7 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     stopped = "" if arm.stopped is None else f" Stopped early: {arm.stopped.reason}."
-    return Finding(arm=arm.name, tone=tone, text=text + stopped)
+    return Finding(tone=tone, text=text + stopped)
 
 
 def _counts(arm: ArmResult) -> str:
