@@ -45,7 +45,7 @@ class Likeness(Interval):
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The layer with the largest error, the mean over its cells."""
+    """The layer with the largest error, the mean over its measurements."""
 
     layer: str
     relative_error: float
@@ -280,5 +280,5 @@ def _average(values: Iterable[float | None], by: Callable[[list[float]], float])
 
 
 def _interval(values: Iterable[float | None]) -> Interval:
-    """Return the interval of the known values; of so many figures no note says why one has none."""
+    """Return the interval of the known values, without a note."""
     return replace(mean_interval([value for value in values if value is not None]), note=None)

@@ -195,7 +195,7 @@ class RateCurve:
 class TunedArm:
     """One arm: what was chosen for it, from what, and its token cost before and after.
 
-    ``name``: as in the study; ``tuned``: the arm that runs at the values found. ``trials``: of its group;
+    ``name``: as in the study; ``tuned``: the arm that runs at the values found. Trials: of its group;
     ``outermost``: the fields whose value is the lowest or highest of those tried.
     """
 

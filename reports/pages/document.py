@@ -70,25 +70,20 @@ def report_document(
     diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
     """Return the content of ``report.json``."""
-    stopped = sum(arm.tokens_saved for arm in analysis.stopped)
+    rule, stopped = analysis.plan.stop, sum(arm.tokens_saved for arm in analysis.stopped)
     return {
         "format": FORMAT,
-        **_object(analysis, "study=plan.study description=plan.description baseline"),
+        **_object(analysis.plan, "study description baseline"),
         "target": _object(analysis.plan.target, "kind value val_loss crossing"),
         "verdict": list(verdict.sentences),
         "notices": list(notices),
         "warnings": list(warnings),
         **_object(analysis, "runs_planned=planned runs_missing=missing paired_seeds=plan.paired_seeds"),
-        "stop": None
-        if analysis.plan.stop is None
-        else _plain(analysis.plan.stop) | {"tokens_saved": stopped},
+        "stop": None if rule is None else _plain(rule) | {"tokens_saved": stopped},
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        **_object(
-            analysis,
-            "throughput evaluation_interval=resolution arms steps dropped=plan.dropped training=plan.training"
-            "",
-        ),
+        **_object(analysis, "throughput evaluation_interval=resolution arms steps"),
+        **_object(analysis.plan, "dropped training"),
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),

@@ -1,4 +1,4 @@
-"""The report's tables of arms, runs and comparisons, as text in cells; without rows it is not shown."""
+"""The report's tables of arms, runs and comparisons, as text in cells; one without rows is not shown."""
 
 from __future__ import annotations
 
