@@ -32,9 +32,9 @@ def test_final_loss_and_difference_at_equal_tokens():
     difference = final_difference(arm, base)
     assert difference.tokens == 300
     expected = stats.ttest_ind([1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False).confidence_interval()
-    assert difference.interval.estimate == pytest.approx(1.6 - 1.25)
-    assert difference.interval.low == pytest.approx(expected.low)
-    assert difference.interval.high == pytest.approx(expected.high)
+    assert difference.estimate == pytest.approx(1.6 - 1.25)
+    assert difference.low == pytest.approx(expected.low)
+    assert difference.high == pytest.approx(expected.high)
     assert (difference.n, difference.n_baseline) == (3, 2)
 
 
@@ -43,7 +43,7 @@ def test_paired_seeds_are_compared_by_their_differences():
     base = [curve([3, 1.2], seed=0), curve([2.9, 1.3], seed=1), curve([2.8, 1.0], seed=7)]
     common = np.array([1.5 - 1.2, 1.7 - 1.3])  # of seeds 0 and 1
     expected = stats.ttest_1samp(common, 0).confidence_interval()
-    paired = final_difference(arm, base, paired=True).interval
+    paired = final_difference(arm, base, paired=True)
     assert paired.estimate == pytest.approx(0.35)
     assert (paired.low, paired.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
     band = difference_band(arm, base, paired=True)
@@ -56,7 +56,7 @@ def test_no_final_loss_over_the_survivors_of_a_divergence():
     arm = [curve([3, 2, 1.5]), curve([3, 9], seed=1, end="diverged")]
     assert final_loss(arm).estimate is None
     assert "1 of 2 runs diverged" in (final_loss(arm).note or "")
-    assert final_difference(arm, [curve([3, 2, 1])]).interval.estimate is None
+    assert final_difference(arm, [curve([3, 2, 1])]).estimate is None
 
 
 def test_a_run_that_diverged_before_its_first_evaluation_counts():
@@ -67,7 +67,7 @@ def test_a_run_that_diverged_before_its_first_evaluation_counts():
 
 def test_nothing_in_common():
     arm, base = [curve([3, 2], tokens=[150, 250])], [curve([3, 2])]
-    assert final_difference(arm, base).interval.estimate is None
+    assert final_difference(arm, base).estimate is None
     assert len(difference_band(arm, base).tokens) == 0
 
 
