@@ -111,9 +111,7 @@ def plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
     """Return the plan of recipes at budgets, in this order."""
     arms = []
     for budget, name in tried:
-        shown = arm_name(found, budget, name)
-        arm = found.arm(budget, name)
-        arms.append(replace(arm, name=shown, runs=tuple(replace(run, arm=shown) for run in arm.runs)))
+        arms.append(replace(found.arm(budget, name), name=arm_name(found, budget, name)))
     baseline = arm_name(found, found.search.budgets[0], found.baseline)
     return replace(found.plans[0], baseline=baseline, arms=tuple(arms), folded=())
 

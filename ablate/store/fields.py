@@ -7,10 +7,13 @@ be read.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Built on first use: a module that imports these types reads one file or none.
 PLAIN = ConfigDict(defer_build=True)
@@ -41,7 +44,7 @@ Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
 """A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 T = TypeVar("T")
-_adapter = cache(TypeAdapter)
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def checked(kind: type[T], content: object) -> T:
