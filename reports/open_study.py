@@ -11,10 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ablate.base.files import default_storage
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.pages.csv_files import arm_frame, run_frame
 from ablate.reports.read.load import load_frames
-from ablate.store.runs import default_storage, study_at, study_named
+from ablate.store.runs import study_at, study_named
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Files: writes that survive a crash, JSON from any source, the cache folder, and who may write.
+"""Files: writes that survive a crash, JSON from any source, the default folders, and who may write.
 
 A reader of a file that is written here sees the old content or the new content, never a mixture.
 """
@@ -51,6 +51,11 @@ def append_line(path: Path, value: Any) -> None:
     line = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())
+
+
+def default_storage() -> Path:
+    """Return the folder that holds studies: $ABLATE_STORAGE, else ./ablate-runs."""
+    return Path(os.environ.get("ABLATE_STORAGE", "ablate-runs"))
 
 
 def cache_folder(kind: str) -> Path:

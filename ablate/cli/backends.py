@@ -1,4 +1,4 @@
-"""``ablate backends``: which formats this machine runs, and how."""
+"""``ablate backends``: which formats this machine runs, how, and how fast."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.errors import UserError, first_line
-from ablate.store.runs import default_storage, study_at, study_named
+from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -68,11 +68,15 @@ def find_study(storage: Path, study: str) -> StudyStore:
 
         loaded = load_study(study)
         name, verb = loaded.name, "run" if loaded.search is None else "search"
+    from ablate.store.runs import study_named
+
     return study_named(storage, name, start=f"ablate {verb} {study}")
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
     """Return the stores of several studies: each a name, a YAML file, or a folder of another storage."""
+    from ablate.store.runs import study_at
+
     stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
     known: dict[Path, str] = {}
     for study, store in zip(studies, stores, strict=True):
@@ -90,6 +94,8 @@ def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]
 
 def trials_of(store: StudyStore) -> StudyStore | None:
     """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
+    from ablate.store.runs import study_at
+
     tuning = store.plan().tuning
     return None if tuning is None else study_at(store.path.parent / tuning.study)
 

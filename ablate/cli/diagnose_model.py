@@ -119,7 +119,11 @@ def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
 
 
 def load_weights(trainee: Trainee, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out."""
+    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out.
+
+    Raises:
+        ValueError: the checkpoint is of another model.
+    """
     from ablate.train.snapshot import Snapshot, restore_snapshot
 
     module = trainee.network.module

@@ -149,7 +149,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
 
 
 def console_listener(address: str | None, *, stderr: bool = False) -> ConsoleListener:
-    """Return a listener that prints, ready for a cluster at ``address``: Ray's token is set."""
+    """Return a listener that prints; for a cluster, warn if others can read Ray's token."""
     from rich.console import Console
 
     from ablate.execute.cluster import use_token

@@ -1,6 +1,7 @@
 """Threads beside a training run: ``Watch`` shows that the worker lives, ``Usage`` samples what it uses.
 
-How it fails: it raises nothing. Unknown values are left out, and a file that cannot be written has gaps.
+How it fails: neither raises. ``Watch`` ends a process that hangs. ``Usage`` leaves unknown values out; a file
+that cannot be written has gaps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The search over a study's recipes: its runs, its reading of their results, and which may be resumed.
+"""The search over a study's recipes.
+
+Its runs, its reading of their results, which search may be resumed, and the study that confirms one.
 
 A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
 bound, with a violation, because Optuna would take an infinity for a success.
@@ -52,6 +54,7 @@ def search_recipes(
 
     Raises:
         StoppedError: interrupted, a run that came to no end, or a baseline that failed.
+        UserError: the baseline diverged, or never reached the target.
     """
 
     def describe(budget: int, name: str) -> dict[str, Any]:

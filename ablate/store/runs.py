@@ -7,10 +7,8 @@ How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an appe
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -23,6 +21,7 @@ from ablate.store.lock import LockedPlan, plan_from_json, plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
 """``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint."""
@@ -75,6 +74,7 @@ class RunDir:
         return self.path.name
 
     metrics_path = _Inside("metrics.jsonl")
+    """The rows of training steps and evaluations."""
     diagnostics_path = _Inside("diagnostics.jsonl")
     """The rows of diagnostics, if the study asks for them."""
     system_path = _Inside("system.jsonl")
@@ -205,11 +205,6 @@ class StudyStore:
         if text is not run_id or not text or set(text) & set("/\\\0") or text[0] == ".":
             raise ValueError(f"{run_id!r} is no run's id")
         return RunDir(self.path / "runs" / run_id)
-
-
-def default_storage() -> Path:
-    """Return the folder that holds studies: $ABLATE_STORAGE, else ./ablate-runs."""
-    return Path(os.environ.get("ABLATE_STORAGE", "ablate-runs"))
 
 
 def study_at(folder: Path) -> StudyStore | None:

@@ -112,7 +112,7 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
 
 
 def main() -> None:
-    """Mirror a study, given by its folder, until told to stop or until the process given is no parent."""
+    """Mirror the study in folder ``argv[1]`` until SIGTERM, or until process ``argv[2]`` is no parent."""
     study, parent = Path(sys.argv[1]), int(sys.argv[2])
     uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
     stopping = _watch(parent, MirrorProgress(store, uri))

@@ -1,4 +1,4 @@
-"""Ray's head node is killed in the middle of a study: `ablate run` says so, and with a new head goes on."""
+"""A head node of Ray that is gone is said, and with a new one a study goes on. Ray's token is a secret."""
 
 import json
 import os
