@@ -41,7 +41,7 @@ def with_plan(frames, **more):
 def test_costs_are_those_against_the_other_arm(frames):
     there = analyse(read_against(frames, baseline="all", target=2.0))
     assert there.baseline == "all"
-    assert there.target.value == 2.0
+    assert there.plan.target.value == 2.0
     mended = next(arm for arm in there.arms if arm.name == "mended")
     # 21 tokens to a loss of 2.0 against the mean of 25 and 25: by hand.
     assert mended.tokens_to_target.estimate == pytest.approx(21.0)

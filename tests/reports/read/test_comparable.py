@@ -31,7 +31,7 @@ def test_a_run_of_other_code_is_no_result(make_study):
     for arm, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         change(store, arm, number, code="one")
     analysis = analyse(load_frames(store))
-    assert [(run.run_id, run.setting, run.own, run.others) for run in analysis.set_apart] == [
+    assert [(run.run, run.setting, run.own, run.others) for run in analysis.set_apart] == [
         (odd, "code", "another", "one")
     ]
     assert [arm.n for arm in analysis.arms] == [3, 2]
@@ -92,7 +92,7 @@ def test_runs_of_another_kind_of_device_are_not_mixed_in(make_study):
     store = make_study(CURVES)
     odd = change(store, 1, 0, gpu="NVIDIA B200")
     (found,) = find_set_apart(load_frames(store))
-    assert (found.run_id, found.setting, found.own, found.others) == (odd, "device", "NVIDIA B200", "CPU")
+    assert (found.run, found.setting, found.own, found.others) == (odd, "device", "NVIDIA B200", "CPU")
     change(store, 1, 0, gpu="NVIDIA B200", backend_mode="imported")
     assert find_set_apart(load_frames(store)) == ()
 
