@@ -16,8 +16,8 @@ from ablate.cli.output import deliver, figure, format_table, terminal_width
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.cli.diagnose_model import Subject
     from ablate.diagnose.harm import Cell, Harm
+    from ablate.diagnose.subject import Subject
     from ablate.train.loop import Trainee
 
 _EXAMPLES = """\b
@@ -62,7 +62,7 @@ def command(
     gradient's energy that errs the same way in every draw. It is a prediction from one batch, not a result of
     training.
     """
-    from ablate.cli.diagnose_model import find_subject, load_weights, tokens_of
+    from ablate.diagnose.subject import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
 
     subject = find_subject(model, **asked)
