@@ -33,15 +33,22 @@ _CLIPPING = ("floor", "even", "uos")
 
 
 class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
-    """A recipe whose parts contradict each other. ``path`` leads from the recipe to the faulty part."""
+    """A recipe whose parts contradict each other.
 
-    def __init__(self, key: str, message: str, *, inside: tuple[str | int, ...] = ()) -> None:
+    ``path`` leads from the recipe to the faulty part; ``hint`` says how to mend it, where that is known.
+    """
+
+    def __init__(
+        self, key: str, message: str, *, hint: str | None = None, inside: tuple[str | int, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.path = (*inside, key)
+        self.hint = hint
 
     def within(self, *prefix: str | int) -> SenselessRecipe:
         """Return the same fault for a recipe nested at ``prefix`` in another one."""
-        return SenselessRecipe(str(self.path[-1]), str(self), inside=(*prefix, *self.path[:-1]))
+        inside = (*prefix, *self.path[:-1])
+        return SenselessRecipe(str(self.path[-1]), str(self), hint=self.hint, inside=inside)
 
 
 def build(key: str, of: Any, **fields: Any) -> Any:

@@ -274,7 +274,8 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
         if name == "weight_block":
             takes = [gemm for gemm in takes if gemm != "wgrad"]
         if not takes:
-            raise SenselessRecipe(name, f"{name} '{value}' with no FP4 GEMM to act on")
+            what = f"{name} '{value}' with no FP4 GEMM to act on"
+            raise SenselessRecipe(name, what, hint="name the GEMMs in gemms, or leave it out")
     stabilisers = [getattr(getattr(spec, g), "stabiliser", None) or spec.stabiliser for g in GEMMS if low[g]]
     if spec.signs is not None and not any("rht" in word for word in stabilisers):
         raise SenselessRecipe("signs", f"signs '{spec.signs}' without a random Hadamard (stabiliser rht)")
@@ -286,7 +287,9 @@ def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
 def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
     for field in ("gemms", "format", "rest", *_ON_FP4, "hadamard_size"):
         if getattr(spec, field) != _default(field):
-            raise SenselessRecipe(field, f"{field} beside preset '{name}', which says it already")
+            what = f"{field} beside preset '{name}', which says it already"
+            hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
+            raise SenselessRecipe(field, what, hint=hint)
     start = PRESETS[name].recipe
     resolved: dict[Gemm, GemmPolicy] = {}
     for gemm in GEMMS:

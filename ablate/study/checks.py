@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ablate.study.fit import phase_misfits
+from ablate.study.fit import nearest, phase_misfits
 from ablate.study.tree import entries
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ArmChecks:
     def senseless(self, error: SenselessRecipe) -> None:
         """Report a recipe that contradicts itself."""
         is_cell = self._draft.node.path[0] == "grid"
-        hint = "exclude the cell, or set grid.senseless: drop" if is_cell else None
+        hint = "exclude the cell, or set grid.senseless: drop" if is_cell else error.hint
         path = ".".join(("recipe", *map(str, error.path)))
         while (node := self._draft.blame(path)) is self._draft.node and path:
             path = path.rpartition(".")[0]
@@ -104,7 +104,9 @@ class ArmChecks:
             what = f"experts_per_token {model.experts_per_token} exceeds experts {model.experts}"
             add(what, "experts_per_token", "experts")
         if model.width % model.heads:
-            add(f"width {model.width} is not a multiple of heads {model.heads}", "heads", "width")
+            fits = nearest(model.width, model.heads * (2 if model.architecture == "llama" else 1))
+            what = f"width {model.width} is not a multiple of heads {model.heads}"
+            add(what, "heads", "width", hint=f"the nearest width is {fits}")
             return False
         head_dim = model.width // model.heads
         if head_dim % 2 and model.architecture == "llama":
@@ -130,10 +132,12 @@ class ArmChecks:
             parts = f"warmup_tokens {training.warmup_tokens}"
             if training.decay_tokens:
                 parts += f" + decay_tokens {training.decay_tokens}"
-            add(f"{parts} exceeds tokens {training.tokens}", "warmup_tokens", "decay_tokens", "tokens")
+            what = f"{parts} exceeds the budget of {training.tokens} tokens"
+            add(what, "warmup_tokens", "decay_tokens", "tokens")
         if training.eval_every_tokens > training.tokens:
-            what = f"eval_every_tokens {training.eval_every_tokens} exceeds tokens {training.tokens}"
-            add(what, "eval_every_tokens", "tokens")
+            every, budget = training.eval_every_tokens, training.tokens
+            what = f"eval_every_tokens {every} exceeds the budget of {budget} tokens"
+            add(what, "eval_every_tokens", "tokens", hint=f"training.eval_every_tokens: {budget} at most")
         if training.eval_tokens < training.seq_len:
             what = f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}"
             add(what, "eval_tokens", "seq_len")

@@ -91,9 +91,16 @@ class Fit:
             yield Misfit(
                 what=f"{shown} is not a multiple of {need.divisor}, as {need.gemm.capitalize()} of {layers} "
                 "needs it",
-                hint=f"its {need.why} of {need.divisor} lies along this dimension",
+                hint=f"its {need.why} of {need.divisor} lies along this dimension; "
+                f"{nearest(size, need.divisor)} would fit",
                 paths=paths,
             )
+
+
+def nearest(size: int, divisor: int) -> str:
+    """Name the multiples of a divisor that are nearest to a size."""
+    below = size // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
 
 
 def _needs(model: ModelConfig, recipe: Recipe) -> _Needs:

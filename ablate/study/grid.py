@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.study.faults import Faults, children, did_you_mean, likely, type_at
+from ablate.study.faults import Faults, children, did_you_mean, got_text, likely, type_at
 from ablate.study.sections import SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, nest, plain, show_path
 
@@ -199,7 +199,9 @@ def _rules(grid: Mapping, factors: dict[str, list[Level]], faults: Faults) -> li
             wanted[path] = _matching(factors[path], value)
             if not wanted[path]:
                 labels = [level.label for level in factors[path]]
-                faults.add(value, f"no value of the factor '{path}'", likely(value, labels))
+                what = f"no value of the factor '{path}', got {got_text(value)}"
+                few = f"its values: {', '.join(labels)}" if len(labels) <= 10 else None
+                faults.add(value, what, few or likely(value, labels))
         if len(wanted) == len(node.entries) and all(wanted.values()):
             rules.append(_Rule(node=node, levels=wanted))
     return rules

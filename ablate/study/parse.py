@@ -115,6 +115,9 @@ def _wording(error: MarkedYAMLError) -> tuple[str, str | None]:
     if problem == "but found another document":
         return "a second YAML document", "a study file holds one"
     context = str(error.context) if error.context else None
+    begin = error.context_mark
+    if context and begin and error.problem_mark and begin.line != error.problem_mark.line:
+        context += f" that begins on line {begin.line + 1}"
     hint = next((hint for start, hint in _HINTS.items() if problem.startswith(start)), context)
     return f"not valid YAML: {problem}", hint
 

@@ -50,7 +50,7 @@ def check_stop(root: Mapping, file: StudyFile | None, faults: Faults) -> None:
         if item.value > seeds:
             faults.add(item, f"a look after {item.value} seeds, of which the study has {seeds}")
         elif item.value < 2:
-            faults.add(item, "a look needs 2 seeds for an interval")
+            faults.add(item, f"a look needs 2 seeds for an interval, got {item.value}")
         elif item.value == before:
             faults.add(item, f"a second look after {before} seeds")
         elif item.value < before:

@@ -29,7 +29,12 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "a preset and what it says already": (
         "{preset: tseng, gemms: [fprop], format: nvfp4}",
-        ["9:30: recipe.gemms: gemms beside preset 'tseng', which says it already"],
+        [
+            (
+                "9:30: recipe.gemms: gemms beside preset 'tseng', which says it already "
+                "(leave it out, or write under fprop, dgrad or wgrad what differs)"
+            )
+        ],
     ),
     "an unknown word in a layer": (
         "{layers: [{first: 1, recipe: fp9}]}",
@@ -65,7 +70,12 @@ CASES: dict[str, tuple[str, list[str]]] = {
     ),
     "a contradiction within a layer, whose key the recipe has too": (
         "{gemms: [fprop], stabiliser: dht, layers: [{first: 1, recipe: {stabiliser: sr}}]}",
-        ["9:82: recipe.layers[0].recipe.stabiliser: stabiliser 'sr' with no FP4 GEMM to act on"],
+        [
+            (
+                "9:82: recipe.layers[0].recipe.stabiliser: stabiliser 'sr' with no FP4 GEMM to act on "
+                "(name the GEMMs in gemms, or leave it out)"
+            )
+        ],
     ),
     "a contradiction within a phase": (
         "{phases: [{from_tokens: 9, recipe: fp8}, {from_tokens: 99, recipe: {wgrad: {scale: even}}}]}",

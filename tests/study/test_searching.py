@@ -110,7 +110,7 @@ def test_the_lines_for_what_is_wrong(problems, case):
     text, lines = CASES[case]
     found = problems(HEAD + text)
     if lines is None:
-        assert any("eval_every_tokens 50000 exceeds tokens 40000" in line for line in found)
+        assert any("eval_every_tokens 50000 exceeds the budget of 40000 tokens" in line for line in found)
     else:
         assert found == lines
 

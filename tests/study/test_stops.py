@@ -51,7 +51,7 @@ def test_defaults(study):
         (
             5,
             "{hopeless: {cost_above: 0.1, looks: [1, 3]}}",
-            "5:44: stop.hopeless.looks[0]: a look needs 2 seeds for an interval",
+            "5:44: stop.hopeless.looks[0]: a look needs 2 seeds for an interval, got 1",
         ),
         (
             5,

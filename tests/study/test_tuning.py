@@ -151,13 +151,16 @@ FAULTS = {
     "a warm-up longer than a trial": (
         tune("warmup_tokens: {low: 0, high: 300_000}"),
         (
-            "11:35: tune.fields.warmup_tokens.high: warmup_tokens 300000 exceeds tokens 200000 (in 3 "
-            "arms, first 'a')"
+            "11:35: tune.fields.warmup_tokens.high: warmup_tokens 300000 exceeds the budget of "
+            "200000 tokens (in 3 arms, first 'a')"
         ),
     ),
     "no evaluation in a trial": (
         tune(tokens=40_000),
-        "12:11: tune.tokens: eval_every_tokens 50000 exceeds tokens 40000 (in 3 arms, first 'a')",
+        (
+            "12:11: tune.tokens: eval_every_tokens 50000 exceeds the budget of 40000 tokens "
+            "(training.eval_every_tokens: 40000 at most; in 3 arms, first 'a')"
+        ),
     ),
     "a decay without its schedule": (
         tune("decay_tokens: {low: 0, high: 10_000}"),
