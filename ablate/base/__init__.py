@@ -1,1 +1,1 @@
-"""What every other part stands on: errors, JSON, atomic files, cache folder, umask, hashes of functions."""
+"""What every other part stands on: errors, JSON, files, cache folder, umask, code hashes, sections."""

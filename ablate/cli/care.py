@@ -40,7 +40,9 @@ _DRAFTS = tuple(f".{name}." for name in _WRITTEN)
 @click.argument("study")
 @storage_option
 @json_option
-@click.option("--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the showing alone.")
+@click.option(
+    "--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the display, not the study."
+)
 def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
     store = find_study(storage, study)

@@ -59,7 +59,7 @@ def _say_problem(report: MirrorReport) -> int:
     return 1 if report.problem else 0
 
 
-@click.command("dashboard")
+@click.command("dashboard", epilog="Example:  ablate dashboard quickstart --port 5001")
 @click.argument("study")
 @storage_option
 @click.option(

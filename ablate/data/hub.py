@@ -71,7 +71,7 @@ def locate(data: DataConfig) -> HubSource:
             hint="paths: [name] or [name, configuration]; validation_paths: [split]",
         )
     if importlib.util.find_spec("datasets") is None:
-        raise UserError("data.source: hub needs the package 'datasets'", hint="pip install 'ablate-fp4[hub]'")
+        raise UserError("data.source: hub needs the package 'datasets'", hint="pip install -e '.[hub]'")
     name, _, revision = paths[0].partition("@")
     folder = Path(paths[0]).expanduser()
     files = tuple(find_files([str(folder)], ())) if folder.is_dir() else ()

@@ -1,4 +1,4 @@
-"""FP4 numerics: operand policies, quantisers, rotations, random streams and the quantised linear layer.
+"""FP4 numerics: quantisers, rotations and random streams; it offers policies and quantised layers too.
 
 The public names. The product's own modules import from the defining modules.
 """

@@ -1,14 +1,7 @@
 """Operand policies: how each of the six operands of a linear layer's three GEMMs is rounded.
 
-Plain frozen data without torch, so that planning stays fast. Terms and shapes (M = tokens):
-
-=====  ==================  ======================  =======================  ============
-GEMM   result              left operand            right operand            contracts over
-=====  ==================  ======================  =======================  ============
-Fprop  y[M,N]  = x wᵀ      x[M,K], blocks along K  w[N,K], blocks along K   in-features K
-Dgrad  dx[M,K] = dy w      dy[M,N], along N        w[N,K], along N          out-features N
-Wgrad  dw[N,K] = dyᵀ x     dy[M,N], along M        x[M,K], along M          tokens M
-=====  ==================  ======================  =======================  ============
+Plain frozen data without torch, so that planning stays fast. docs/numerics.md has the table of operands,
+shapes and axes, which ``STORED`` and ``CONTRACTED`` hold.
 
 Block axis = Hadamard axis = contraction axis, so each tensor is quantised twice, from high precision unless
 the policy says otherwise. A contradictory policy raises ``ValueError``, which names both sides.

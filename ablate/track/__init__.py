@@ -1,1 +1,4 @@
-"""Mirroring of the run store to MLflow, which neither this module nor training imports (docs/mlflow.md)."""
+"""Mirroring of the run store to MLflow (docs/mlflow.md).
+
+Importing this package, or training, does not import MLflow.
+"""

@@ -1,6 +1,6 @@
-"""The share of runs that have reached the target over tokens, where not all have: one panel an arm.
+"""The share of runs that have reached the target over tokens: one panel an arm.
 
-Not drawn where every run of every arm reached it, for then the tokens to target say all, nor where none did.
+Drawn only if some runs reached the target and some did not.
 """
 
 from __future__ import annotations

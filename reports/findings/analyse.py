@@ -214,7 +214,7 @@ def _alpha(own: _ArmRuns, base: _ArmRuns, plan: LockedPlan) -> float:
 def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, Effects]:
     """Return the factors' effects on log tokens to target and on the final loss.
 
-    There are none where arms were stopped: the rest is a selection.
+    There are none where arms were stopped, because the remaining arms were selected by their results.
     """
     in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
     stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from ablate.cli import cli
+from ablate.cli import VERBS, cli
 from ablate.cli.output import format_table
 from ablate.store import Status, StudyStore
 from tests.cli.command import ablate
@@ -328,8 +328,10 @@ def test_planning_imports_nothing_heavy(here):
     subprocess.run([sys.executable, "-c", code], cwd=here, check=True, env={**os.environ})
 
 
-def test_help_has_an_example(here):
-    assert "ablate plan quickstart" in plan("--help")
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_has_an_example(verb):
+    shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output
+    assert re.search(rf"Examples?:\s+(.*\n)*?.*ablate {verb}", shown)
 
 
 def test_a_table_that_is_too_wide_wraps_its_widest_column():

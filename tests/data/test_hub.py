@@ -206,5 +206,5 @@ def test_errors(remote, monkeypatch):
         "pinned as someone/texts@<40-digit commit> it plans offline)"
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install 'ablate-fp4\[hub\]'\)"):
+    with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install -e '\.\[hub\]'\)"):
         hub.locate(DataConfig(source="hub", paths=["x"], max_bytes=1))

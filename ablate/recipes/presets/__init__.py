@@ -1,9 +1,7 @@
 """Published recipes by name, each with its source, what the source states, and our assumptions.
 
-``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands, and docs/recipes.md is
-generated from them. Where published code differs from its paper, the preset follows the paper and a variant
-whose name ends in ``-code`` follows the code. AdaHOP (2604.02525) is left out: it chooses a rotation for each
-pair of operands from a calibration run, and a fixed policy cannot express that.
+``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands. The table of
+docs/recipes.md is generated from them; the page says what a name that ends in ``-code`` means, and what is left out.
 """
 
 from __future__ import annotations
