@@ -97,8 +97,10 @@ def test_what_many_arms_inherit_is_reported_once(problems):
     arms = "".join(f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9))
     text = HEAD.replace("baseline: a", "baseline: a0") + "base:\n  model: {width: 130}\narms:\n" + arms
     assert problems(text) == [
-        "5:18: base.model.width: width 130 is not a multiple of heads 4 "
-        "(the nearest width is 128 or 136; in 9 arms, first 'a0')"
+        (
+            "5:18: base.model.width: width 130 is not a multiple of heads 4 "
+            "(the nearest width is 128 or 136; in 9 arms, first 'a0')"
+        )
     ]
 
 

@@ -27,13 +27,19 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
     "an open bracket": (
         "seeds: [1, 2\nname: x\n",
         [
-            "2:5: not valid YAML: expected ',' or ']', but got ':' (while parsing a flow sequence that begins on line 1)"
+            (
+                "2:5: not valid YAML: expected ',' or ']', but got ':' "
+                "(while parsing a flow sequence that begins on line 1)"
+            )
         ],
     ),
     "an open quote": (
         "name: 'x\n",
         [
-            "2:1: not valid YAML: found unexpected end of stream (while scanning a quoted scalar that begins on line 1)"
+            (
+                "2:1: not valid YAML: found unexpected end of stream "
+                "(while scanning a quoted scalar that begins on line 1)"
+            )
         ],
     ),
     "an unknown alias": (
