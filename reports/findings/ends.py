@@ -118,7 +118,7 @@ class Unneeded:
 
 
 def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
-    """Return the ids of the runs that the stop rule does not need, in no comparison, each with the reason."""
+    """Return the ids of runs that no comparison needs under the stop rule, each with the reason."""
     parts = split_frames(frames) or (frames,)
     found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
     reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}

@@ -93,7 +93,7 @@ def trend(
     """
     shown = names or [analysis.plan.study for analysis in analyses]
     configs = [read_configs(frame.configs) for frame in frames]
-    sized = list(map(_sized, shown, analyses, configs))
+    sized = [_sized(*each) for each in zip(shown, analyses, configs, strict=True)]
     order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
     studies = tuple(sized[i] for i in order)
     analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]

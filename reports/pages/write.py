@@ -133,9 +133,9 @@ def write_report(
     }
     shown = [table for section in sections for table in section.shown]
     texts |= {f"{file}.tex": to_latex(table, file) for file, _, table in shown if file}
+    document = report_document(analysis, verdict, notices, warnings, diagnosed)
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
-    document = report_document(analysis, verdict, notices, warnings, diagnosed)
     drawings = [section.drawing for section in sections]
     data, markdown, html = write_pages(folder, "report", values, document, drawings, figures="figures")
     return ReportPaths(

@@ -88,7 +88,7 @@ def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
 
 
 def _finding(arm: ArmResult, base: ArmResult) -> Finding:
-    """Say what was found on an arm, and beside it that the arm was stopped for it."""
+    """Say what was found on an arm, and whether it was stopped early."""
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     stopped = "" if arm.stopped is None else f" Stopped early: {arm.stopped.reason}."

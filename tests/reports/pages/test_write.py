@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
 from synthetic_study import line
 
 from ablate.reports import write_report
+from ablate.reports.pages import document
 from ablate.reports.pages.render import escape_markdown
 
 ALL_FILES = {
@@ -198,3 +201,14 @@ def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
         write_report(ladder)
     assert html.read_bytes() == before
     assert not list(html.parent.rglob(".*"))
+
+
+def test_each_object_with_keys_of_its_own_is_one_class_that_has_them():
+    rooms = ("ablate.modelled.", "ablate.reports.", "ablate.store.")
+    modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
+    classes = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
+    for name, keys in document._KEYS.items():
+        [found] = [one for one in classes if one.__name__ == name]
+        has = {*(field.name for field in dataclasses.fields(found)), *dir(found)}
+        paths = [key.partition("=")[2] or key for key in keys.split()]
+        assert {path.split(".")[0] for path in paths} <= has, name
