@@ -108,7 +108,7 @@ def search_grid(
             started = {"started_from": True} if is_first and name in plan.grid.first else {}
             return {**describe(budget, name), "tokens": budget, **started}
 
-        group = Group(name=plan.name, ledger=ledger, space=grid, num_trials=total, describe=more)
+        group = Group(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
         if not search([group], plan.at_once, run):
             return False
         better = promoted(ledger.trials(), plan.keep, DIVERGED)

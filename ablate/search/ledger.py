@@ -88,6 +88,7 @@ class Ledger:
     def __init__(self, storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> None:
         import optuna
 
+        self.name = name
         # Nothing is sampled here; Optuna's default would set up one that is not used.
         self._study: Study = optuna.create_study(
             storage=storage,
