@@ -15,7 +15,7 @@ import random
 
 import optuna
 
-from ablate.search.engine import Asked, Result
+from ablate.search.engine import Asked, TrialResult
 from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
 from ablate.search.halving import Halving, dominates, search_grid
 
@@ -75,12 +75,12 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
     """Return how many of the true front one search tried, and its share of the true front's hypervolume."""
     values = {candidate.name: truth(candidate) for candidate in recipes()}
 
-    def run(asked: list[Asked]) -> list[Result]:
+    def run(asked: list[Asked]) -> list[TrialResult]:
         found = []
         for name in (candidate_of(one.trial) for one in asked):
             loss, seconds = values[name]
             deviation = random.Random(seed_of("noise", number, name)).gauss(0.0, noise)
-            found.append(Result(values=(loss + deviation, seconds)))
+            found.append(TrialResult(values=(loss + deviation, seconds)))
         return found
 
     grid = Grid(factors=FACTORS, candidates=recipes(), first=("bf16",), sampler=sampler, seed=number)

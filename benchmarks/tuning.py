@@ -19,7 +19,7 @@ import optuna
 
 from ablate.reports.statistics.cost import Cost, token_cost
 from ablate.run.outcome import Outcome, outcome
-from ablate.search.engine import Asked, Group, Result, search
+from ablate.search.engine import Asked, TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates, best_trial
 from ablate.study.space import Range
@@ -71,7 +71,7 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
         fields=SPACE, shared={"learning_rate": SHARED}, sampler="tpe", prune=True, tokens=TRIAL, seed=repeat
     )
     groups = [
-        Group(
+        TrialGroup(
             name=arm.name,
             ledger=Ledger(storage, arm.name),
             space=space,
@@ -81,7 +81,7 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
         for arm in arms
     ]
 
-    def run(asked: list[Asked]) -> list[Result]:
+    def run(asked: list[Asked]) -> list[TrialResult]:
         results = []
         for one in asked:
             curve: dict[int, float] = {}
@@ -91,7 +91,7 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
                 if one.hopeless_at(curve) is not None:
                     break
             values = (curve[TRIAL],) if TRIAL in curve else None
-            results.append(Result(values=values, violation=0.0, curve=curve))
+            results.append(TrialResult(values=values, violation=0.0, curve=curve))
         return results
 
     assert search(groups, 2, run)

@@ -16,7 +16,7 @@ from ablate.cli.output import deliver, figure, format_table, terminal_width
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.diagnose.harm import Cell, Harm
+    from ablate.diagnose.harm import Harm, LayerGemm
     from ablate.diagnose.subject import Subject
     from ablate.train.loop import Trainee
 
@@ -96,7 +96,7 @@ def command(
         _show(content, subject, ranked)
 
 
-def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[Cell]:
+def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[LayerGemm]:
     from ablate.diagnose.harm import cells_of
     from ablate.layers.linear import quantised_layers
 

@@ -12,7 +12,7 @@ from ablate.cli.common import chosen_device, json_option, known_backend
 from ablate.cli.output import echo_json
 
 if TYPE_CHECKING:
-    from ablate.backends.testing.suite import Result
+    from ablate.backends.testing.suite import CheckResult
 
 _EXAMPLES = """\b
 Examples:
@@ -47,7 +47,7 @@ def command(
         known_backend(name)
     where, found = chosen_device(device)
     chosen = names or [name for name in backend_names() if name not in ("auto", "reference")]
-    results: list[Result] = []
+    results: list[CheckResult] = []
     skipped: dict[str, str] = {}
     if not as_json:
         click.echo(f"{found.name} ({found.arch})")

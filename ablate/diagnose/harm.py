@@ -53,7 +53,7 @@ class Harm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class LayerGemm:
     """A layer, one of its quantised GEMMs, and the number of passes to measure it."""
 
     layer: QuantLinear
@@ -61,7 +61,7 @@ class Cell:
     draws: int
 
 
-def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Cell]:
+def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[LayerGemm]:
     """Return the cells to measure in the named layers, in the model's order."""
     layers = quantised_layers(trainee.network.module)
     found = []
@@ -71,14 +71,14 @@ def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Cell
         for gemm in GEMMS:
             if not layer.recipe_at(at.tokens).gemm(gemm).is_untouched:
                 count = draws if is_random(layer, gemm, at) else 1
-                found.append(Cell(layer=layer, gemm=gemm, draws=count))
+                found.append(LayerGemm(layer=layer, gemm=gemm, draws=count))
     return found
 
 
 def predict_harm(
     trainee: Trainee,
     window: np.ndarray[Any, Any],
-    cells: Sequence[Cell],
+    cells: Sequence[LayerGemm],
     *,
     draws: int,
     done: Callable[[int], None] = lambda _: None,

@@ -162,7 +162,7 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class OutlierFigures:
     """Properties that make a tensor hard to quantise, before or after its rotation.
 
     ``crest_median`` and ``crest_p99``: largest magnitude over root mean square, of the blocks that share a
@@ -192,8 +192,8 @@ class OperandFigures:
     underflowed: float | None
     zeroed: float | None
     log2_scale: tuple[float, ...]
-    before: Shape
-    after: Shape
+    before: OutlierFigures
+    after: OutlierFigures
 
 
 def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, channels: int) -> OperandFigures:
@@ -227,10 +227,10 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     )  # fmt: skip
 
 
-def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> Shape:
+def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:
     """Measure the shape of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
     if not v.numel() or not bool(torch.isfinite(v).all()):
-        return Shape()
+        return OutlierFigures()
     blocks = to_blocks(v, block).flatten(1)
     rms = blocks.square().mean(1).sqrt()
     crest = blocks.abs().amax(1)[rms > 0] / rms[rms > 0]
@@ -239,7 +239,7 @@ def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> Shape:
     mean_energy = v.mean(tokens).square().sum() * v.shape[tokens]
     each = energy.sqrt()
     median = float(each.median().item())
-    return Shape(
+    return OutlierFigures(
         crest_median=_quantile(crest, 0.5), crest_p99=_quantile(crest, 0.99),
         mean_share=ratio(float(mean_energy.item()), float(energy.sum().item())),
         outlier_share=float((each > OUTLIER * median).float().mean().item()) if median else None,

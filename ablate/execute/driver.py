@@ -36,7 +36,7 @@ _ASK_AGAIN_SEC = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ExecutionEnd:
     """The end of an execution: the states of its runs, and whether it was interrupted.
 
     ``problem``: why it ended early, in one line.
@@ -79,7 +79,7 @@ def execute_study(
     unneeded: Callable[[], Mapping[str, str]] = dict,
     trainer: str = DEFAULT_TRAINER,
     stale_sec: float = STALE_SEC,
-) -> Outcome:
+) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
     ``on_poll`` is called a few times a second. ``unneeded``, called at most about once a second, returns the
@@ -91,7 +91,7 @@ def execute_study(
         UserError: no cluster at the address, or the cluster can never hold one of the runs.
     """
     if not runs:
-        return Outcome(states={}, interrupted=False)
+        return ExecutionEnd(states={}, interrupted=False)
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
     with connection(address):
@@ -125,7 +125,7 @@ def drive(
     *,
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
-) -> Outcome:
+) -> ExecutionEnd:
     """Move the queue until every run has come to an end, or the execution is interrupted.
 
     ``collect`` waits for a moment and yields what has ended. ``check`` raises ``KeyboardInterrupt`` where
@@ -147,7 +147,7 @@ def drive(
                 queue.retire(unneeded())
             check()
     except ConnectionError as error:
-        return Outcome(states=queue.states, interrupted=False, problem=str(error))
+        return ExecutionEnd(states=queue.states, interrupted=False, problem=str(error))
     except KeyboardInterrupt:
         queue.stop()
         give_up = time.monotonic() + _STOP_GRACE_SEC
@@ -155,5 +155,5 @@ def drive(
             while queue.handed and time.monotonic() < give_up:
                 take()
                 on_poll()
-        return Outcome(states=queue.states, interrupted=True)
-    return Outcome(states=queue.states, interrupted=False)
+        return ExecutionEnd(states=queue.states, interrupted=True)
+    return ExecutionEnd(states=queue.states, interrupted=False)

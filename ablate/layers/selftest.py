@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ablate.backends.testing.suite import Result, in_short
+from ablate.backends.testing.suite import CheckResult, in_short
 from ablate.layers.apply import apply_recipe
 from ablate.recipes import GEMMS
 
@@ -25,7 +25,7 @@ _TRAINED: dict[str, Any] = {
 }
 
 
-def trains_like_emulation(name: str, where: str) -> Iterator[Result]:
+def trains_like_emulation(name: str, where: str) -> Iterator[CheckResult]:
     """Train a tiny model for a few steps by every recipe of the back end; compare with emulation on the CPU.
 
     The quantised bits are equal, so only the accumulation order makes the losses differ, and slowly.
@@ -36,13 +36,13 @@ def trains_like_emulation(name: str, where: str) -> Iterator[Result]:
         except ValueError:
             continue  # the back end does not support this recipe
         except Exception as error:
-            yield Result(backend=name, check=f"training {recipe}", passed=False, detail=in_short(error))
+            yield CheckResult(backend=name, check=f"training {recipe}", passed=False, detail=in_short(error))
             continue
         theirs = _losses(spec, "emulated", "cpu")
         apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         passed = apart < _SHARE_APART * theirs[0] and ours[-1] < ours[0]
         detail = f"loss {ours[0]:.4f} → {ours[-1]:.4f} in {_STEPS} steps, at most {apart:.5f} from emulation"
-        yield Result(backend=name, check=f"training {recipe}", passed=passed, detail=detail)
+        yield CheckResult(backend=name, check=f"training {recipe}", passed=passed, detail=detail)
 
 
 def _losses(spec: Any, name: str, where: str) -> list[float]:

@@ -179,7 +179,7 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class PublishedSpeed:
     """A published speed-up and the modelled one; ``at_least`` means that the source gives a lower bound."""
 
     what: str
@@ -194,7 +194,7 @@ class Check:
         return self.modelled / self.published - 1
 
 
-def published_checks() -> tuple[Check, ...]:
+def published_checks() -> tuple[PublishedSpeed, ...]:
     """Return the modelled results for the settings with published speed-ups."""
     fp8, bf16 = PRESETS["te-hybrid-fp8"].recipe, Recipe()
 
@@ -213,7 +213,9 @@ def published_checks() -> tuple[Check, ...]:
         (f"{block} BF16, on B200", tseng, 1.7, True, (LLAMA_70B_BLOCK, bf16, "tseng", "B200", "backward")),
     )
     return tuple(
-        Check(what=what, source=source, published=published, at_least=at_least, modelled=ratio(*setting))
+        PublishedSpeed(
+            what=what, source=source, published=published, at_least=at_least, modelled=ratio(*setting)
+        )
         for what, source, published, at_least, setting in rows
     )
 

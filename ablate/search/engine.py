@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ablate.search.ledger import Curve, Ledger, Proposal
     from ablate.search.rates import Rates
 
-    Run = Callable[[Sequence["Asked"]], Sequence["Result | None"]]
+    Run = Callable[[Sequence["Asked"]], Sequence["TrialResult | None"]]
     """Runs trials; returns their results in order, None for a trial that came to no end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class TrialGroup:
     """A ledger, and the space that its trials come from, whose answers depend on what it is given alone.
 
     ``describe``: further attributes of a trial.
@@ -47,7 +47,7 @@ class Group:
 class Asked:
     """A trial to be run. ``earlier``: the trials of the rounds before, all of them told."""
 
-    group: Group
+    group: TrialGroup
     trial: FrozenTrial
     earlier: Sequence[FrozenTrial]
 
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class TrialResult:
     """A trial's values, with a violation if they stand for a miss; or why it has no values.
 
     ``curve``: decides whether the trial was hopeless; then ``values`` are ignored.
@@ -69,7 +69,7 @@ class Result:
     curve: Curve = field(default_factory=dict)
 
 
-def search(groups: Sequence[Group], at_once: int, run: Run) -> bool:
+def search(groups: Sequence[TrialGroup], at_once: int, run: Run) -> bool:
     """Run every group's trials; return whether all rounds are complete.
 
     ``at_once``: the number of a group's trials in a round.
@@ -78,7 +78,7 @@ def search(groups: Sequence[Group], at_once: int, run: Run) -> bool:
     return all(_round(groups, at_once, run, round_) for round_ in range(-(-most // at_once)))
 
 
-def _round(groups: Sequence[Group], at_once: int, run: Run, round_: int) -> bool:
+def _round(groups: Sequence[TrialGroup], at_once: int, run: Run, round_: int) -> bool:
     """Run one round of every group; return whether it is complete."""
     asked = [one for group in groups for one in _ask(group, at_once, round_)]
     ended = []
@@ -94,7 +94,7 @@ def _round(groups: Sequence[Group], at_once: int, run: Run, round_: int) -> bool
     return True
 
 
-def _ask(group: Group, at_once: int, round_: int) -> list[Asked]:
+def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
     """Fill a group's round, and return its trials that have not been told."""
     trials = group.ledger.trials()
     start, stop = round_ * at_once, min((round_ + 1) * at_once, group.num_trials)
@@ -112,7 +112,7 @@ def _ask(group: Group, at_once: int, round_: int) -> list[Asked]:
     ]
 
 
-def _tell(ledger: Ledger, number: int, result: Result, ended_at: int | None) -> None:
+def _tell(ledger: Ledger, number: int, result: TrialResult, ended_at: int | None) -> None:
     """Write a trial's losses, up to ``ended_at`` if it ended early, and its end."""
     for tokens, loss in sorted(result.curve.items()):
         if ended_at is None or tokens <= ended_at:

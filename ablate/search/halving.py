@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.search.engine import Group, search
+from ablate.search.engine import TrialGroup, search
 from ablate.search.grid import IRRELEVANT, candidate_of
 from ablate.search.ledger import LOSS, Ledger, violation
 
@@ -108,7 +108,7 @@ def search_grid(
             started = {"started_from": True} if is_first and name in plan.grid.first else {}
             return {**describe(budget, name), "tokens": budget, **started}
 
-        group = Group(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
+        group = TrialGroup(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
         if not search([group], plan.at_once, run):
             return False
         better = promoted(ledger.trials(), plan.keep, DIVERGED)

@@ -16,7 +16,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import read_json, write_json_atomic
 from ablate.run.outcome import find_crossing, target_loss
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import Result
+from ablate.search.engine import TrialResult
 from ablate.search.grid import candidate_of
 from ablate.search.halving import DIVERGED, search_grid, short_tokens
 from ablate.search.runs import losses_of
@@ -61,7 +61,7 @@ def search_recipes(
         arm = found.arm(budget, name)
         return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe_text}
 
-    def run(asked: Sequence[Asked]) -> list[Result | None]:
+    def run(asked: Sequence[Asked]) -> list[TrialResult | None]:
         runs.write(tried_plan(found, found.halving.read(storage)))
         budget, first = asked[0].trial.user_attrs["tokens"], asked[0].trial
         numbers = dict.fromkeys((first.number + 1, asked[-1].trial.number + 1))
@@ -157,7 +157,7 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
         )
 
 
-def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> Result:
+def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> TrialResult:
     """Return the result of a run that has ended or failed.
 
     Raises:
@@ -167,15 +167,15 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> R
     run = store.run(arm.runs[0].id)
     status = run.status()
     if status.state == "failed":
-        return Result(failed=status.message or "failed")
+        return TrialResult(failed=status.message or "failed")
     if status.state == "diverged" and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
     time, is_diverged, curve = found.times[name], status.state == "diverged", losses_of(run)
     if found.search.objective == "loss":
         if is_diverged:
             bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
-            return Result(values=(bound, time), violation=DIVERGED)
-        return Result(values=(_last(curve), time))
+            return TrialResult(values=(bound, time), violation=DIVERGED)
+        return TrialResult(values=(_last(curve), time))
     against = _tokens_to_target(found, losses_of(store.run(found.arm(budget, found.baseline).runs[0].id)))
     if against is None:
         raise UserError(
@@ -184,9 +184,9 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> R
         )
     own = None if is_diverged else _tokens_to_target(found, curve)
     if own is not None:
-        return Result(values=(own / against - 1, time))
+        return TrialResult(values=(own / against - 1, time))
     missed = DIVERGED if is_diverged else max(_last(curve) - _target(found), 1e-9)
-    return Result(values=(budget / against - 1, time), violation=missed)
+    return TrialResult(values=(budget / against - 1, time), violation=missed)
 
 
 def _last(curve: Curve) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ablate.execute.driver import Outcome
+from ablate.execute.driver import ExecutionEnd
 from ablate.execute.todo import find_todo
 from ablate.plan.stored import to_lock
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ablate.store import RunDir, State, StudyStore
 
     Unneeded = Callable[[], Mapping[str, str]]
-    Execute = Callable[[list[RunRequest], Unneeded], Outcome]
+    Execute = Callable[[list[RunRequest], Unneeded], ExecutionEnd]
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class TrialRuns:
     requests: Callable[[Plan], list[RunRequest]]
     execute: Execute
     retry_failed: bool = False
-    outcome: Outcome = field(default_factory=lambda: Outcome(states={}, interrupted=False))
+    outcome: ExecutionEnd = field(default_factory=lambda: ExecutionEnd(states={}, interrupted=False))
     _read: dict[str, tuple[tuple[int, int], Curve]] = field(default_factory=dict)
 
     def write(self, plan: Plan) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import Group, Result, search
+from ablate.search.engine import TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger, open_storage, violation
 from ablate.search.rates import Rates, best_trial
 from ablate.search.runs import run_ids
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from ablate.execute.driver import Outcome
+    from ablate.execute.driver import ExecutionEnd
     from ablate.plan import Plan
     from ablate.search.engine import Asked
     from ablate.search.ledger import Proposal
@@ -43,7 +43,7 @@ class Searched:
     tuning: Tune
     plan: Plan
     open_runs: frozenset[str]
-    outcome: Outcome
+    outcome: ExecutionEnd
 
 
 def first_trials(plan: Plan, tuning: Tune) -> Plan:
@@ -60,7 +60,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
         asked = [(group.name, one.number, one.params) for group in groups for one in group.ledger.trials()]
         return trial_plan(plan, tuning, asked) if asked else first_trials(plan, tuning)
 
-    def run(asked: Sequence[Asked]) -> list[Result | None]:
+    def run(asked: Sequence[Asked]) -> list[TrialResult | None]:
         runs.write(plan_of_all())
         these = [(one.group.name, one.trial.number, one.trial.params) for one in asked]
         runs.train(asked, trial_plan(plan, tuning, these))
@@ -82,7 +82,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     )
 
 
-def _group(storage: BaseStorage, plan: Plan, tune: Tune, group: GroupTuning) -> Group:
+def _group(storage: BaseStorage, plan: Plan, tune: Tune, group: GroupTuning) -> TrialGroup:
     def describe(found: Proposal) -> dict[str, Any]:
         ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, found.params)]
         return {"runs": ids}
@@ -96,16 +96,16 @@ def _group(storage: BaseStorage, plan: Plan, tune: Tune, group: GroupTuning) -> 
         seed=tune.seeds[0],
     )
     ledger = Ledger(storage, f"{tune.study}: {group.name} [{fingerprint(plan, tune, group)}]")
-    return Group(name=group.name, ledger=ledger, space=space, num_trials=tune.trials, describe=describe)
+    return TrialGroup(name=group.name, ledger=ledger, space=space, num_trials=tune.trials, describe=describe)
 
 
-def _result(runs: TrialRuns, one: Asked) -> Result | None:
+def _result(runs: TrialRuns, one: Asked) -> TrialResult | None:
     """Return a trial's result, without values while some run has not ended."""
     curve, states = runs.curve(run_ids(one)), runs.states(one)
     if all(state in END_STATES for state in states):
         losses = [_final(runs, run_id, state) for run_id, state in zip(run_ids(one), states, strict=True)]
-        return Result(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
-    return Result(curve=curve)
+        return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
+    return TrialResult(curve=curve)
 
 
 def _final(runs: TrialRuns, run_id: str, state: State) -> float:

@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CheckpointFile:
     """One file of a checkpoint."""
 
     name: str
@@ -90,7 +90,7 @@ class Checkpoint:
 
 def save_part(
     folder: Path, step: int, tensors: Mapping[str, Tensor], *, index: int = 0, count: int = 1
-) -> Part:
+) -> CheckpointFile:
     """Write the tensors of one process, out of ``count``; they become a checkpoint with the manifest.
 
     Raises:
@@ -108,7 +108,7 @@ def save_part(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        part = Part(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
+        part = CheckpointFile(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
         temporary.replace(target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def save_part(
 def save_manifest(
     folder: Path,
     step: int,
-    parts: Sequence[Part],
+    parts: Sequence[CheckpointFile],
     *,
     numbers: dict[str, Any],
     metrics: tuple[int, str],

@@ -54,7 +54,7 @@ def checked(kind: type[T], content: object) -> T:
         ValueError: the content does not fit; one line that names the place.
     """
     try:
-        found: T = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a class is hashable
+        found: T = _adapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"

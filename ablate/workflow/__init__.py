@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ablate.execute.driver import Outcome
+    from ablate.execute.driver import ExecutionEnd
     from ablate.plan import Plan
     from ablate.store import StudyStore
     from ablate.track.cursor import MirrorReport
@@ -96,7 +96,7 @@ def end_of(
     store: StudyStore,
     plan: Plan,
     asked: Collection[str],
-    outcome: Outcome,
+    outcome: ExecutionEnd,
     *,
     report: Path | None = None,
     is_tuned: bool = True,

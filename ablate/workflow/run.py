@@ -59,7 +59,7 @@ def run_study(
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
     store = StudyStore(where.storage / plan.study)
-    from ablate.execute.driver import Outcome, execute_study
+    from ablate.execute.driver import ExecutionEnd, execute_study
     from ablate.execute.todo import find_todo, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
@@ -95,7 +95,7 @@ def run_study(
                             store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
                         )
                 else:
-                    outcome = Outcome(states={}, interrupted=False)
+                    outcome = ExecutionEnd(states={}, interrupted=False)
                 report = None if outcome.interrupted else _report(store, listener)
             finally:
                 left = mirror.stop()

@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
-from ablate.execute.driver import Cancellation, Outcome
+from ablate.execute.driver import Cancellation, ExecutionEnd
 from ablate.execute.todo import requests_of
 from ablate.plan import to_lock
 from ablate.plan.tuning import tuned_plan, values_text
@@ -95,11 +95,11 @@ def trial_runs(
 
     cancellation = Cancellation(store.path)
 
-    def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> Outcome:
+    def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> ExecutionEnd:
         try:
             cancellation.raise_if_requested()  # between two rounds
         except KeyboardInterrupt:
-            return Outcome(states={}, interrupted=True)
+            return ExecutionEnd(states={}, interrupted=True)
         with listener.executing(store, [run.run_id for run in todo]) as on_poll:
             return execute_study(store, todo, address=address, on_poll=on_poll, unneeded=unneeded)
 

@@ -291,7 +291,7 @@ def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CheckResult:
     """The result of one check, with a detail or the difference."""
 
     backend: str
@@ -300,7 +300,7 @@ class Result:
     detail: str
 
 
-def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[Result]:
+def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[CheckResult]:
     """Run a back end's checks on a torch device, one by one. A check that raises counts as failed."""
     for check in checks(load_backend(name), where, QUICK if quick else POLICIES):
         try:
@@ -309,7 +309,7 @@ def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[Result]
             passed, detail = False, str(error)
         except Exception as error:  # the self-test is meant to find errors of drivers and compilers
             passed, detail = False, in_short(error)
-        yield Result(backend=name, check=check.name, passed=passed, detail=detail)
+        yield CheckResult(backend=name, check=check.name, passed=passed, detail=detail)
 
 
 def in_short(error: Exception) -> str:
@@ -318,6 +318,6 @@ def in_short(error: Exception) -> str:
 
 
 @lru_cache(maxsize=64)
-def quick_self_test(name: str, where: str) -> tuple[Result, ...]:
+def quick_self_test(name: str, where: str) -> tuple[CheckResult, ...]:
     """Return the results of the short form, run once per process."""
     return tuple(self_test(name, where, quick=True))

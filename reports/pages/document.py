@@ -41,7 +41,7 @@ _KEYS = {
     "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
-    "Check": "what source published at_least modelled deviation",
+    "PublishedSpeed": "what source published at_least modelled deviation",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio restricted",
     "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """A section of the page: tables, a figure, or sentences. ``short``: its title among the page's links.
 
     ``tables``: each with its LaTeX's name without ending (None where it has none) and the heading over it.
@@ -151,12 +151,12 @@ def write_report(
 
 def _sections(
     analysis: Analysis, diagnosed: Sequence[ArmDiagnosis], prices: Mapping[str, float]
-) -> tuple[Section, ...]:
+) -> tuple[PageSection, ...]:
     """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
     own, llama = "Modelled, at this study's shapes", "Modelled, at the shapes of Llama 3.1 8B"
     found = (
-        Section(
+        PageSection(
             name="arms",
             title="Arms against the baseline",
             short="Arms",
@@ -168,21 +168,21 @@ def _sections(
                 ("power", "What the seeds could show", tables.power_table(analysis)),
             ),
         ),
-        Section(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
-        *(Section(name=one.name, title=one.title, drawing=one) for one in drawings),
-        Section(
+        PageSection(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
+        *(PageSection(name=one.name, title=one.title, drawing=one) for one in drawings),
+        PageSection(
             name="restricted",
             title="Restricted means",
             tables=(("restricted", None, tables.reached_table(analysis)),),
         ),
-        Section(
+        PageSection(
             name="diagnostics",
             title="What the diagnostics found",
             short="Findings of the diagnostics",
             tables=(("diagnoses", None, diagnosis_table(diagnosed)),),
             sentences=tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm)),
         ),
-        Section(
+        PageSection(
             name="cost",
             title="Cost and break-even",
             short="Cost",
@@ -193,14 +193,14 @@ def _sections(
                 (None, "How good the model is", speed_tables.check_table(analysis)),
             ),
         ),
-        Section(
+        PageSection(
             name="published",
             title="Published figures beside ours",
             short="Published",
             label="Published figures",
             tables=(("published", None, tables.published_table(analysis)),),
         ),
-        Section(
+        PageSection(
             name="runs", title="Every run", short="Runs", tables=((None, None, tables.run_table(analysis)),)
         ),
     )

@@ -9,7 +9,7 @@ from ablate.backends import preflight
 from ablate.backends.device import Device
 from ablate.backends.preflight import UnfitDeviceError, fit_choices, run_self_tests
 from ablate.backends.testing import suite
-from ablate.backends.testing.suite import Result
+from ablate.backends.testing.suite import CheckResult
 from ablate.execute.worker import _one_line
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
@@ -69,7 +69,9 @@ def test_no_gpu_is_one_line(config):
 def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch, allow):
     on(monkeypatch, Device(kind="cuda", arch="sm_100", name="B200"))
     choices = fit_choices(config, ResourcesConfig(), "cuda")
-    bad = Result(backend="torch", check="exact probe: mxfp4", passed=False, detail="3 of 9 products differ")
+    bad = CheckResult(
+        backend="torch", check="exact probe: mxfp4", passed=False, detail="3 of 9 products differ"
+    )
     monkeypatch.setattr(suite, "quick_self_test", lambda _name, _where: (bad,))
     if allow:
         record = run_self_tests(choices, "cuda", allow_failed=True)

@@ -18,7 +18,7 @@ from ablate.cli.display import ConsoleListener
 from ablate.cli.run import _conclude
 from ablate.data.tokenizer import train_bpe
 from ablate.data.workers import num_cores
-from ablate.execute.driver import Outcome
+from ablate.execute.driver import ExecutionEnd
 from ablate.plan import build_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
@@ -56,7 +56,9 @@ def conclude(tmp_path):
         for arm in unfinished:
             store.run(ids[arm]).write_status(Status(state="interrupted", attempt=1))
         output = io.StringIO()
-        outcome = Outcome(states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted)
+        outcome = ExecutionEnd(
+            states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted
+        )
         end = end_of(store, plan, {ids[arm] for arm in chosen}, outcome)
         code = _conclude(Console(file=output, width=200), end, "small.yaml")
         return code, output.getvalue()

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.plan import to_lock
-from ablate.search.engine import Result
+from ablate.search.engine import TrialResult
 from ablate.search.grid import candidate_of
 from ablate.search.halving import dominates, search_grid
 from ablate.search.ledger import Ledger, open_storage
@@ -95,7 +95,7 @@ def check_trials(folder):
     """Compare the ledgers with those of a search in memory that came to the same results."""
     ours = [ledger(folder, budget) for budget in ("40k", "80k")]
     came_to = {
-        (t.user_attrs["tokens"], t.user_attrs["candidate"]): Result(values=t.values)
+        (t.user_attrs["tokens"], t.user_attrs["candidate"]): TrialResult(values=t.values)
         for one in ours
         for t in one
     }

@@ -239,7 +239,7 @@ def test_an_execution_ends_when_all_runs_have(fake):
         on_poll=lambda: polls.append(1),
         unneeded=lambda: asked.append(1) or {},
     )
-    assert outcome == driver.Outcome(states={"a": "finished", "b": "finished"}, interrupted=False)
+    assert outcome == driver.ExecutionEnd(states={"a": "finished", "b": "finished"}, interrupted=False)
     assert len(polls) == 3
     assert len(asked) == 1  # not at every step
 
@@ -256,7 +256,7 @@ def test_an_interrupt_waits_for_the_ends_of_what_runs(fake):
 
 def test_a_second_interrupt_does_not_wait(fake):
     outcome = drive(queue_of(fake, "a"), Script(KeyboardInterrupt, KeyboardInterrupt), nothing)
-    assert outcome == driver.Outcome(states={}, interrupted=True)
+    assert outcome == driver.ExecutionEnd(states={}, interrupted=True)
 
 
 def test_a_worker_that_does_not_hear_is_not_waited_for_without_end(fake, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_request_to_stop_is_an_interrupt(fake):
         raise KeyboardInterrupt
 
     outcome = drive(queue_of(fake, "a"), Script([], [("a", TaskEnd(state="pending"))]), cancelled)
-    assert outcome == driver.Outcome(states={"a": "pending"}, interrupted=True)
+    assert outcome == driver.ExecutionEnd(states={"a": "pending"}, interrupted=True)
 
 
 def test_a_head_that_is_gone_ends_the_execution_with_a_line(fake):

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 
-from ablate.search.engine import Group, Result, search
+from ablate.search.engine import TrialGroup, TrialResult, search
 from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
 from ablate.search.halving import DIVERGED, Halving, search_grid
 from ablate.search.ledger import Ledger
@@ -49,11 +49,11 @@ def truth(asked):
     for name in (candidate_of(one.trial) for one in asked):
         kind = seed_of("kind", name) % 9
         if kind == 0 and name != "named0":
-            found.append(Result(failed="a fault"))
+            found.append(TrialResult(failed="a fault"))
         elif kind == 1:
-            found.append(Result(values=(9.0, value_of(name)[1]), violation=DIVERGED))
+            found.append(TrialResult(values=(9.0, value_of(name)[1]), violation=DIVERGED))
         else:
-            found.append(Result(values=value_of(name)))
+            found.append(TrialResult(values=value_of(name)))
     return found
 
 
@@ -66,7 +66,7 @@ def rates(**changes):
 
 def groups(storage, names=tuple(BEST), *, trials=7, **changes):
     return [
-        Group(
+        TrialGroup(
             name=name,
             ledger=Ledger(storage, name),
             space=rates(**changes),
@@ -89,8 +89,8 @@ def train(one, *, look=True):
     for tokens in TOKENS:
         curve[tokens] = loss(one.group.name, one.trial.params["learning_rate"], tokens)
         if look and one.hopeless_at(curve) is not None:
-            return Result(curve=curve)
-    return Result(values=(curve[TOKENS[-1]],), violation=0.0, curve=curve)
+            return TrialResult(curve=curve)
+    return TrialResult(values=(curve[TOKENS[-1]],), violation=0.0, curve=curve)
 
 
 def train_all(asked, *, look=True):

@@ -14,7 +14,7 @@ import optuna
 import pytest
 from made_up import SEARCHES, go_grid, go_rates, groups, halving, train_all, truth
 
-from ablate.search.engine import Result, search
+from ablate.search.engine import TrialResult, search
 from ablate.search.grid import candidate_of
 from ablate.search.halving import search_grid
 from ablate.search.ledger import JOURNAL, Ledger, open_storage
@@ -213,7 +213,7 @@ def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
 
 def test_a_pruned_trial_needs_no_values_and_no_other_goes_without():
     storage = in_memory()
-    assert not search(groups(storage), 2, lambda asked: [Result() for _ in asked])
+    assert not search(groups(storage), 2, lambda asked: [TrialResult() for _ in asked])
     assert {t.state.name for group in groups(storage) for t in group.ledger.trials()} == {"RUNNING"}
 
 

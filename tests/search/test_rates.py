@@ -5,7 +5,7 @@ from __future__ import annotations
 import optuna
 from made_up import BEST, SHARED, groups, train, train_all
 
-from ablate.search.engine import Result, search
+from ablate.search.engine import TrialResult, search
 from ablate.search.ledger import violation
 from ablate.search.rates import best_trial
 from ablate.study.space import Choices, Range, combinations, spread_point
@@ -45,7 +45,9 @@ def test_without_pruning_every_trial_is_complete():
 def test_a_trial_that_diverged_is_never_chosen():
     def run(asked):
         return [
-            Result(values=(8.3,), violation=1.0) if one.trial.params["learning_rate"] > 4e-3 else train(one)
+            TrialResult(values=(8.3,), violation=1.0)
+            if one.trial.params["learning_rate"] > 4e-3
+            else train(one)
             for one in asked
         ]
 

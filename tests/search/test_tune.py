@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 from ablate.base.files import append_line
-from ablate.execute.driver import Outcome
+from ablate.execute.driver import ExecutionEnd
 from ablate.execute.todo import RunRequest
 from ablate.plan import build_plan
 from ablate.search.runs import TrialRuns
@@ -51,10 +51,10 @@ class Executor:
         states = {}
         for run in todo:
             if len(self.ran) >= self.breaks_after:
-                return Outcome(states=states, interrupted=True)
+                return ExecutionEnd(states=states, interrupted=True)
             states[run.run_id] = self.train(run, unneeded)
             self.ran.append(run)
-        return Outcome(states=states, interrupted=False)
+        return ExecutionEnd(states=states, interrupted=False)
 
     def train(self, run, unneeded):
         folder = self.store.run(run.run_id)

@@ -55,7 +55,7 @@ def executed(tmp_path, monkeypatch):
             append_line(run.metrics_path, row)
             states[request.run_id] = "failed" if request.config.seed else "finished"
             run.write_status(Status(state=states[request.run_id], attempt=1, message="a fault"))
-        return driver.Outcome(states=states, interrupted=False)
+        return driver.ExecutionEnd(states=states, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
     monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))

@@ -11,7 +11,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
-from ablate.execute.driver import Outcome
+from ablate.execute.driver import ExecutionEnd
 from ablate.reports.pages.document import search_document
 from ablate.search.grid import seed_of
 from ablate.search.ledger import Ledger, open_storage
@@ -64,7 +64,7 @@ class Executor:
         states = {}
         for run in todo:
             if len(self.ran) >= self.stops_after:
-                return Outcome(states=states, interrupted=self.problem is None, problem=self.problem)
+                return ExecutionEnd(states=states, interrupted=self.problem is None, problem=self.problem)
             folder = store.run(run.run_id)
             folder.create(asdict(run.config))
             state = "failed" if self.fails(run) else "finished"
@@ -77,7 +77,7 @@ class Executor:
             folder.write_status(Status(state=state, attempt=1, message="no such luck"))
             self.ran.append(run.arm)
             states[run.run_id] = state
-        return Outcome(states=states, interrupted=False)
+        return ExecutionEnd(states=states, interrupted=False)
 
 
 @pytest.fixture

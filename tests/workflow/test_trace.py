@@ -83,7 +83,7 @@ def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch
     def execute_study(_store, runs, **_options):
         trace.stops.append("ablate.execute.driver")
         asked.extend(runs)
-        return driver.Outcome(states={}, interrupted=True)
+        return driver.ExecutionEnd(states={}, interrupted=True)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
     sys.setprofile(trace)

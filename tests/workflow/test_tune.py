@@ -10,7 +10,7 @@ import time
 import optuna
 import pytest
 
-from ablate.search.engine import Group, Result, search
+from ablate.search.engine import TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates, best_trial
 from ablate.store import StudyStore
@@ -97,7 +97,7 @@ def kill_at(folder, storage, count):
 def searched_in_memory(folder, storage):
     """Return what the search comes to without any kill, if its trials end as those in the lock did."""
     ends = {
-        (group.name, one.number): Result(values=(one.loss,), violation=float(one.diverged))
+        (group.name, one.number): TrialResult(values=(one.loss,), violation=float(one.diverged))
         for group in StudyStore(folder / storage / "small").plan().tuning.groups
         for one in group.trials
     }
@@ -108,7 +108,7 @@ def searched_in_memory(folder, storage):
     )  # fmt: skip
     memory = optuna.storages.InMemoryStorage()
     groups = [
-        Group(name=group.name, ledger=Ledger(memory, group.name), space=space, num_trials=tune.trials,
+        TrialGroup(name=group.name, ledger=Ledger(memory, group.name), space=space, num_trials=tune.trials,
               describe=lambda _: {})
         for group in tune.groups
     ]  # fmt: skip
