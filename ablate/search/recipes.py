@@ -112,9 +112,7 @@ def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> P
 
 def plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
     """Return the plan of recipes at budgets, in this order."""
-    arms = []
-    for budget, name in tried:
-        arms.append(replace(found.arm(budget, name), name=arm_name(found, budget, name)))
+    arms = [replace(found.arm(budget, name), name=arm_name(found, budget, name)) for budget, name in tried]
     baseline = arm_name(found, found.search.budgets[0], found.baseline)
     return replace(found.plans[0], baseline=baseline, arms=tuple(arms), folded=())
 
