@@ -143,6 +143,7 @@ def test_without_a_compiler_plain_torch_does_it(monkeypatch):
         cpu_kernel.loaded.cache_clear()
 
 
+@pytest.mark.exhaustive
 def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu_kernel, "_bits_agree", lambda _library: False)
