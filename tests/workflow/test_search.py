@@ -115,6 +115,17 @@ def ledgers(end):
     return [Ledger(storage, name, ("loss", "step time")).trials() for name in names]
 
 
+def facts(budgets):
+    """Return all of the trials but the times at which they were asked and told."""
+    return [
+        [
+            (t.number, t.params, t.user_attrs, t.state, t.values, t.constraints, t.intermediate_values)
+            for t in one
+        ]
+        for one in budgets
+    ]
+
+
 def test_a_search_to_its_end_and_again(call, executor):
     end, said = call()
     assert end.exit_code == 0
@@ -147,7 +158,7 @@ def test_an_interrupted_search_goes_on(call, executor, after):
     assert "RUNNING" in {trial.state.name for trials in ledgers(end) for trial in trials}
     executor.stops_after = 1_000_000
     end, _ = call()
-    assert ledgers(end) == ledgers(whole)
+    assert facts(ledgers(end)) == facts(ledgers(whole))
     assert len(set(executor.ran)) == len(executor.ran)
     lock = json.loads(Path(end.pages.parent / "plan.lock.json").read_text())
     assert [arm["name"] for arm in lock["arms"]] == executor.ran
