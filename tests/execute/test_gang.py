@@ -49,6 +49,7 @@ def check_whole(run, attempts):
     assert not list(run.path.glob(".*")), "nothing of Ray Train's is left"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
 def test_a_run_on_two_devices(study):
     store, (request,) = of_two(study)
