@@ -90,19 +90,18 @@ def faults_of_access(browser):
     ]
 
 
+LONG = pytest.mark.exhaustive
 SIZES = [
     (360, "dark"),
     (1280, "light"),
-    *(
-        pytest.param(width, scheme, marks=pytest.mark.exhaustive)
-        for width, scheme in [(360, "light"), (768, "light"), (768, "dark"), (1280, "dark")]
-    ),
+    pytest.param(360, "light", marks=LONG),
+    pytest.param(1280, "dark", marks=LONG),
 ]
 """Widths in pixels, and colours: axe takes seconds for each, so that most are a long proof."""
 
 
 @pytest.mark.parametrize(("width", "scheme"), SIZES)
-@pytest.mark.parametrize("study", ["ladder", pytest.param("wide", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("study", ["ladder", pytest.param("wide", marks=LONG)])
 def test_axe_finds_no_fault(written, browser, study, width, scheme):
     open_page(browser, written(study).html, width, scheme)
     assert faults_of_access(browser) == []
@@ -128,7 +127,9 @@ def beside(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
+@pytest.mark.parametrize(
+    ("width", "scheme"), [*SIZES, *(pytest.param(768, scheme, marks=LONG) for scheme in ("light", "dark"))]
+)
 @pytest.mark.parametrize("page", ["compare", "trend", "search", "wide search"])
 def test_the_pages_beside_a_report(browser, beside, page, width, scheme):
     open_page(browser, beside[page], width, scheme)
