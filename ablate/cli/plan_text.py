@@ -1,0 +1,380 @@
+"""What ``ablate plan`` prints: the runs of a study, with nothing started."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.base.errors import UserError
+from ablate.cli.output import echo_json, format_table, names_text, terminal_width
+from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
+from ablate.execute.todo import find_elsewhere, taken_text
+from ablate.models.arithmetic import parameters_text, schedule_text
+from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
+from ablate.plan.layers import LayerGroup, layer_groups
+from ablate.plan.tuning import range_text, trial_plan, values_text
+from ablate.run.architecture import layer_places
+from ablate.store import StudyStore
+from ablate.store.lock import plan_to_json
+from ablate.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from ablate.plan import Plan, PlanCosts, PlannedArm
+    from ablate.recipes import Recipe
+    from ablate.run.architecture import LinearLayer
+
+_MAX_GROUPS = 4
+_HIGH_PRECISION = "bf16"
+"""Description of a layer that no recipe applies to."""
+
+
+def show_plan(
+    study: str,
+    as_json: bool,
+    dry_run: bool,
+    layers: bool,
+    all_runs: bool,
+    hardware: tuple[str, ...],
+    prices: dict[str, float],
+    storage: Path,
+) -> None:
+    """Print the plan of a study; the parameters are the options of the verb."""
+    plan = build_plan(load_study(study), without_data=True)
+    store = StudyStore(storage / plan.study)
+    plan = known_plan(plan, store)
+    named = chosen_hardware(plan, hardware, prices)
+    progress, elsewhere = _with_neighbours(plan, store, read_progress(plan, store))
+    costs = estimate(plan, progress, cores=os.cpu_count() or 1)
+    tried = _dry_runs(plan) if dry_run else []
+    if as_json:
+        content = _to_json(plan, progress, costs) | {"taken_from": elsewhere}
+        for entry, found in zip(content["arms"], tried, strict=False):
+            entry["dry_run"] = found
+        on_hardware, content["on_hardware"] = hardware_json(plan, named, prices)
+        for entry, where in zip(content["arms"], on_hardware, strict=True):
+            entry["on_hardware"] = where
+        echo_json(content, ensure_ascii=False)
+    else:
+        width = max(80, terminal_width())
+        figures = _figures(plan, progress, costs, elsewhere)
+        figures += hardware_text(plan, named, prices, width) if named else []
+        _show(plan, progress, figures, width, all_runs=all_runs)
+        if layers:
+            click.echo("\n" + _layers_table(plan, width))
+        for arm, found in zip(plan.arms, tried, strict=False):
+            click.echo(
+                f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
+                f"layers, forward and backward of {found['tokens']:,} tokens fit"
+            )
+    if plan.missing:
+        raise UserError(*plan.missing)
+
+
+def _with_neighbours(
+    plan: Plan, store: StudyStore, progress: StudyProgress
+) -> tuple[StudyProgress, dict[str, str]]:
+    """Count results of other studies in the storage, which a run would take; return whose each is, too."""
+    to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
+    found = find_elsewhere(store, to_do)
+    there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
+    studies = {run_id: neighbour.path.name for run_id, neighbour in found.items()}
+    return replace(progress, states=progress.states | there), studies
+
+
+def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
+    """Return the lock file's content, with the plan's progress and costs here and now."""
+    content = plan_to_json(to_lock(plan))
+    for arm, entry in zip(plan.arms, content["arms"], strict=True):
+        for run in entry["runs"]:
+            run["state"] = progress.state(run["id"])
+            run["id"] = run["id"] or None
+        config = asdict(arm.config.with_seed(arm.runs[0].seed))
+        del config["seed"]
+        entry |= {
+            "config": config,
+            "resources": asdict(arm.resources),
+            "batches": {k: v for k, v in asdict(arm.batches).items() if not k.endswith("_every_steps")},
+            "schedule": schedule_text(arm.config.training),
+            "parameters": arm.size.parameters,
+            "layers": [asdict(group) for group in _layer_groups(arm)],
+            "out_of_reach": list(arm.uncovered),
+            "flops_per_token": arm.size.flops_per_token,
+            "flops_per_run": arm.size.flops_per_token * arm.batches.tokens,
+            "seconds_per_run": costs.run_seconds[arm.name],
+            "seconds_are": costs.ground[arm.name],
+        }
+    content["missing"] = [str(problem) for problem in plan.missing]
+    content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
+    shown = ("wall_seconds", "cores", "storage_bytes")
+    content["estimate"] = {name: getattr(costs, name) for name in shown}
+    return content
+
+
+def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: int, *, all_runs: bool) -> None:
+    """Print a plan for people."""
+    description = f": {' '.join(plan.description.split())}" if plan.description else ""
+    click.echo(click.style(plan.study, bold=True) + description)
+    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
+    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
+    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
+    click.echo(f"baseline {plan.baseline}; target {target} ({crossing})")
+    seeds = [run.seed for run in plan.arms[0].runs]
+    shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
+    click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
+    click.echo(_arms_table(plan, progress, width) + "\n")
+    for line in figures:
+        click.echo(line)
+    for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
+        if cells:
+            click.echo(f"\n{title}: {len(cells):,} {'cell' if len(cells) == 1 else 'cells'} of the grid")
+        for cell in cells:
+            click.echo(f"  {cell.name}: {cell.reason}")
+    if plan.missing:
+        click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
+    else:
+        click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+
+
+def _dry_runs(plan: Plan) -> list[dict[str, int]]:
+    """Dry-run every arm's model by shapes."""
+    from ablate.train.dry import dry_run
+
+    found = []
+    for arm in plan.arms:
+        config = arm.config.with_seed(arm.runs[0].seed)
+        try:
+            found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
+        except ValueError as error:
+            raise UserError(f"arm '{arm.name}': {error}") from None
+    return found
+
+
+def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
+    return _groups(arm.layers, arm.config.recipe, arm.batches.tokens)
+
+
+@lru_cache(maxsize=256)  # the cells of a grid share most of theirs
+def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
+    return layer_groups(recipe, layer_places(layers).values(), total_tokens)
+
+
+def _layers_table(plan: Plan, width: int) -> str:
+    rows = [
+        ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
+        for arm in plan.arms
+        for place, group in enumerate(_layer_groups(arm))
+    ]
+    table = format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
+    return "\n".join(
+        [table, *dict.fromkeys(_uncovered_text(arm.uncovered) for arm in plan.arms if arm.uncovered)]
+    )
+
+
+def _uncovered_text(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"out of any recipe's reach, as no torch.nn.Linear holds them: {len(names)} matrices, {shown}"
+
+
+def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
+    rows = []
+    for arm in plan.arms:
+        own = "; ".join(
+            f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items()
+        )
+        differs = "(baseline)" if arm.name == plan.baseline else own
+        rows.append((arm.name, arm.recipe_text, differs, _states(progress, (run.id for run in arm.runs))))
+    return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
+
+
+def _figures(
+    plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: Mapping[str, str]
+) -> list[str]:
+    tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
+    ids = [run.id for _, run in plan.runs()]
+    taken = f"of the results {taken_text(elsewhere)}: same configuration, same code"
+    figures = {
+        "tuning": _tuning_lines(plan, costs.cores),
+        "batch": _each(plan, _batch_text),
+        "budget": _each(plan, _budget_text),
+        "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
+        "model": _each(plan, _model_text),
+        "layers": _each(plan, _carried_text),
+        "stop": _stop_text(plan),
+        "runs": [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"],
+        "": [taken] if elsewhere else [],
+        "time": [_time_text(costs)],
+        "storage": [f"about {_bytes(costs.storage_bytes)}, without the token cache"],
+    }
+    return [
+        f"{'' if place else name:<9} {text}"
+        for name, texts in figures.items()
+        for place, text in enumerate(texts)
+    ]
+
+
+def _tuning_lines(plan: Plan, cores: int) -> list[str]:
+    """Return the budget of tuning, and what was found or that it comes first."""
+    tuning = plan.tuning
+    if tuning is None:
+        return []
+    asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tuning.trials)]
+    trials = trial_plan(plan, tuning, asked)
+    runs, budget = sum(len(arm.runs) for arm in trials.arms), trials.arms[0].batches.tokens
+    groups = f"each of {len(tuning.groups)} groups" if len(tuning.groups) > 1 else "the one group"
+    most = "at most " if tuning.prune else ""
+    lines = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
+    lines.append(f"{tuning.trials} trials of {budget:,} tokens for {groups}, by {tuning.sampler}")
+    lines.append(f"{runs:,} runs, {most}{runs * budget:,} tokens, before the runs of the arms")
+    if tuning.is_done:
+        return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
+    seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
+    lines.append(f"about {_duration(seconds)} (modelled), not in the time below")
+    return [*lines, "not done yet: arms at the values found come on top of those above"]
+
+
+def _stop_text(plan: Plan) -> list[str]:
+    """Say when an arm's other runs are not needed, with the nominal level of each look."""
+    if plan.stop is None:
+        return []
+    from ablate.reports.statistics.stopping import levels_of
+    from ablate.reports.words import words
+
+    text, rule = [], plan.stop
+    if rule.diverged is not None:
+        text.append(f"an arm after {rule.diverged} diverged {'run' if rule.diverged == 1 else 'runs'}")
+    if rule.hopeless is not None:
+        cost = f"an arm whose token cost is shown to be above {100 * rule.hopeless.cost_above:g} %"
+        looks = words.listed([str(n) for n in rule.hopeless.looks])
+        levels = f"{words.levels(levels_of(rule.hopeless))} ({rule.hopeless.spending})"
+        text.append(f"{cost}: looks after {looks} seeds, at nominal levels of {levels}")
+    return text
+
+
+def _batch_text(arm: PlannedArm) -> str:
+    training, batches = arm.config.training, arm.batches
+    text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
+    if batches.micro_batches > 1:
+        of = training.batch_size // batches.micro_batches
+        text += f", in {batches.micro_batches} micro-batches of {of}"
+    if arm.resources.devices_per_run > 1:
+        text += f", on {arm.resources.devices_per_run} devices"
+    return text
+
+
+def _budget_text(arm: PlannedArm) -> str:
+    batches = arm.batches
+    return f"{batches.tokens:,} tokens a run in {batches.steps:,} steps, {batches.evals:,} evaluations"
+
+
+def _model_text(arm: PlannedArm) -> str:
+    model = arm.config.model
+    parameters = f"{parameters_text(arm.size.parameters)} parameters"
+    if not model.is_built_in:
+        start = "a checkpoint's weights" if model.pretrained else "random weights"
+        name = f"{model.hf} with {start}" if model.hf is not None else model.function
+        return f"{name}, {len(arm.layers)} linear layers: {parameters}"
+    layers = "1 layer" if model.layers == 1 else f"{model.layers} layers"
+    ffn = f"ffn {model.ffn}"
+    if model.experts is not None:
+        ffn = f"{model.experts} experts of ffn {model.ffn}, {model.experts_per_token} a token"
+    kind = "" if model.architecture == "llama" else f"{model.architecture}, "
+    return f"{kind}width {model.width}, {layers}, {model.heads} heads, {ffn}: {parameters}"
+
+
+def _carried_text(arm: PlannedArm) -> str:
+    groups = _layer_groups(arm)
+    carrying = sum(group.count for group in groups if group.recipe != _HIGH_PRECISION)
+    text = f"{carrying or 'none'} of {len(arm.layers)} linear layers in low precision"
+    if arm.uncovered:
+        text += f", {len(arm.uncovered)} matrices out of reach"
+    return text
+
+
+def _time_text(costs: PlanCosts) -> str:
+    if not costs.wall_seconds:
+        return "nothing left to run"
+    where = "1 core" if costs.cores == 1 else f"{costs.cores} cores"
+    rate = f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
+    if costs.uses_gpu:
+        where, rate = "one GPU job at a time", f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU"
+    ground = "measured where runs are finished, else modelled and scaled to those"
+    if set(costs.ground.values()) == {"measured"}:
+        ground = "from the measured speed of finished runs"
+    elif set(costs.ground.values()) == {"modelled"}:
+        ground = f"modelled: {rate} assumed; emulated formats take longer"
+    return f"about {_duration(costs.wall_seconds)} on {where} ({ground})"
+
+
+def _ids_table(plan: Plan, width: int) -> str:
+    fits = max(1, (width - 34) // 17)
+    rows = []
+    for arm in plan.arms:
+        more = f" +{len(arm.runs) - fits}" if len(arm.runs) > fits else ""
+        rows.append((arm.name, " ".join(run.id for run in arm.runs[:fits]) + more))
+    return format_table(("arm", "ids of its runs (--runs lists all)"), rows, width=width)
+
+
+def _runs_table(plan: Plan, progress: StudyProgress, width: int) -> str:
+    rows = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
+    return format_table(("id", "arm", "seed", "state"), rows, width=width)
+
+
+def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
+    """Return the texts of all arms: one line if they agree, else one for each group with its arms."""
+    groups: dict[str, list[str]] = {}
+    for arm in plan.arms:
+        groups.setdefault(text_of(arm), []).append(arm.name)
+    if len(groups) == 1:
+        return list(groups)
+    lines = []
+    for text, names in list(groups.items())[:_MAX_GROUPS]:
+        lines.append(f"{text} ({names_text(names)})")
+    if len(groups) > _MAX_GROUPS:
+        lines.append(f"and {len(groups) - _MAX_GROUPS} others (--json lists all)")
+    return lines
+
+
+def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
+    names = {"pending": "to do", "finished": "done"}
+    counts = Counter(progress.state(run_id) for run_id in ids)
+    return ", ".join(f"{count:,} {names.get(state, state)}" for state, count in counts.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(_value(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_value(item)}" for key, item in value.items() if item is not None)
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.1f} days"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
