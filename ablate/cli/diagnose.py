@@ -76,10 +76,10 @@ def command(
         if subject.checkpoint is not None:
             load_weights(trainee, subject.checkpoint)
         trainee.state.tokens = subject.trained_tokens
-        cells = _cells(trainee, layers, draws=draws)
-        passes = 1 + sum(cell.draws for cell in cells)
+        gemms = _layer_gemms(trainee, layers, draws=draws)
+        passes = 1 + sum(one.draws for one in gemms)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
-            ranked = predict_harm(trainee, window, cells, draws=draws, done=bar.update)
+            ranked = predict_harm(trainee, window, gemms, draws=draws, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
         raise UserError(f"{model}: {error} (another --recipe or --seq-len?)") from None
     content = {
@@ -96,8 +96,8 @@ def command(
         _show(content, subject, ranked)
 
 
-def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[LayerGemm]:
-    from ablate.diagnose.harm import cells_of
+def _layer_gemms(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[LayerGemm]:
+    from ablate.diagnose.harm import layer_gemms
     from ablate.layers.linear import quantised_layers
 
     names = list(quantised_layers(trainee.network.module))
@@ -105,10 +105,10 @@ def _cells(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[L
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(f"--layers: '{pattern}' names no layer (layers: {', '.join(names[:4])}, …)")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, one) for one in patterns)]
-    cells = cells_of(trainee, chosen, draws=draws)
-    if not cells:
+    gemms = layer_gemms(trainee, chosen, draws=draws)
+    if not gemms:
         raise UserError("nothing is quantised in these layers (choose another --recipe or other --layers)")
-    return cells
+    return gemms
 
 
 def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None:

@@ -61,8 +61,8 @@ class LayerGemm:
     draws: int
 
 
-def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[LayerGemm]:
-    """Return the cells to measure in the named layers, in the model's order."""
+def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[LayerGemm]:
+    """Return the GEMMs to measure in the named layers, in the model's order."""
     layers = quantised_layers(trainee.network.module)
     found = []
     for name in names:
@@ -78,17 +78,17 @@ def cells_of(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[Laye
 def predict_harm(
     trainee: Trainee,
     window: np.ndarray[Any, Any],
-    cells: Sequence[LayerGemm],
+    gemms: Sequence[LayerGemm],
     *,
     draws: int,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
-    """Return the harm of each cell, the largest first.
+    """Return the harm of each GEMM, the largest first.
 
     Args:
         trainee: model and recipe; its weights are not changed.
         window: tokens [sequences, seq_len + 1].
-        cells: the cells to measure.
+        gemms: the GEMMs to measure.
         draws: number of draws of the recipe's randomness for the error of each GEMM's own output.
         done: called with the number of passes since the last call.
 
@@ -104,7 +104,7 @@ def predict_harm(
             tapped[name] = tapped_copy(layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len)
 
     high = LayerRecipe()
-    own = {cell.layer.name: cell.layer.recipe_at(trainee.state.tokens) for cell in cells}
+    own = {each.layer.name: each.layer.recipe_at(trainee.state.tokens) for each in gemms}
     layers = quantised_layers(module)
     for layer in layers.values():
         layer.override = high
@@ -116,28 +116,28 @@ def predict_harm(
     done(1)
     found = []
     first_step = trainee.state.step
-    for cell in cells:
-        cell.layer.override = _alone(own[cell.layer.name], cell.gemm)
+    for each in gemms:
+        each.layer.override = _alone(own[each.layer.name], each.gemm)
         sums: list[Tensor | None] = [None] * len(exact)
         total, loss = 0.0, 0.0
-        for draw in range(cell.draws):
+        for draw in range(each.draws):
             trainee.state.step = first_step + draw
             module.zero_grad(set_to_none=True)
-            loss += gradients(trainee, window, None)[0] / cell.draws
-            total += _add_errors(module, exact, sums) / cell.draws
+            loss += gradients(trainee, window, None)[0] / each.draws
+            total += _add_errors(module, exact, sums) / each.draws
             done(1)
         trainee.state.step = first_step
         bias, variance = total, 0.0
-        if cell.draws > 1:
-            common = sum(float(s.square().sum().item()) for s in sums if s is not None) / cell.draws**2
-            variance = (total - common) * cell.draws / (cell.draws - 1)
+        if each.draws > 1:
+            common = sum(float(s.square().sum().item()) for s in sums if s is not None) / each.draws**2
+            variance = (total - common) * each.draws / (each.draws - 1)
             bias = total - variance
-        diagnoses = diagnose_layer(tapped[cell.layer.name], draws=draws)
-        one = next(one for one in diagnoses if one.gemm == cell.gemm)
-        cell.layer.override = high
+        diagnoses = diagnose_layer(tapped[each.layer.name], draws=draws)
+        one = next(one for one in diagnoses if one.gemm == each.gemm)
+        each.layer.override = high
         found.append(
             Harm(
-                layer=one.layer, gemm=one.gemm, draws=cell.draws, diagnosis=one,
+                layer=one.layer, gemm=one.gemm, draws=each.draws, diagnosis=one,
                 harm=ratio(bias, energy), random=ratio(variance, energy), loss_change=loss - exact_loss,
             )
         )  # fmt: skip

@@ -216,19 +216,19 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     def share(which: Tensor) -> float | None:
         return ratio(float(which.logical_and_(there).sum().item()), count)
 
-    after = shape_of(exact, grid.block, channels)
+    after = outlier_figures(exact, grid.block, channels)
     same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
         relative_error=_root(ratio(float(error.square().sum().item()), energy)),
         gain=ratio(product, energy), gain_by_position=_by_position(quantised, exact, grid.block),
         clipped=share(magnitude > element.max), underflowed=share(magnitude < smallest),
         zeroed=share(quantised == 0), log2_scale=_log2_quantiles(grid.scales),
-        before=after if same else shape_of(unrotated, grid.block, channels), after=after,
+        before=after if same else outlier_figures(unrotated, grid.block, channels), after=after,
     )  # fmt: skip
 
 
-def shape_of(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:
-    """Measure the shape of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
+def outlier_figures(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:
+    """Measure the blocks and channels of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
     if not v.numel() or not bool(torch.isfinite(v).all()):
         return OutlierFigures()
     blocks = to_blocks(v, block).flatten(1)

@@ -1,4 +1,4 @@
-"""The conformance suite: the duties of every back end, as checks for pytest, `ablate doctor` or a user.
+"""The conformance suite: the duties of every back end, as checks for pytest, `ablate doctor` and each run.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):

@@ -91,19 +91,18 @@ class Look:
 
 
 def drawing(
-    name: str, title: str, *, salt: str | None = None
+    name: str, title: str
 ) -> Callable[[Callable[[T], Picture | None]], Callable[[T], Drawing | None]]:
     """Make a drawing of what a function returns: a figure, its caption and its ``alt``, or None for none.
 
     The style applies inside of it, and nothing global is left changed. SVG and PNG are free of dates.
-    ``salt``: of the SVG's ids; default: the name.
     """
 
     def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
         @wraps(draw)
         def drawn(found: T) -> Drawing | None:
             svg, png = io.BytesIO(), io.BytesIO()
-            with mpl.rc_context(_RC | {"svg.hashsalt": salt or name}):
+            with mpl.rc_context(_RC | {"svg.hashsalt": name}):
                 picture = draw(found)
                 if picture is None:
                     return None

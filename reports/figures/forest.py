@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
 
 
-@canvas.drawing("token-cost", "Token cost", salt="forest")
+@canvas.drawing("token-cost", "Token cost")
 def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token costs; None where no arm has an estimate or a bound."""
     if all(arm.token_cost.kind == "none" for arm in analysis.others):

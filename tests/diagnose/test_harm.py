@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ablate.diagnose.harm import cells_of, predict_harm
+from ablate.diagnose.harm import layer_gemms, predict_harm
 from ablate.layers.linear import quantised_layers
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
@@ -39,10 +39,10 @@ def only(gemm, stabiliser):
 
 def harms(recipe, names, draws=3):
     trainee = trainee_of(recipe)
-    cells = cells_of(trainee, names, draws=draws)
+    gemms = layer_gemms(trainee, names, draws=draws)
     passes = []
-    found = predict_harm(trainee, WINDOW, cells, draws=draws, done=passes.append)
-    assert sum(passes) == 1 + sum(cell.draws for cell in cells)
+    found = predict_harm(trainee, WINDOW, gemms, draws=draws, done=passes.append)
+    assert sum(passes) == 1 + sum(one.draws for one in gemms)
     return trainee, found
 
 
@@ -87,9 +87,9 @@ def test_a_layer_is_quantised_alone_whichever_came_before():
 
 def test_layers_that_stay_in_high_precision_have_no_cells():
     trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
-    cells = cells_of(trainee, list(quantised_layers(trainee.network.module)), draws=2)
-    assert {cell.layer.name.split(".")[1] for cell in cells} == {"1"}
-    assert {cell.gemm for cell in cells} == {"wgrad"}
+    gemms = layer_gemms(trainee, list(quantised_layers(trainee.network.module)), draws=2)
+    assert {one.layer.name.split(".")[1] for one in gemms} == {"1"}
+    assert {one.gemm for one in gemms} == {"wgrad"}
 
 
 @pytest.mark.parametrize("name", ["tetrajet", "te-hybrid-fp8-delayed"])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ablate.diagnose.measure import data_noise, operand_figures, product_figures, shape_of, sketch_of
+from ablate.diagnose.measure import data_noise, operand_figures, outlier_figures, product_figures, sketch_of
 from ablate.numerics import Key, OperandPolicy, round_operand
 from ablate.numerics.quantiser import on_grid
 from ablate.reports.findings.diagnoses import sketch_cosine
@@ -68,7 +68,7 @@ def test_what_is_not_defined_is_none(odd):
     found = product_figures(exact, [exact.clone(), exact.clone()], per_token=True)
     assert (found.relative_error, found.gain, found.cosine, found.sketch) == (None,) * 4
     assert found.bias_share is None
-    shape = shape_of(exact, (1, 8), 1)
+    shape = outlier_figures(exact, (1, 8), 1)
     assert set(dataclasses.asdict(shape).values()) == {None}
 
 
@@ -172,13 +172,15 @@ def test_channel_means_and_outlier_channels():
     x = normal(4096, 64)
     x[:, 7] *= 20
     x[:, 9] += 3
-    found = shape_of(x, (1, 32), 1)
+    found = outlier_figures(x, (1, 32), 1)
     v = x.double().numpy()
     assert found.mean_share == pytest.approx(4096 * (v.mean(0) ** 2).sum() / (v * v).sum(), rel=1e-4)
     rms = np.sqrt((v * v).mean(0))
     assert found.outlier_share == pytest.approx(1 / 64)
     assert found.outlier_max == pytest.approx(rms.max() / np.median(rms), rel=0.02)
-    assert shape_of(x.t().contiguous(), (1, 32), 0).mean_share == pytest.approx(found.mean_share, rel=1e-5)
+    assert outlier_figures(x.t().contiguous(), (1, 32), 0).mean_share == pytest.approx(
+        found.mean_share, rel=1e-5
+    )
 
 
 def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
