@@ -3,6 +3,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TRAINERS = Path(__file__).parent / "execute"
 
@@ -10,6 +11,10 @@ TRAINERS = Path(__file__).parent / "execute"
 # cores tests/models/test_foreign.py took 142 s, not 19 s. Before torch is imported; children inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example takes longer on a busy machine, and the first one imports what it needs.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 # A runner that starts the tests in the background has Ctrl-C ignored, and what the tests start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
