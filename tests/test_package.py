@@ -60,7 +60,7 @@ def test_ci_runs_what_the_readme_says():
         assert command in block.group(1)
     tests = block.group(1).splitlines()[-1]
     assert tests in (REPOSITORY / "CONTRIBUTING.md").read_text()
-    assert f"{tests} -m exhaustive".replace("-n 2", "-n 3") in ci
+    assert f"{tests} -m exhaustive" in ci
 
 
 def test_ci_runs_the_exhaustive_tests_that_the_readmes_command_leaves_out():

@@ -5,7 +5,7 @@ import time
 import psutil
 
 
-def wait_until(condition, *processes, give_up_sec=300):
+def wait_until(condition, *processes, give_up_sec=900):
     """Wait until something holds; fail if it does not, or if a process ends that should go on."""
     give_up = time.monotonic() + give_up_sec
     while not (found := condition()):

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from ablate.base.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -57,13 +59,8 @@ def connection(address: str | None) -> Iterator[None]:
     already = ray.is_initialized()
     if not already:
         try:
-            ray.init(
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
-        except Exception as error:  # Ray raises a plain one where a busy machine starts it too slowly
+            _start(address)
+        except Exception as error:  # Ray raises plain ones
             where = f"at {address}" if address else "on this machine"
             raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
     try:
@@ -71,6 +68,28 @@ def connection(address: str | None) -> Iterator[None]:
     finally:
         if not already:
             ray.shutdown()
+
+
+def _start(address: str | None) -> None:
+    """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
+    import ray
+
+    children = set(psutil.Process().children())
+    for again in (address is None, False):
+        try:
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        except Exception as error:
+            if not (again and "timed out during startup" in str(error)):
+                raise
+            for half_started in set(psutil.Process().children()) - children:
+                half_started.kill()
+        else:
+            return
 
 
 class Head:

@@ -33,7 +33,7 @@ identify(DataConfig(source="tokens", paths=[{str(tmp_path / "t.bin")!r}], vocab_
 heavy = {{"torch", "numpy", "tokenizers", "datasets", "huggingface_hub", "pandas"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_stdlib_identity_is_stable():

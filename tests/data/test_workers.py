@@ -99,7 +99,7 @@ with Workers(2) as workers:
         assert time.monotonic() < end
         time.sleep(0.02)
     parent.send_signal(signal)
-    parent.communicate(timeout=10)
+    parent.communicate()
     begin = time.monotonic()
     while any(alive(path.name) for path in tmp_path.iterdir()):
         assert time.monotonic() - begin < 2

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from heads import environment_with_token, free_port, ray_head
 
+from ablate.base.errors import UserError
 from ablate.execute import cluster, driver
 from ablate.execute.cluster import Head
 from ablate.execute.driver import execute_study
@@ -52,6 +53,37 @@ def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
     assert is_gone_after(long)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_gone_after(long)
+
+
+SLOW = "The current node timed out during startup. This could happen because"
+
+
+@pytest.mark.parametrize(
+    ("address", "message", "starts"), [(None, SLOW, 2), (None, "no memory", 1), ("127.0.0.1:1", SLOW, 1)]
+)
+def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
+    monkeypatch, address, message, starts
+):
+    begun = []
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
+
+    def init(**_):
+        begun.append(subprocess.Popen(["sleep", "60"]))
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    try:
+        with pytest.raises(UserError, match="cannot start or reach Ray"), cluster.connection(address):
+            pass
+        assert len(begun) == starts
+        for half_started in begun[:-1]:
+            half_started.wait()
+        assert begun[-1].poll() is None  # Ray's own exit ends it
+    finally:
+        for process in begun:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.usefixtures("local_ray")

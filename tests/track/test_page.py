@@ -77,6 +77,7 @@ def mirrored(make_study, server):
     return make
 
 
+@pytest.mark.exhaustive
 def test_a_finished_study_and_its_report(mirrored, server, browser, see, held, summary):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait

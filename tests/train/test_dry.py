@@ -54,4 +54,4 @@ assert (found.parameters, found.linear_layers, found.tokens) == (8_030_261_248, 
 peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 assert peak_gib < 4, peak_gib
 """
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import optuna
 import pytest
@@ -16,6 +15,7 @@ from ablate.search.rates import Rates, best_trial
 from ablate.store import StudyStore
 from ablate.study import load_study
 from tests.cli import command
+from tests.waiting import wait_until
 
 STUDY = """\
 name: small
@@ -42,22 +42,16 @@ arms:
 """
 
 
-def start(folder, storage, *words):
+def start(folder, *words):
     return subprocess.Popen(
         [sys.executable, "-m", "ablate", *words], cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env=os.environ | {"ABLATE_STORAGE": storage}, process_group=0,
+        stderr=subprocess.STDOUT, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"}, process_group=0,
     )  # fmt: skip
 
 
-def ablate(folder, storage, *words):
-    process = start(folder, storage, *words)
-    output, _ = process.communicate(timeout=400)
-    return process.returncode, output
-
-
-def tuning_of(folder, storage):
+def tuning_of(folder):
     """Return what the search came to: what it tried, how that ended, what it chose."""
-    lock = StudyStore(folder / storage / "small").plan()
+    lock = StudyStore(folder / "runs" / "small").plan()
     return [
         (
             group.name,
@@ -74,31 +68,27 @@ def folder(tmp_path):
     return tmp_path
 
 
-def ended(folder, storage):
+def ended(folder):
     """Count the trials' runs that have ended."""
-    files = (folder / storage / "small tune" / "runs").glob("*/status.json")
+    files = (folder / "runs" / "small tune" / "runs").glob("*/status.json")
     return sum(json.loads(path.read_text())["state"] == "finished" for path in files)
 
 
-def kill_at(folder, storage, count):
+def kill_at(folder, count):
     """Kill ``ablate run`` once so many runs of trials have ended."""
-    process = start(folder, storage, "run", "small.yaml")
-    end = time.monotonic() + 300
-    while ended(folder, storage) < count:
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    process = start(folder, "run", "small.yaml")
+    wait_until(lambda: ended(folder) >= count, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    for lock_file in (folder / storage / "small tune").glob("optuna.log.lock*"):
+    for lock_file in (folder / "runs" / "small tune").glob("optuna.log.lock*"):
         lock_file.unlink()  # Optuna breaks it after 30 s: not waited for here
 
 
-def searched_in_memory(folder, storage):
+def searched_in_memory(folder):
     """Return what the search comes to without any kill, if its trials end as those in the lock did."""
     ends = {
         (group.name, one.number): TrialResult(values=(one.loss,), violation=float(one.diverged))
-        for group in StudyStore(folder / storage / "small").plan().tuning.groups
+        for group in StudyStore(folder / "runs" / "small").plan().tuning.groups
         for one in group.trials
     }
     tune = load_study(folder / "small.yaml").tune
@@ -134,7 +124,7 @@ def test_tuned_and_run(folder):
 
     output = ablate("run", "small.yaml")
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
-    assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
+    assert tuning_of(folder) == searched_in_memory(folder)
     lock = StudyStore(folder / "runs" / "small").plan()
     assert lock.tuning.done
     assert all(len(group.trials) == 3 for group in lock.tuning.groups)
@@ -150,22 +140,13 @@ def test_tuned_and_run(folder):
 
 
 @pytest.mark.exhaustive
-def test_killed_and_resumed_with_what_was_tried_known_again(folder):
-    kill_at(folder, "runs", 1)
-    code, output = ablate(folder, "runs", "run", "small.yaml")
-    assert code == 0, output
-    assert tuning_of(folder, "runs") == searched_in_memory(folder, "runs")
+def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill(folder):
+    for count in (1, 4):  # in the first round, and in the second
+        kill_at(folder, count)
+    process = start(folder, "run", "small.yaml")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert tuning_of(folder) == searched_in_memory(folder)
     lock = StudyStore(folder / "runs" / "small").plan()
     assert lock.tuning.done
     assert all(len(group.trials) == 3 for group in lock.tuning.groups)
-
-
-@pytest.mark.exhaustive
-def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill(folder):
-    code, output = ablate(folder, "whole", "run", "small.yaml")
-    assert code == 0, output
-    for count in (1, 4):  # in the first round, and in the second
-        kill_at(folder, "killed", count)
-    code, output = ablate(folder, "killed", "run", "small.yaml")
-    assert code == 0, output
-    assert tuning_of(folder, "killed") == tuning_of(folder, "whole")

@@ -124,7 +124,6 @@ def oldest(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
     done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json")
@@ -138,7 +137,6 @@ def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_one_tile_of_each_format_with_the_oldest_triton(target, oldest, tmp_path):
     without = ["nvfp4"] if target == "sm_90" else []  # Triton 3.6 does not widen NVFP4 on Hopper

@@ -29,7 +29,6 @@ def test_kernels_in_the_interpreter():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
 def test_kernels_in_the_interpreter_with_every_policy(which):
     run("-m", "exhaustive", "-k", which)

@@ -96,7 +96,7 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study):
     assert '<meta http-equiv="refresh" content="1">' in page.read_text()
     entry = store.plan().arms[1].runs[1]
     store.run(entry.id).write_status(Status(state="finished", tokens=300))
-    rest = process.communicate(timeout=60)[0]
+    rest = process.communicate()[0]
     assert process.returncode == 0
     assert str(page) in rest
     assert 'http-equiv="refresh"' not in page.read_text()
@@ -112,7 +112,7 @@ def test_watch_ended_by_hand_leaves_a_page_that_does_not_reload(make_study):
     )  # fmt: skip
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate()
     assert process.returncode == 130
     assert 'http-equiv="refresh"' not in (store.path / "report" / "report.html").read_text()
 

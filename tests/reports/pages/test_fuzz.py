@@ -15,11 +15,11 @@ from ablate.reports.pages.document import report_document
 from ablate.reports.words.caveats import notices, warnings
 from ablate.reports.words.verdict import write_verdict
 
-LONG = pytest.mark.exhaustive
+PARTS = [(0, 300), *(pytest.param(part, 1500, marks=pytest.mark.exhaustive) for part in range(4))]
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=LONG) for part in (1, 2, 3))])
-def test_no_store_makes_a_traceback(make_study, part):
+@pytest.mark.parametrize(("part", "turns"), PARTS)
+def test_no_store_makes_a_traceback(make_study, part, turns):
     draw = random.Random(part)
     store = make_study(
         {"bf16": [line(3, 2.4, 2), line(3, 2.3, 2)], "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)]},
@@ -30,7 +30,7 @@ def test_no_store_makes_a_traceback(make_study, part):
     }
     paths = sorted(whole)
     outcomes, lines = {"report": 0, "line": 0}, []
-    for _ in range(1500):
+    for _ in range(turns):
         changed = {draw.choice(paths) for _ in range(draw.randint(1, 2))}
         for path in changed:
             path.write_bytes(damage(whole[path], draw))
