@@ -22,6 +22,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_holds_all_under_one_name(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -36,6 +37,7 @@ def test_the_wheel_holds_all_under_one_name(wheel):
         assert f"ablate/{needed}" in names
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

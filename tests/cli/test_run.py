@@ -157,6 +157,7 @@ def test_a_damaged_shard_is_one_line_before_any_run_starts(tmp_path):
     assert "Ray" not in done.out
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_no_process(tmp_path):
     text = " ".join(f"word{n % 977} and" for n in range(400_000))
     for n in range(4):

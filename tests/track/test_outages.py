@@ -47,6 +47,7 @@ def test_away_for_a_third_of_a_study(make_study, server, door, held, assert_same
     assert all(run.info.status == "FINISHED" for run in held(study, server).values())
 
 
+@pytest.mark.exhaustive
 def test_the_process_catches_up_by_itself(make_study, server, door, held, assert_same):
     study = make_study(name="catches up")
     write_third(study, 0)

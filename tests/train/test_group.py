@@ -166,6 +166,7 @@ def clean(rows):
     return [{key: value for key, value in row.items() if key != "tokens_per_sec"} for row in rows]
 
 
+@pytest.mark.exhaustive
 def test_the_first_process_measures_what_one_alone_would(tmp_path, make_config, tokens, together):
     """Its micro-batch is the first, and the gathered weight is whole when it is copied."""
     config = make_config(
@@ -291,6 +292,7 @@ def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, tokens
         train(config, print, tokens=tokens, layout=TWICE)
 
 
+@pytest.mark.exhaustive
 def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(
     tmp_path, make_config, tokens, together
 ):

@@ -194,5 +194,3 @@ def test_the_section_is_in_every_form_of_the_report(ladder, tmp_path):
     assert document["arm"] == arm
     assert [one["gemm"] for one in document["gemms"]] == ["fprop", "dgrad", "wgrad"]
     assert document["gemms"][0]["relative_error"]["estimate"] == pytest.approx(0.15, abs=0.01)
-    again = write_report(ladder, tmp_path / "again")
-    assert again.html.read_bytes() == done.html.read_bytes()
