@@ -3,7 +3,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 TRAINERS = Path(__file__).parent / "execute"
 
@@ -12,8 +12,12 @@ TRAINERS = Path(__file__).parent / "execute"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# An example takes longer on a busy machine, and the first one imports what it needs.
-settings.register_profile("any machine", deadline=None)
+# An example takes longer on a busy machine, and the first one imports what it needs. A fixture may serve all.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("any machine")
 
 # A runner that starts the tests in the background has Ctrl-C ignored, and what the tests start inherits that.

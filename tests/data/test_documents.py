@@ -2,7 +2,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
@@ -37,7 +37,7 @@ def test_a_short_file_is_one_document(tmp_path):
         max_size=40,
     )
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 def test_pieces_of_a_long_file_join_to_the_file(tmp_path, parts):
     text = "".join(piece * count + end for piece, count, end in parts)
     pieces = read_text(tmp_path / "a.txt", text.encode())

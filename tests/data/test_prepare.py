@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -251,10 +250,8 @@ def test_the_description_is_plain_json(data, tmp_path):
     assert meta["train_documents"] + meta["validation_documents"] == 60
 
 
-def test_the_standard_library_takes_about_a_second(tmp_path):
-    begin = time.perf_counter()
+def test_the_standard_library_holds_enough_text_to_evaluate_on(tmp_path):
     files = prepare(DataConfig(), tmp_path / "cache")
-    assert time.perf_counter() - begin < 10  # 0.3 s on an idle core; a shared one may be slow
     assert files.validation_tokens > 65_536
     shutil.rmtree(tmp_path / "cache")
 

@@ -248,7 +248,7 @@ def test_high_precision_has_no_grid():
         on_grid(normal(4, 4), OperandPolicy(), axis=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 5),
     blocks=st.integers(1, 3),

@@ -76,7 +76,7 @@ def grid_of(fmt):
     return decode(torch.arange(codes), ELEMENTS[fmt]).tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=32, max_size=32),
     st.sampled_from(

@@ -215,7 +215,7 @@ def test_sizes_and_schedules():
     batch_size=st.integers(1, 64),
     eval_every_tokens=st.integers(1, 10**6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_evaluations_and_rows_are_those_that_the_trainer_writes(
     tokens, seq_len, batch_size, eval_every_tokens
 ):

@@ -37,7 +37,7 @@ def spaces(draw):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spaces(), st.integers(1, 5), st.integers(1, 30))
 def test_every_recipe_is_tried_at_most_once(space, at_once, trials):
     batches = []
@@ -61,7 +61,7 @@ def test_every_recipe_is_tried_at_most_once(space, at_once, trials):
     assert again[0] == "named0"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spaces(), st.randoms(use_true_random=False))
 def test_a_walk_leads_to_a_recipe_or_where_the_grid_has_no_cell(space, random):
     asked = {}

@@ -138,7 +138,7 @@ def test_none_at_first_and_none_after_the_end(tmp_path, metrics):
     "examples", [pytest.param(15, id="some"), pytest.param(150, id="all", marks=pytest.mark.exhaustive)]
 )
 def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(tmp_path, metrics, examples):
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(data=st.data(), newest=st.booleans())
     def holds(data, newest):
         check_fallback(tmp_path / "c", metrics, data, newest)

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
@@ -124,8 +124,6 @@ def check(tmp_path_factory):
     return check
 
 
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
 SHARES = pytest.mark.parametrize(
     "share", [pytest.param(0.1, id="some"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
 )
@@ -134,7 +132,7 @@ SHARES = pytest.mark.parametrize(
 
 def draws(count, share, **strategies):
     """Make a property a function that tests it on that share of ``count`` examples."""
-    return lambda holds: settings(FUZZ, max_examples=int(count * share))(given(**strategies)(holds))
+    return lambda holds: settings(max_examples=int(count * share))(given(**strategies)(holds))
 
 
 @SHARES

@@ -15,6 +15,7 @@ from ablate.track.cursor import load_cursor, pending
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.server import local_server
+from tests.waiting import wait_until
 
 
 def write_third(study, third):
@@ -54,10 +55,10 @@ def test_the_process_catches_up_by_itself(make_study, server, door, held, assert
     door.shut()
     mirror = start_mirror(study.store.path, door.url)
     try:
-        wait_for(lambda: load_cursor(study.store, door.url).problem)
+        wait_until(lambda: load_cursor(study.store, door.url).problem)
         write_third(study, 1)
         door.open()
-        wait_for(lambda: pending(study.store, door.url).complete)
+        wait_until(lambda: pending(study.store, door.url).complete)
         write_third(study, 2)
         assert mirror.stop().complete
         assert_same(study, held(study, server))
@@ -72,13 +73,6 @@ def test_a_slow_server_is_served_late_and_whole(make_study, server, door, held, 
     assert Mirror(study.store, door.url).sync_once().problem is None
     assert time.monotonic() - began > 1  # it was slow indeed
     assert_same(study, held(study, server))
-
-
-def wait_for(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def postgres_programs():

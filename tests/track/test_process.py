@@ -1,11 +1,9 @@
 """The mirror as a process of its own."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from ablate.track.cursor import load_cursor
 from ablate.track.process import start_mirror
 from ablate.track.uri import default_tracking_uri
+from tests.waiting import is_alive, wait_until
 
 
 @pytest.fixture
@@ -20,24 +19,11 @@ def uri(storage):
     return default_tracking_uri(storage)
 
 
-def wait_for(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def test_sigterm_sends_all(study, uri, held):
     study.start()
     mirror = start_mirror(study.store.path, uri)
     try:
-        wait_for(lambda: load_cursor(study.store, uri).runs)
+        wait_until(lambda: load_cursor(study.store, uri).runs)
         assert os.getpriority(os.PRIO_PROCESS, mirror.process.pid) >= 10
         study.whole(40)
     finally:
@@ -70,10 +56,10 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         pid = int(parent.stdout.readline())
-        wait_for(lambda: len(load_cursor(study.store, uri).runs) == 4)
+        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 4)
         study.train([5])
         parent.stdin.close()
-    wait_for(lambda: not is_running(pid))
+    wait_until(lambda: not is_alive(pid))
     assert len(held(study, uri)[study.runs["bf16", 0]].points["train_loss"]) == 5
 
 
@@ -81,7 +67,7 @@ def test_server_away(study, free_port):
     study.whole(4)
     secret = f"http://ann:s3cret@127.0.0.1:{free_port}"
     mirror = start_mirror(study.store.path, secret)
-    wait_for(lambda: load_cursor(study.store, secret).problem)
+    wait_until(lambda: load_cursor(study.store, secret).problem)
     command_line = Path(f"/proc/{mirror.process.pid}/cmdline").read_bytes()
     report = mirror.stop(300)
     assert mirror.process.returncode == 0  # it has ended by itself
@@ -98,5 +84,5 @@ def test_a_mirror_that_hangs_is_killed(study, uri):
     mirror = start_mirror(study.store.path, uri)
     os.kill(mirror.process.pid, signal.SIGSTOP)
     report = mirror.stop(0.2)
-    assert not is_running(mirror.process.pid)
+    assert not is_alive(mirror.process.pid)
     assert len(report.unsent) == 4

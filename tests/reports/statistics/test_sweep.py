@@ -87,7 +87,7 @@ def test_no_sweep(arm, base):
     assert target_sweep(arm, base) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.floats(0.001, 1000), st.permutations(range(4)))
 def test_order_and_unit_of_tokens_do_not_matter(seed, unit, order):
     runs = [curve(seed + i, 1 + 0.05 * i, noise=0.01) for i in range(4)]

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.backends.device import device_of
@@ -130,14 +130,14 @@ def test_empty_and_odd_shapes(shape):
     assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5)
 @given(st.data())
 def test_any_bits(data):
     check_any_bits(data)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(st.data())
 def test_any_bits_of_many(data):
     check_any_bits(data)
