@@ -15,6 +15,7 @@ from ablate.base.errors import UserError
 from ablate.data import parts, prepare, tokenise
 from ablate.data.kept import record_of
 from ablate.run.config import DataConfig
+from tests.exhaustive import rest_exhaustive
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def contents(files):
     return {path.name: path.read_bytes() for path in files.folder.iterdir() if path.name != "meta.json"}
 
 
-@pytest.mark.parametrize("name", configs(Path()))
+@pytest.mark.parametrize("name", rest_exhaustive(configs(Path()), ("held out", "bpe", "text").__contains__))
 def test_the_same_bytes_on_any_number_of_workers(shards, tmp_path, name, monkeypatch):
     data = configs(shards)[name]
     made = {n: prepare(data, tmp_path / f"cache-{n}", num_workers=n) for n in (1, 2, 3)}

@@ -62,7 +62,7 @@ def dies(go, whole, at):
 
 
 @BOTH
-@pytest.mark.parametrize("at", [1, 2, 6, 17, 41, 60])
+@pytest.mark.parametrize("at", [1, 17, 60])
 def test_a_search_that_ends_at_a_write_loses_nothing(go, whole, at):
     assert dies(go, whole, at)
 

@@ -16,6 +16,7 @@ from ablate.reports.findings.diagnoses import sketch_cosine
 from ablate.run.diagnostics import Diagnostics, chosen_layers
 from ablate.train import train
 from ablate.train.loop import assemble, gradients
+from tests.exhaustive import rest_exhaustive
 
 ALL = ["fprop", "dgrad", "wgrad"]
 RECIPES = {
@@ -36,7 +37,7 @@ def run(config, tokens, diagnostics=None, *, speeds=False, **options):
     return result, rows, found
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", rest_exhaustive(RECIPES, lambda name: name == "sr and rht"))
 def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name):
     config = make_config(RECIPES[name], **SHORT)
     torch.manual_seed(3)

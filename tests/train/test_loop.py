@@ -38,7 +38,7 @@ def test_a_run_learns_and_reports_on_the_token_axis(make_config, tokens):
     assert set(train_rows[0]) == {"kind", "tokens", "step", "lr", "loss", "grad_norm"}
 
 
-@pytest.mark.parametrize("stabiliser", ["none", "sr+rht"])
+@pytest.mark.parametrize("stabiliser", [pytest.param("none", marks=pytest.mark.exhaustive), "sr+rht"])
 def test_the_same_seed_twice_is_bit_identical_and_another_seed_is_not(make_config, tokens, stabiliser):
     config = make_config(RecipeSpec(gemms=ALL, stabiliser=stabiliser))
     first, again = curve(config, tokens), curve(config, tokens)

@@ -10,6 +10,7 @@ from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store.checkpoints import hash_of_prefix, load_newest, save_manifest, save_part
 from ablate.train import Snapshot, train
+from tests.exhaustive import rest_exhaustive
 
 RECIPES = {
     "bf16": Recipe(),
@@ -23,6 +24,8 @@ RECIPES = {
         )
     ),
 }  # fmt: skip
+USUAL = ("MXFP4, SR and RHT, signs a call", "FP8 with delayed scales")
+"""Those with the most state beside the weights."""
 
 
 def config(recipe, **training):
@@ -84,7 +87,7 @@ def run(config, tokens, checkpoints, stop_after=None):
     return rows, train(config, rows.append, tokens=tokens, should_stop=stop, checkpoints=checkpoints)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", rest_exhaustive(RECIPES, USUAL.__contains__))
 def test_stopped_again_and_again_it_ends_with_the_same_bits(tmp_path, tokens, name):
     rows, result = run(config(RECIPES[name]), tokens, None)
     assert result.state == "finished"
@@ -98,7 +101,7 @@ def test_stopped_again_and_again_it_ends_with_the_same_bits(tmp_path, tokens, na
     assert without_speed(found) == without_speed(rows)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", rest_exhaustive(RECIPES, USUAL.__contains__))
 def test_the_weights_and_the_optimizer_are_the_same_to_the_bit(tmp_path, tokens, name):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -20,6 +20,7 @@ from ablate.store import Status
 from ablate.study import load_study
 from ablate.workflow import Listener, Where
 from ablate.workflow.search import search_study
+from tests.exhaustive import rest_exhaustive
 
 SEARCH = """\
 name: s
@@ -145,7 +146,7 @@ def test_a_search_to_its_end_and_again(call, executor):
     assert not [sentence for sentence in said.said if "Starting Ray" in sentence]
 
 
-@pytest.mark.parametrize("after", [2, 8, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0, 5, 9))])
+@pytest.mark.parametrize("after", rest_exhaustive([0, 2, 5, 8, 9], lambda after: after == 5))
 def test_an_interrupted_search_goes_on(call, executor, after):
     whole, _ = call("whole")
     executor.ran.clear()

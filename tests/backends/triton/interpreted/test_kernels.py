@@ -22,6 +22,7 @@ from ablate.backends.triton import launch, policies
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
 from ablate.recipes import RecipeSpec, resolve
+from tests.exhaustive import rest_exhaustive
 
 BACKEND = load_backend("triton")
 CLAIMED = [policy for policy in POLICIES if policies.refusal(policy) is None]
@@ -29,14 +30,6 @@ CHECKS = list(checks(BACKEND, "cpu"))
 MXFP4 = OperandPolicy(format="mxfp4")
 FULL = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75, hadamard=16, signs="step")
 assert FULL in QUICK
-
-
-def rest_exhaustive(values, usual, ids=str):
-    """Parameters of which only those that ``usual`` accepts run in the usual tests."""
-    return [
-        pytest.param(value, id=ids(value), marks=[] if usual(value) else [pytest.mark.exhaustive])
-        for value in values
-    ]
 
 
 USUAL_CHECKS = {*(f"quantised bits: {label(policy)}" for policy in (MXFP4, FULL)), "exact probe: mxfp4"}
