@@ -69,7 +69,7 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "an alias in itself": ("base: &b {model: *b}\n", ["1:7: base.model: an alias that contains itself"]),
     "nested": ("a: " + "[" * 60 + "]" * 60, ["1:54: nested more than 50 deep"]),
-    "nested beyond all": ("[" * 5000, ["1:1: nested more than 50 deep"]),
+    "nested beyond all": ("[" * 2000, ["1:1: nested more than 50 deep"]),
     "aliases that multiply": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
         + "".join(
