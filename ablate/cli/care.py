@@ -14,16 +14,13 @@ import click
 
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, find_study, json_option, storage_option, trials_of
-from ablate.cli.display import LiveDisplay, progress_table, summary
 from ablate.cli.output import echo_json
-from ablate.execute.driver import request_stop
-from ablate.execute.progress import ProgressReader, count_states
-from ablate.store import RunDir, StudyStore
-from ablate.store.leases import Attempt, Leases
-from ablate.store.running import is_running
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ablate.store import RunDir, StudyStore
+    from ablate.store.leases import Attempt
 
 _LOOK_SEC = 0.3
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -45,6 +42,10 @@ _DRAFTS = tuple(f".{name}." for name in _WRITTEN)
 )
 def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
+    from ablate.cli.display import progress_table, summary
+    from ablate.execute.progress import ProgressReader, count_states
+    from ablate.store.running import is_running
+
     store = find_study(storage, study)
     if watch:
         _watch(store)
@@ -84,6 +85,10 @@ def _watch(store: StudyStore) -> None:
     """Redraw the table several times a second while a process runs the study."""
     from rich.console import Console
 
+    from ablate.cli.display import LiveDisplay
+    from ablate.execute.progress import ProgressReader
+    from ablate.store.running import is_running
+
     console, ids = Console(highlight=False), [run.id for _, run in store.plan().runs()]
     with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids, console) as display:
         while is_running(store.path):
@@ -99,6 +104,8 @@ def _watch(store: StudyStore) -> None:
 @storage_option
 def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, storage: Path) -> None:
     """Show the attempts of RUN (the beginning of its id) and what the latest one printed."""
+    from ablate.store.leases import Leases
+
     found = _find_run(storage, run, study)
     leases = Leases(found.attempts)
     latest = leases.latest()
@@ -129,6 +136,8 @@ def _find_run(storage: Path, start: str, study: str | None) -> RunDir:
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
     found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
     if len(found) == 1:
+        from ablate.store import StudyStore
+
         return StudyStore(found[0].parent.parent).run(found[0].name)
     if not found:
         raise UserError(f"no run '{start}' in {storage} (`ablate status STUDY --json` lists the ids)")
@@ -169,6 +178,9 @@ def cancel(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
+    from ablate.execute.driver import request_stop
+    from ablate.store.running import is_running
+
     store = find_study(storage, study)
     if not is_running(store.path):
         click.echo(f"{store.path.name} is not being run.")
@@ -192,6 +204,8 @@ def clean(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path) -
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
     """
+    from ablate.store.running import is_running
+
     store = find_study(storage, study)
     if is_running(store.path):
         raise UserError(f"{store.path} is being run (stop it first: ablate cancel {store.path.name})")

@@ -17,19 +17,11 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.cli.common import find_study, storage_option, tracking_option
-from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir
-from ablate.track.mirror import Mirror
-from ablate.track.uri import (
-    default_tracking_uri,
-    is_database,
-    is_http,
-    redact,
-    resolve_tracking_uri,
-    sqlite_path,
-)
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ablate.track.cursor import MirrorReport
 
 
 @click.command("sync", epilog="Example:  ablate sync my-study --tracking-uri http://mlflow:5000")
@@ -42,6 +34,10 @@ def sync(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Path) 
 
     Safe to repeat: what is there already is not sent twice. Also puts a study into another MLflow server.
     """
+    from ablate.track.cursor import cursor_path
+    from ablate.track.mirror import Mirror
+    from ablate.track.uri import redact, resolve_tracking_uri
+
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)
     if rebuild:
@@ -72,6 +68,17 @@ def _say_problem(report: MirrorReport) -> int:
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def command(study: str, storage: Path, tracking_uri: str | None, port: int | None, no_browser: bool) -> None:
     """Open MLflow's pages at STUDY (a name or its YAML file) until Ctrl-C."""
+    from ablate.track.cursor import mirror_dir
+    from ablate.track.mirror import Mirror
+    from ablate.track.uri import (
+        default_tracking_uri,
+        is_database,
+        is_http,
+        redact,
+        resolve_tracking_uri,
+        sqlite_path,
+    )
+
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)
     if not is_http(uri) and not is_database(uri):
@@ -115,6 +122,8 @@ def page(base: str, experiment_id: str) -> str:
 
 
 def _show(address: str, no_browser: bool) -> None:
+    from ablate.track.uri import redact
+
     click.echo(redact(address))
     sys.stdout.flush()
     # Without a display the "browser" would be a text browser that takes over the terminal.

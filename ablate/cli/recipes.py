@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.errors import UserError, likely
 from ablate.cli.common import json_option
 from ablate.cli.output import echo_json, format_table, terminal_width
-from ablate.recipes import PRESETS, LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
-from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
+
+if TYPE_CHECKING:
+    from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
 
 
 class _Group(click.Group):
@@ -20,6 +21,8 @@ class _Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
+            from ablate.recipes import PRESETS
+
             meant = f"show {cmd_name}" if cmd_name in PRESETS else "show"
             raise UserError(f"no command '{cmd_name}' (did you mean '{meant}'?)")
         return super().get_command(ctx, cmd_name)
@@ -37,6 +40,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """List the recipes that a study can name, or show one of them."""
     if ctx.invoked_subcommand is not None:
         return
+    from ablate.recipes import PRESETS
+
     if as_json:
         rows = [
             {"name": p.name, "summary": p.summary, "url": p.source.url, "year": p.source.year}
@@ -54,6 +59,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show a recipe's six operands, its source, what that states and what had to be assumed."""
+    from ablate.recipes import PRESETS
+
     if name not in PRESETS:
         raise UserError(f"no recipe '{name}' ({likely(name, PRESETS, '`ablate recipes` lists them')})")
     if as_json:
@@ -147,6 +154,8 @@ def _yaml(preset: Preset) -> str:
 
 
 def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
+    from ablate.recipes.policy import HIGH_PRECISION
+
     text: dict[str, Any] = {}
     for gemm, operand, policy in recipe.operands():
         if policy != HIGH_PRECISION:
@@ -155,6 +164,8 @@ def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
 
 
 def _differences(policy: OperandPolicy) -> dict[str, Any]:
+    from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
+
     usual = asdict(HIGH_PRECISION) | {
         "scale": DEFAULT_SCALE.get(policy.format, "none"),
         "block": DEFAULT_BLOCK.get(policy.format, "none"),

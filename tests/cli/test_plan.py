@@ -334,6 +334,16 @@ def test_the_help_of_every_verb_has_an_example(verb):
     assert re.search(rf"Examples?:\s+(.*\n)*?.*ablate {verb}", shown)
 
 
+def test_help_loads_neither_pydantic_nor_what_is_heavier():
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import VERBS, cli\n"
+        "for verb in VERBS:\n"
+        "    assert CliRunner().invoke(cli, [verb, '--help'], catch_exceptions=False).exit_code == 0\n"
+        "    assert not {'pydantic', 'torch', 'numpy', 'ray', 'rich', 'psutil'} & set(sys.modules), verb\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_table_that_is_too_wide_wraps_its_widest_column():
     rows = [("a", "one two three four five", "x" * 10), ("b", "", "y")]
     assert format_table(("n", "words", "last"), rows, width=27) == (
