@@ -178,13 +178,14 @@ def cancel(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
-    from ablate.execute.driver import request_stop
     from ablate.store.running import is_running
 
     store = find_study(storage, study)
     if not is_running(store.path):
         click.echo(f"{store.path.name} is not being run.")
         return
+    from ablate.execute.driver import request_stop
+
     request_stop(store.path)
     if (trials := trials_of(store)) is not None and is_running(trials.path):
         request_stop(trials.path)
