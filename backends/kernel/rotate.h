@@ -59,7 +59,7 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
   if (job.signs)
     for (int i = 0; i < rows; ++i)
       for (Pair& v : tile[i]) v = {v.even * splat(job.signs[i % group]), v.odd * splat(job.signs[i % group])};
-  for (int half = 1; half < group; half *= 2)
+  for (int half = 1; half < group / 2; half *= 2)
     for (int i = 0; i < rows; ++i) {
       if (i & half) continue;
       for (int p = 0; p < 2; ++p) {
@@ -68,11 +68,19 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
         tile[i + half][p] = {a.even - b.even, a.odd - b.odd};
       }
     }
-  for (int i = 0; i < rows; ++i)
-    for (Pair& v : tile[i]) {
-      v = {v.even * splat(job.norm), v.odd * splat(job.norm)};
-      if (job.rotated_bf16) v = {rounded_to_bf16(v.even), rounded_to_bf16(v.odd)};
+  const int half = group / 2;  // the last step goes with the norm: a pass over the tile less
+  const vf norm = splat(job.norm);
+  for (int i = 0; i < rows; ++i) {
+    if (i & half) continue;
+    for (int p = 0; p < 2; ++p) {
+      const Pair a = tile[i][p], b = tile[i + half][p];
+      tile[i][p] = {(a.even + b.even) * norm, (a.odd + b.odd) * norm};
+      tile[i + half][p] = {(a.even - b.even) * norm, (a.odd - b.odd) * norm};
     }
+  }
+  if (job.rotated_bf16)
+    for (int i = 0; i < rows; ++i)
+      for (Pair& v : tile[i]) v = {rounded_to_bf16(v.even), rounded_to_bf16(v.odd)};
 }
 
 struct Max {
