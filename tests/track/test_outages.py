@@ -66,6 +66,7 @@ def test_the_process_catches_up_by_itself(make_study, server, door, held, assert
         mirror.process.kill()
 
 
+@pytest.mark.exhaustive
 def test_a_slow_server_is_served_late_and_whole(make_study, server, door, held, assert_same):
     study = make_study(name="slowly").whole(60)
     door.wait_sec = 0.1

@@ -115,6 +115,7 @@ def searched_in_memory(folder):
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
 def test_tuned_and_run(folder):
     def ablate(*words):
