@@ -28,6 +28,7 @@ from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
 from tests.cli.command import ablate
+from tests.waiting import wait_until
 
 SEARCH = """\
 name: s
@@ -82,15 +83,6 @@ def trained(folder):
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def waited(process, folder, is_reached):
-    """Wait until something is seen in the folder while a search runs."""
-    end = time.monotonic() + 240
-    while not is_reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def check_trials(folder):
     """Compare the ledgers with those of a search in memory that came to the same results."""
     ours = [ledger(folder, budget) for budget in ("40k", "80k")]
@@ -125,7 +117,7 @@ def trials_of(asked):
 def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, monkeypatch):
     (folder / "slow").touch()
     process = start(folder, "search", "s.yaml")
-    waited(process, folder, lambda: trained(folder) >= 4)
+    wait_until(lambda: trained(folder) >= 4, process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert {trial.state.name for trial in ledger(folder, "40k")} == {"RUNNING", "COMPLETE"}
@@ -175,7 +167,7 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, 
 def test_ctrl_c_keeps_the_open_round(folder):
     (folder / "slow").touch()
     process = start(folder, "search", "s.yaml")
-    waited(process, folder, lambda: list(folder.glob("runs/s/runs/*/attempts/1.json")))
+    wait_until(lambda: list(folder.glob("runs/s/runs/*/attempts/1.json")), process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, out + err
