@@ -74,7 +74,7 @@ def _start(address: str | None) -> None:
     """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
     import ray
 
-    children = set(psutil.Process().children())
+    children, folder = set(psutil.Process().children()), str(Path(ray.__file__).parent)
     for again in (address is None, False):
         try:
             ray.init(
@@ -86,8 +86,12 @@ def _start(address: str | None) -> None:
         except Exception as error:
             if not (again and "timed out during startup" in str(error)):
                 raise
-            for half_started in set(psutil.Process().children()) - children:
-                half_started.kill()
+            for child in set(psutil.Process().children()) - children:
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    if any(
+                        word.startswith(folder) for word in child.cmdline()
+                    ):  # not one of another thread's
+                        child.kill()
         else:
             return
 

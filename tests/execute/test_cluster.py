@@ -5,9 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 from heads import environment_with_token, free_port, ray_head
 
 from ablate.base.errors import UserError
@@ -55,6 +57,7 @@ def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
         assert not is_gone_after(long)
 
 
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 SLOW = "The current node timed out during startup. This could happen because"
 
 
@@ -64,11 +67,12 @@ SLOW = "The current node timed out during startup. This could happen because"
 def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
     monkeypatch, address, message, starts
 ):
-    begun = []
+    begun, others = [], []
     monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
 
     def init(**_):
-        begun.append(subprocess.Popen(["sleep", "60"]))
+        begun.append(subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")]))
+        others.append(subprocess.Popen(SLEEP))
         raise RuntimeError(message)
 
     monkeypatch.setattr("ray.init", init)
@@ -80,8 +84,9 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
         for half_started in begun[:-1]:
             half_started.wait()
         assert begun[-1].poll() is None  # Ray's own exit ends it
+        assert all(process.poll() is None for process in others)
     finally:
-        for process in begun:
+        for process in begun + others:
             process.kill()
             process.wait()
 
