@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ablate.base.files import write_json_atomic
+from ablate.base.files import write_record
 from ablate.reports import analyse, load_frames, write_report
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
@@ -47,7 +47,7 @@ def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> S
                     lines.append({"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
             text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
             run.metrics_path.write_text(text + "\n")
-            write_json_atomic(run.environment_path, {"backend_mode": "emulated"})
+            write_record(run.environment_path, {"backend_mode": "emulated"})
             run.write_status(Status(state="finished", tokens=evals * 1000))
             runs.append({"id": run.run_id, "seed": seed})
         plan_arms.append({"name": f"arm {arm}", "recipe": "", "runs": runs})

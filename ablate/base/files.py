@@ -5,11 +5,14 @@ A reader of a file that is written here sees the old content or the new content,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
 from pathlib import Path
 from typing import Any
+
+_NO_HASH = "0" * 32
 
 
 def write_bytes_atomic(path: Path, content: bytes) -> None:
@@ -36,6 +39,45 @@ def write_json_atomic(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; raises ``FileNotFoundError`` or ``ValueError``."""
     return parse_json(path.read_text(encoding="utf-8"))
+
+
+def write_record(path: Path, value: dict[str, Any]) -> None:
+    """Write an object of strict JSON atomically, with a hash by which ``read_record`` notices damage."""
+    write_bytes_atomic(path, record_text(value))
+
+
+def record_text(value: dict[str, Any]) -> bytes:
+    """Return an object as strict JSON; its last key is a hash of the text with zeros in the hash's place."""
+    text = json.dumps(value | {"hash": _NO_HASH}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    start, end = _split_at_hash(text.encode())
+    return start + hash_of(text.encode()).encode() + end
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a file that ``write_record`` wrote, without the hash.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not what was written.
+    """
+    content = path.read_bytes()
+    start, end = _split_at_hash(content)
+    if hash_of(start + _NO_HASH.encode() + end) != content[len(start) : -len(end)].decode("ascii", "replace"):
+        raise ValueError("altered or cut, or written by another version")
+    record: dict[str, Any] = parse_json(content)
+    del record["hash"]
+    return record
+
+
+def _split_at_hash(content: bytes) -> tuple[bytes, bytes]:
+    """Return a record's text before its hash and after it."""
+    end = len(b'"\n}\n')
+    return content[: -end - len(_NO_HASH)], content[-end:]
+
+
+def hash_of(content: bytes) -> str:
+    """Return the hash by which the run store knows its files again."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def parse_json(text: str | bytes) -> Any:

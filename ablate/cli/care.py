@@ -74,7 +74,7 @@ def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
         console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
     alike: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped"):
+        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped", "damaged"):
             alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
     for (arm, state, message), seeds in alike.items():
         line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")

@@ -28,7 +28,7 @@ _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
-    "running": "bold", "failed": "red", "diverged": "magenta", "interrupted": "yellow",
+    "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
     "stopped": "cyan", "finished": "green", "pending": "dim",
 }  # fmt: skip
 _ORDER = list(_STYLES)

@@ -124,7 +124,7 @@ def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
     Arms of an earlier record are not carried over: two arms are compared only within one measurement, whose
     turns cancel what drifts.
     """
-    from ablate.base.files import read_json, write_json_atomic
+    from ablate.base.files import read_record, write_record
     from ablate.store.fields import checked
     from ablate.store.records import SpeedRecord
 
@@ -132,11 +132,11 @@ def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
     if baseline not in timed:
         return f"Not kept for the report, which needs the baseline timed, too: --arm '{baseline}'"
     try:
-        before = [one.arm for one in checked(SpeedRecord, read_json(store.throughput_path)).arms]
+        before = [one.arm for one in checked(SpeedRecord, read_record(store.throughput_path)).arms]
     except (OSError, ValueError):  # none, or damaged
         before = []
     try:
-        write_json_atomic(store.throughput_path, asdict(measured))
+        write_record(store.throughput_path, asdict(measured))
     except OSError as error:
         raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
     dropped = [name for name in before if name not in timed]

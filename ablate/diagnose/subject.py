@@ -144,7 +144,7 @@ def _of_run(
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
-    checkpoint, passed_over = load_newest(run.checkpoints, run.metrics_path)
+    checkpoint, passed_over = load_newest(run.checkpoints)
     if checkpoint is None:
         hint = passed_over[0] if passed_over else "a run that has ended keeps none; stop one in its course"
         raise UserError(f"{folder}: the run has no checkpoint ({hint})")

@@ -1,4 +1,4 @@
-"""A run's checkpoints as the trainer sees them: when one is due, and which metrics belong to it.
+"""A run's checkpoints as the trainer sees them: when one is due, and which rows belong to it.
 
 On several devices each process writes its own rows; the first writes the manifest after all have.
 
@@ -17,6 +17,7 @@ from ablate.train import Snapshot
 from ablate.train.group import ALONE, Group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -32,11 +33,12 @@ _LARGEST_SHARE = 0.02
 class Keeper:
     """The trainer's ``Checkpoints``, in a run's folder.
 
-    ``every_tokens``, if given, replaces ``every_sec``; only the first process has ``metrics``.
+    ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's
+    rows, which only the first process has.
     """
 
     folder: Path
-    metrics: MetricsWriter | None
+    rows: Sequence[MetricsWriter]
     start: Checkpoint | None
     lease: Lease | None = None
     _: KW_ONLY
@@ -62,7 +64,7 @@ class Keeper:
         return time.monotonic() - self._last >= pause
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint with the metrics before it, unless the run was taken over."""
+        """Write a checkpoint with the rows before it, unless the run was taken over."""
         if not self.group.first(self.lease is None or self.lease.is_mine()):
             return  # the checkpoints belong to another attempt
         started = time.monotonic()
@@ -76,14 +78,14 @@ class Keeper:
             fault = str(error)
         parts, faults = zip(*self.group.gathered((part, fault)), strict=True)
         fault = next(filter(None, faults), "")
-        if not fault and self.metrics is not None:
+        if not fault and self.rows:
             try:
                 save_manifest(
                     self.folder,
                     snapshot.step,
                     parts,
                     numbers=snapshot.numbers,
-                    metrics=self.metrics.sync(),
+                    rows={writer.name: writer.sync() for writer in self.rows},
                     sharded=snapshot.sharded,
                 )
             except OSError as error:

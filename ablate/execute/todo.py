@@ -139,8 +139,8 @@ def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     taken = {}
     for run_id, neighbour in found.items():
         # Check again: another process may have begun the run during the copies.
-        if not Leases(store.run(run_id).attempts).latest():
-            _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id])
+        begun = Leases(store.run(run_id).attempts).latest()
+        if not begun and _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id]):
             taken[run_id] = neighbour.path.name
     return taken
 
@@ -158,19 +158,24 @@ def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
             and environment.get("code") == code
             and (environment.get("gpu") is not None) == (resources.gpus > 0)
             and environment.get("world_size") == resources.devices_per_run
-            and run.state() in END_STATES  # last: it reads the whole metrics file
+            and run.state() in END_STATES  # last: it reads the run's files
         )
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def _copy(source: RunDir, target: RunDir, request: RunRequest) -> None:
+def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:
+    """Copy a result; tell whether it was whole."""
     draft = RunDir(target.path.parent / _DRAFT / target.run_id)
     shutil.rmtree(draft.path.parent, ignore_errors=True)  # left by a killed driver
     try:
         shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN, ".*"))
+        if draft.state() not in END_STATES:
+            return False  # altered since it was looked at
         draft.create(asdict(request.config))  # paths of the data may be other ones here
+        draft.write_status(draft.status())
         shutil.rmtree(target.path, ignore_errors=True)  # asked for before, never begun
         draft.path.rename(target.path)
+        return True
     finally:
         shutil.rmtree(draft.path.parent, ignore_errors=True)

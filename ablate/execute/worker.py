@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.files import keep_others_out, write_json_atomic
+from ablate.base.files import keep_others_out, write_record
 from ablate.execute.todo import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
-from ablate.store.metrics import MetricsWriter, bytes_before_step
+from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType
@@ -139,8 +139,11 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
         raise _TakenOverError
     if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
         status, transient = replace(status, state="stopped", message=reason), False
-    run.write_status(replace(status, ended_unix=time.time()))
+    # The ledger comes first: the status of a run with a result holds its hash.
     lease.end(status.state, status.message)
+    if not lease.is_mine():
+        raise _TakenOverError
+    run.write_status(replace(status, ended_unix=time.time()), status.files)
     run.stop_path.unlink(missing_ok=True)
     if status.state in END_STATES:
         drop_checkpoints(run.checkpoints)
@@ -192,40 +195,44 @@ def _train(
             choices, tests, task.device, task.git_commit,
             others=others, world_size=resources.devices_per_run,
         )  # fmt: skip
-        write_json_atomic(run.environment_path, environment)
-        start, passed_over = load_newest(run.checkpoints, run.metrics_path)
+        write_record(run.environment_path, environment)
+        start, passed_over = load_newest(run.checkpoints)
         for line in passed_over:
             print(line)
         if start is not None:
             print(f"going on from the checkpoint after step {start.step}", flush=True)
             lease.note_resumed(start.step)
         step = start.step if start else 0
+        kept = start.rows if start else {}
         rows: AbstractContextManager[MetricsWriter | None] = contextlib.nullcontext()
-        if task.diagnostics is not None:  # after the rows before the step
-            kept = bytes_before_step(run.diagnostics_path, step)
-            rows = MetricsWriter(run.diagnostics_path, kept)
+        if task.diagnostics is not None:
+            rows = MetricsWriter(run.diagnostics_path, kept.get(run.diagnostics_path.name, 0))
         with (
             rows as diagnoses,
-            MetricsWriter(run.metrics_path, start.metrics_bytes if start else 0) as metrics,
+            MetricsWriter(run.metrics_path, kept.get(run.metrics_path.name, 0)) as metrics,
             on_sigterm(lambda *_: terminated.set()),
         ):
             result = _call_trainer(
                 task,
                 begin(step) if begin else ALONE,
                 start,
-                metrics=metrics,
+                rows=[metrics, *([diagnoses] if diagnoses else [])],
                 lease=lease,
                 on_metrics=partial(write, metrics),
                 should_stop=should_stop,
                 diagnosed=partial(write, diagnoses) if diagnoses else None,
             )
-            count, digest = metrics.sync()
+            hashes = {rows.name: rows.sync()[1] for rows in (metrics, diagnoses) if rows}
     if result.state == "interrupted" and watch.lost:
         raise _TakenOverError
     ended = replace(
-        status, state=result.state, tokens=result.tokens, step=result.step, message=result.message,
-        metrics_bytes=count, metrics_hash=digest,
-    )  # fmt: skip
+        status,
+        state=result.state,
+        tokens=result.tokens,
+        step=result.step,
+        message=result.message,
+        files=hashes,
+    )
     preempted = result.state == "interrupted" and terminated.is_set()
     return (replace(ended, message="preempted (SIGTERM)") if preempted else ended), preempted
 
@@ -243,7 +250,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
     keep_others_out()
     torch.set_num_threads(task.resources.cpus)
     run = RunDir(task.run_dir)
-    start = load_step(run.checkpoints, step, run.metrics_path) if step else None
+    start = load_step(run.checkpoints, step) if step else None
     _call_trainer(task, group, start, on_metrics=lambda _: None, should_stop=lambda: False)
 
 
@@ -263,7 +270,7 @@ def _call_trainer(
     group: Group,
     start: Checkpoint | None,
     *,
-    metrics: MetricsWriter | None = None,
+    rows: Sequence[MetricsWriter] = (),
     lease: Lease | None = None,
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
     **callbacks: Any,
@@ -288,7 +295,7 @@ def _call_trainer(
         device=task.device,
         checkpoints=Keeper(
             RunDir(task.run_dir).checkpoints,
-            metrics,
+            rows,
             start,
             lease,
             group=group,

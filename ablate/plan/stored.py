@@ -108,7 +108,7 @@ def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
             continue
         run_dir = store.run(run.id)
         try:
-            state = run_dir.status().state
+            state = run_dir.state()
         except OSError:
             continue
         if state != "pending":

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_json, write_json_atomic
+from ablate.base.files import read_record, write_record
 from ablate.run.outcome import find_crossing, target_loss
 from ablate.run.schedule import divergence_bound
 from ablate.search.engine import TrialResult
@@ -141,14 +141,16 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
     }
     path = store.path / LOCK
     try:
-        there = read_json(path)
-    except (OSError, ValueError):
+        there = read_record(path)
+    except ValueError as error:
+        raise UserError(f"{path}: {error} (remove it to go on with the search as the file is now)") from None
+    except OSError:
         if (store.path / "runs").exists():
             raise UserError(f"{store.path} holds a study of this name (give the search another)") from None
-        write_json_atomic(path, content)
+        write_record(path, content)
         return
     if there != content:
-        keys = [key for key in content if not isinstance(there, dict) or there.get(key) != content[key]]
+        keys = [key for key in content if there.get(key) != content[key]]
         raise UserError(
             f"{store.path} holds a search of this name with other {', '.join(keys)} (give this one another "
             "name; only trials and keep may change)"

@@ -3,6 +3,6 @@
 ``docs/architecture.md`` shows each file of ``<storage>/<study>`` and of its ``runs/<id>``.
 """
 
-from ablate.store.runs import DAMAGED, END_STATES, STATES, RunDir, State, Status, StudyStore
+from ablate.store.runs import END_STATES, STATES, RunDir, State, Status, StudyStore
 
-__all__ = ["DAMAGED", "END_STATES", "STATES", "RunDir", "State", "Status", "StudyStore"]
+__all__ = ["END_STATES", "STATES", "RunDir", "State", "Status", "StudyStore"]

@@ -5,13 +5,13 @@
     checkpoints/<step>.safetensors           weights, optimizer, buffers
                 <step>.<i>of<n>.safetensors  the same for a run on n devices: the rows of process i
                 <step>.json                  the manifest: the trainer's numbers, size and hash of each file,
-                                             length (bytes) and hash of the metrics so far
+                                             size and hash of the run's rows before the step
 
 The manifest is written last, after the tensors are synced and renamed: a checkpoint without one does not
 exist. The last two are kept. Loading runs no code: safetensors and JSON hold data alone. Tensors are read on
 demand, whole or by rows, so that a run can resume on another number of devices.
 
-How it fails: ``load_newest`` skips a checkpoint that is damaged or whose metrics are gone, takes the one
+How it fails: ``load_newest`` skips a checkpoint that is damaged or whose rows are gone, takes the one
 before it, and says so. Without a good checkpoint the run starts again.
 """
 
@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import parse_json, write_json_atomic
+from ablate.base.files import hash_of, read_record, write_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +78,12 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A trainer's state: tensors by name, plain numbers, and the size of the metrics written before it."""
+    """A trainer's state: tensors by name, plain numbers, and the bytes of each file of rows before it."""
 
     step: int
     tensors: Mapping[str, StoredTensor]
     numbers: dict[str, Any]
-    metrics_bytes: int
+    rows: dict[str, int]
 
 
 def save_part(
@@ -124,13 +122,13 @@ def save_manifest(
     parts: Sequence[CheckpointFile],
     *,
     numbers: dict[str, Any],
-    metrics: tuple[int, str],
+    rows: Mapping[str, tuple[int, str]],
     sharded: Iterable[str] = (),
 ) -> None:
     """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
 
-    ``metrics``: size and hash of the rows before it. ``sharded``: names of the tensors whose rows are spread
-    over the files; all files hold the others in full.
+    ``rows``: size and hash of the rows before it, by the name of their file beside the folder. ``sharded``:
+    names of the tensors whose rows are spread over the files; all files hold the others in full.
 
     Raises:
         OSError: the manifest could not be written.
@@ -141,23 +139,37 @@ def save_manifest(
         "numbers": numbers,
         "files": [asdict(part) for part in parts],
         "sharded": sorted(sharded),
-        "metrics_bytes": metrics[0],
-        "metrics_hash": metrics[1],
+        "rows": rows,
     }
-    path = folder / f"{step:012d}.json"
-    write_json_atomic(path, content | {"manifest_hash": _hash_of(content)})
+    write_record(folder / f"{step:012d}.json", content)
     _prune(folder)
 
 
-def load_newest(folder: Path, metrics_path: Path) -> tuple[Checkpoint | None, list[str]]:
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest complete checkpoint, and a line for each newer one that was skipped."""
     passed_over: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
-            return _load(path, metrics_path), passed_over
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return _load(path), passed_over
+        except (OSError, ValueError, KeyError, TypeError) as error:
             passed_over.append(f"checkpoint {path.name}: {error}")
     return None, passed_over
+
+
+def vouched_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
+    """Return the rows of a file that the newest checkpoint vouches for, and a line for each that cannot.
+
+    Tensors are not looked at. Nothing vouches for rows after the newest checkpoint.
+    """
+    faults: list[str] = []
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        try:
+            return _rows_before(path, read_record(path)["rows"].get(name, (0, hash_of(b""))), name), faults
+        except FileNotFoundError:  # the run is at work, and has ended or replaced it
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            faults.append(f"{path}: {error}")
+    return b"", faults
 
 
 def drop_checkpoints(folder: Path) -> None:
@@ -170,49 +182,42 @@ def drop_checkpoints(folder: Path) -> None:
         folder.rmdir()
 
 
-def hash_of_prefix(path: Path, count: int) -> str:
-    """Return the hash of a file's first ``count`` bytes.
-
-    Raises:
-        ValueError: the file is shorter.
-    """
-    digest, left = hashlib.blake2b(digest_size=16), count
-    with path.open("rb") as file:
-        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            digest.update(chunk)
-            left -= len(chunk)
-    if left:
-        raise ValueError(f"{path.name} has fewer than {count} bytes")
-    return digest.hexdigest()
-
-
-def load_step(folder: Path, step: int, metrics_path: Path) -> Checkpoint:
+def load_step(folder: Path, step: int) -> Checkpoint:
     """Return the checkpoint after a step.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it is missing or damaged.
+        OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    return _load(folder / f"{step:012d}.json", metrics_path)
+    return _load(folder / f"{step:012d}.json")
 
 
-def _load(path: Path, metrics_path: Path) -> Checkpoint:
-    manifest = parse_json(path.read_bytes())
-    if manifest.pop("manifest_hash") != _hash_of(manifest):
-        raise ValueError("its manifest is damaged")
+def _load(path: Path) -> Checkpoint:
+    manifest = read_record(path)
     if manifest["format"] != FORMAT:
         raise ValueError(f"of format {manifest['format']}")
     files = [path.with_name(part["name"]) for part in manifest["files"]]
     for part, file in zip(manifest["files"], files, strict=True):
         if file.stat().st_size != part["bytes"] or _hash(file) != part["hash"]:
             raise ValueError("its tensors are damaged")
-    if hash_of_prefix(metrics_path, manifest["metrics_bytes"]) != manifest["metrics_hash"]:
-        raise ValueError("the metrics before it are damaged")
+    rows = {name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()}
     return Checkpoint(
         step=int(manifest["step"]),
         tensors=_stored(files, frozenset(manifest["sharded"])),
         numbers=dict(manifest["numbers"]),
-        metrics_bytes=int(manifest["metrics_bytes"]),
+        rows=rows,
     )
+
+
+def _rows_before(manifest: Path, known: tuple[int, str], name: str) -> bytes:
+    """Return a file's first bytes; raise ``ValueError`` where they are not those that the manifest knows."""
+    count, known_hash = known
+    content = b""
+    if count:
+        with (manifest.parent.parent / name).open("rb") as file:
+            content = file.read(count)
+    if len(content) != count or hash_of(content) != known_hash:
+        raise ValueError(f"the rows of {name} before it are damaged")
+    return content
 
 
 def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTensor]:
@@ -235,11 +240,6 @@ def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTenso
             rows_of_files=rows,
         )
     return found
-
-
-def _hash_of(manifest: dict[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, allow_nan=False)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _hash(path: Path) -> str:

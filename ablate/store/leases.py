@@ -21,7 +21,7 @@ import uuid
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ablate.base.files import read_json, write_json_atomic
+from ablate.base.files import read_record, write_record
 from ablate.store.fields import Text, Time, Whole, checked
 
 STALE_SEC = 60.0
@@ -64,7 +64,7 @@ class Leases:
     def read(self, attempt: int) -> Attempt | None:
         """Return an attempt's record, None if it is missing or damaged."""
         try:
-            return checked(Attempt, read_json(self.folder / f"{attempt}.json"))
+            return checked(Attempt, read_record(self.folder / f"{attempt}.json"))
         except (OSError, ValueError):
             return None
 
@@ -105,7 +105,7 @@ class Leases:
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f".{number}.{record.owner}"
-        write_json_atomic(draft, asdict(record))
+        write_record(draft, asdict(record))
         try:
             _create_whole(draft, self.folder / f"{number}.json")
         except FileExistsError:
@@ -149,13 +149,13 @@ class Lease:
     def note_resumed(self, step: int) -> None:
         """Record the step from which the attempt resumed."""
         self.record = replace(self.record, resumed_from_step=step)
-        write_json_atomic(self._path, asdict(self.record))
+        write_record(self._path, asdict(self.record))
 
     def end(self, outcome: str, message: str | None = None) -> None:
         """Release the run and record how the attempt ended."""
         _held.discard(self.record.owner)
         self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
-        write_json_atomic(self._path, asdict(self.record))
+        write_record(self._path, asdict(self.record))
 
 
 _held: set[str] = set()

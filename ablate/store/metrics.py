@@ -16,28 +16,8 @@ import uuid
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import parse_json
-
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def bytes_before_step(path: Path, step: int) -> int:
-    """Return the size in bytes of the rows before the first row of ``step`` or later.
-
-    Rows of diagnostics carry the steps done before them, in order. A damaged row ends the count.
-    """
-    kept = 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                row = parse_json(line) if line.endswith(b"\n") else None
-                if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] >= step:
-                    break
-                kept += len(line)
-    except (FileNotFoundError, ValueError):
-        pass
-    return kept
 
 
 class MetricsWriter(AbstractContextManager["MetricsWriter"]):
@@ -60,6 +40,7 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
             temporary.unlink(missing_ok=True)
             raise
         self._handle = handle
+        self.name = path.name
         self._hash = hashlib.blake2b(kept, digest_size=16)
         self.bytes = len(kept)
 

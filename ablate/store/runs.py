@@ -1,12 +1,14 @@
 """Folders of a study and of its runs. See the package's docstring for the layout.
 
-How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an append) is ignored. A run without
-``status.json`` has not started; a run with a damaged one is run again.
+The status of a run with a result holds the hashes of its other files: whoever reads it can tell whether they
+are still what they were at its end. Of any other run, its newest checkpoint vouches for the rows before it.
+
+How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an append) is ignored. A run whose
+files were altered is ``damaged``: it is run again, and its numbers count for nothing until then.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -14,8 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from ablate.base.errors import UserError
-from ablate.base.files import parse_json, read_json, write_bytes_atomic, write_json_atomic
-from ablate.store.checkpoints import hash_of_prefix
+from ablate.base.files import (
+    hash_of,
+    parse_json,
+    read_record,
+    record_text,
+    write_bytes_atomic,
+    write_record,
+)
+from ablate.store.checkpoints import vouched_rows
 from ablate.store.fields import Number, Text, Tokens, checked
 from ablate.store.lock import LockedPlan, plan_from_json, plan_to_json
 
@@ -23,12 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped"]
-"""``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint."""
+State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
+"""``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint.
+``damaged``: its files are not what they were. Never written, only found."""
 STATES: tuple[State, ...] = get_args(State)
-DAMAGED = "its status file is damaged"
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
+
+_SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl")
 
 _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
 
@@ -37,7 +48,7 @@ _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
 class Status:
     """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen.
 
-    ``metrics_bytes`` and ``metrics_hash``: size and hash of an ended run's rows, to check them later.
+    ``files``: of a run with a result, the hash of each of its other files that says something of it.
     """
 
     state: State = "pending"
@@ -48,8 +59,7 @@ class Status:
     started_unix: _Seconds | None = None
     updated_unix: _Seconds | None = None
     ended_unix: _Seconds | None = None
-    metrics_bytes: Tokens | None = None
-    metrics_hash: Text | None = None
+    files: dict[Text, Text] | None = None
 
 
 class _Inside:
@@ -73,6 +83,10 @@ class RunDir:
         """The run's id, which is the folder's name."""
         return self.path.name
 
+    config_path = _Inside("config.json")
+    """The resolved configuration."""
+    status_path = _Inside("status.json")
+    """The state, and the hashes of the other files once there is a result."""
     metrics_path = _Inside("metrics.jsonl")
     """The rows of training steps and evaluations."""
     diagnostics_path = _Inside("diagnostics.jsonl")
@@ -93,49 +107,75 @@ class RunDir:
         return self.attempts / f"{attempt}.log"
 
     def create(self, config: dict[str, Any]) -> None:
-        """Make the folder and write the configuration, unless it is there already."""
+        """Make the folder and write the configuration."""
         self.attempts.mkdir(parents=True, exist_ok=True)
         try:
-            there = self.config()
-        except (OSError, ValueError):
-            there = None
-        if there != json.loads(json.dumps(config)):  # absent or damaged: the id is its content's hash
-            write_json_atomic(self.path / "config.json", config)
+            there = self.config_path.read_bytes()
+        except OSError:
+            there = b""
+        if there != record_text(config):  # a file that is as it should be keeps its time
+            write_record(self.config_path, config)
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration."""
-        return read_json(self.path / "config.json")  # type: ignore[no-any-return]
+        """Return the resolved configuration; raises ``ValueError`` where its file was altered."""
+        return read_record(self.config_path)
 
     def environment(self) -> dict[str, Any]:
         """Return the environment of the last attempt, empty before the first."""
         there = self.environment_path.exists()
-        return read_json(self.environment_path) if there else {}
+        return read_record(self.environment_path) if there else {}
 
     def status(self) -> Status:
-        """Return the status: pending without a status file, interrupted with a damaged one."""
+        """Return the status: pending where nothing has begun, damaged without a good status file.
+
+        Other files are not looked at: ``examined`` does that.
+        """
         try:
-            return checked(Status, read_json(self.path / "status.json"))
+            return checked(Status, read_record(self.status_path))
         except FileNotFoundError:
-            return Status()
-        except ValueError:
-            return Status(state="interrupted", message=DAMAGED)
+            began = self.metrics_path.exists()
+            return Status(state="damaged", message="status.json is gone") if began else Status()
+        except ValueError as error:
+            return Status(state="damaged", message=f"status.json: {error}")
+
+    def examined(self) -> Status:
+        """Return the status, or only ``damaged`` where another file of an ended run has changed since."""
+        status = self.status()
+        if status.state not in END_STATES:
+            return status
+        now, then = self._hashes(status.attempt), status.files or {}
+        odd = [name for name in (*then, *(now.keys() - then.keys())) if now.get(name) != then.get(name)]
+        if not odd:
+            return status
+        gone = [name for name in odd if name not in now]
+        what = f"{odd[0]} is gone" if odd[0] in gone else f"{odd[0]}: altered or cut since the run ended"
+        return Status(state="damaged", attempt=status.attempt, message=what)
 
     def state(self) -> State:
-        """Return the state, with damage taken as not done: for deciding which runs to execute.
+        """Return the state, with damage found: for deciding which runs to execute."""
+        return self.examined().state
 
-        A result whose rows do not match their hash counts as interrupted; its repeat gives the same bits.
+    def rows(self, path: Path, status: Status) -> tuple[bytes, list[str]]:
+        """Return the rows of a file that are vouched for, and a line for each fault.
+
+        ``status``: as examined. Of a run with a result all its rows; else those before the newest checkpoint.
         """
-        status = self.status()
-        if status.state not in END_STATES or status.metrics_bytes is None:
-            return status.state
+        if status.state not in END_STATES:
+            return vouched_rows(self.checkpoints, path.name)
         try:
-            whole = (
-                self.metrics_path.stat().st_size == status.metrics_bytes
-                and hash_of_prefix(self.metrics_path, status.metrics_bytes) == status.metrics_hash
-            )
-        except (OSError, ValueError):
-            whole = False
-        return status.state if whole else "interrupted"
+            return path.read_bytes(), []
+        except FileNotFoundError:
+            return b"", []
+
+    def _hashes(self, attempt: int) -> dict[str, str]:
+        """Return the hash of each file that says something of a result, as far as it is there."""
+        found = {}
+        for name in (*_SEALED, f"attempts/{attempt}.json"):
+            try:
+                found[name] = hash_of((self.path / name).read_bytes())
+            except FileNotFoundError:
+                continue
+        return found
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask the run's worker to end it because its result is not needed."""
@@ -148,10 +188,13 @@ class RunDir:
         except OSError:
             return None
 
-    def write_status(self, status: Status) -> None:
-        """Replace the status and set its time."""
-        stamped = asdict(status) | {"updated_unix": time.time()}
-        write_json_atomic(self.path / "status.json", stamped)
+    def write_status(self, status: Status, rows: dict[str, str] | None = None) -> None:
+        """Replace the status, set its time, and take the hashes of the other files of a run with a result.
+
+        ``rows``: the hashes of files of rows that the caller wrote itself, whatever the disk holds now.
+        """
+        sealed = self._hashes(status.attempt) | (rows or {}) if status.state in END_STATES else None
+        write_record(self.status_path, asdict(status) | {"updated_unix": time.time(), "files": sealed})
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Yield the rows in the order written, without an incomplete last line."""
@@ -177,7 +220,7 @@ class StudyStore:
 
     def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""
-        write_json_atomic(self.plan_path, plan_to_json(plan))
+        write_record(self.plan_path, plan_to_json(plan))
 
     def plan(self) -> LockedPlan:
         """Return the plan that was run last.
@@ -187,7 +230,7 @@ class StudyStore:
             UserError: the file is damaged.
         """
         try:
-            plan = plan_from_json(read_json(self.plan_path))
+            plan = plan_from_json(read_record(self.plan_path))
             for _, run in plan.runs():
                 self.run(run.id)
         except ValueError as error:

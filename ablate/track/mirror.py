@@ -162,7 +162,11 @@ class Mirror:
     def _sync_run(self, cursor: Cursor, plan: LockedPlan, place: int, planned: LockedRun) -> None:
         arm = plan.arms[place]
         run = self._store.run(planned.id)
-        status, environment = run.status(), run.environment()
+        status = run.examined()
+        if status.state == "damaged":
+            self._problems.append(f"run {run.run_id} is not sent: {status.message}")
+            return
+        environment = run.environment()
         name = describe.run_name(arm.name, planned.seed)
         tags = describe.run_tags(plan, place, planned, status, environment, report=self._report)
         tags_key = digest(sorted(tags.items()))

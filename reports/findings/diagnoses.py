@@ -110,8 +110,13 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
     for arm in analysis.arms:
         runs = []
         for run in arm.runs:
-            path = store.run(run.run_id).diagnostics_path
-            rows, damaged = read_rows(path.read_bytes() if path.exists() else b"")
+            if run.state == "damaged":
+                continue
+            folder = store.run(run.run_id)
+            path = folder.diagnostics_path
+            content, odd = folder.rows(path, folder.status())
+            faults += odd
+            rows, damaged = read_rows(content)
             if damaged:
                 faults.append(f"{path}: {damaged} damaged row{'' if damaged == 1 else 's'} left out")
             if rows:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.base.files import write_bytes_atomic, write_json_atomic
+from ablate.base.files import write_bytes_atomic, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
@@ -183,7 +183,7 @@ def _write_run(store: StudyStore, run: ImportedRun) -> int:
     target = store.run(_run_id(run))
     last = run.evals[-1][0] if run.evals else 0
     target.create({"training": {"tokens": last, **run.settings}, "seed": run.seed, "source": run.source})
-    write_json_atomic(
+    write_record(
         target.environment_path,
         {**run.environment, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
     )

@@ -1,7 +1,8 @@
 """Run store → data frames, so that nothing later has to know of files.
 
 How it fails: a file that does not parse never stops a report. Each fault becomes one line in ``faults``,
-with file and line, and the rest is read. The last line of a metrics file that a crash cut is no fault.
+with file and line, and the rest is read. Nothing of a damaged run becomes a number, nor rows that nothing
+vouches for. The last line of a metrics file that a crash cut is no fault.
 A missing plan is an error of the caller (``FileNotFoundError``).
 """
 
@@ -14,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from ablate.base.files import parse_json
-from ablate.store import DAMAGED, StudyStore
+from ablate.base.files import parse_json, read_record
 from ablate.store.fields import checked
 from ablate.store.leases import Leases
 from ablate.store.records import Environment, RecordedConfig, SpeedRecord, with_whole
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ablate.store import StudyStore
     from ablate.store.leases import Attempt
     from ablate.store.lock import LockedPlan
 
@@ -76,18 +77,23 @@ def load_frames(store: StudyStore) -> StudyFrames:
     attempts: dict[str, Attempt] = {}
     for arm, entry in plan.runs():
         run = store.run(entry.id)
-        config = _read(run.path / "config.json", partial(with_whole, RecordedConfig), faults)
-        environment = _read(run.environment_path, partial(with_whole, Environment), faults)
-        status = run.status()
-        if status.message == DAMAGED:
-            faults.append(f"{run.path / 'status.json'}: not a status")
+        status = run.examined()
+        config, environment, attempt, content = None, None, None, b""
+        if status.state == "damaged":
+            faults.append(f"{run.path}: {status.message}")
+        else:
+            config = _read(run.config_path, partial(with_whole, RecordedConfig), faults)
+            environment = _read(run.environment_path, partial(with_whole, Environment), faults)
+            attempt = Leases(run.attempts).read(status.attempt)
+            content, odd = run.rows(run.metrics_path, status)
+            faults += odd
         if config and config.whole:
             configs.setdefault(arm.name, config)
         if environment and environment.whole:
             environments[run.run_id] = environment
-        if attempt := Leases(run.attempts).read(status.attempt):
+        if attempt:
             attempts[run.run_id] = attempt
-        evals, tokens_per_sec = _read_metrics(run.metrics_path, faults)
+        evals, tokens_per_sec = _read_metrics(run.metrics_path, content, faults)
         who = (run.run_id, arm.name, entry.seed)
         eval_rows += [(*who, *row) for row in evals]
         run_rows.append(
@@ -114,28 +120,21 @@ def load_frames(store: StudyStore) -> StudyFrames:
 def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
     """Return what a JSON file holds, None where it is absent or damaged (which is then a fault)."""
     try:
-        content = parse_json(path.read_bytes())
+        return parse(read_record(path))
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        faults.append(f"{path}: not JSON: {error}")
-        return None
-    try:
-        return parse(content)
     except ValueError as error:
         faults.append(f"{path}: {error}")
         return None
 
 
-def _read_metrics(path: Path, faults: list[str]) -> tuple[list[tuple[int, int, float]], float | None]:
+def _read_metrics(
+    path: Path, content: bytes, faults: list[str]
+) -> tuple[list[tuple[int, int, float]], float | None]:
     """Return the evaluations (tokens, step, loss) by tokens, and the median training throughput in tokens/s.
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        content = b""
     lines = content[: content.rfind(b"\n") + 1].split(b"\n")
     evals: dict[int, tuple[int, float]] = {}
     dropped = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ablate.base.files import read_record, write_record
 from ablate.execute import driver
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
@@ -76,7 +76,7 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study):
     run.write_status(Status(state="running", attempt=1))
     Leases(run.attempts).claim()
     record = run.attempts / "1.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"machine": "one that is gone"}))
+    write_record(record, read_record(record) | {"machine": "one that is gone"})
     result = execute_study(store, requests[:1], trainer="fake_trainers:quick", stale_sec=1.0)
     assert result.states == {requests[0].run_id: "finished"}
     assert [one.outcome for one in ledger(run)] == [None, "finished"]

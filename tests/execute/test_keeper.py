@@ -12,7 +12,7 @@ from ablate.train import Snapshot
 @pytest.fixture
 def keeper(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
-        yield lambda **options: Keeper(tmp_path / "c", metrics, None, **{"every_sec": 60.0} | options)
+        yield lambda **options: Keeper(tmp_path / "c", [metrics], None, **{"every_sec": 60.0} | options)
 
 
 def test_every_so_many_tokens(keeper):
@@ -42,4 +42,4 @@ def test_an_attempt_that_was_taken_over_writes_none(keeper, tmp_path):
     keeper(lease=SimpleNamespace(is_mine=lambda: False)).save(snapshot)
     assert not (tmp_path / "c").exists()
     keeper(lease=SimpleNamespace(is_mine=lambda: True)).save(snapshot)
-    assert load_newest(tmp_path / "c", tmp_path / "metrics.jsonl")[0].step == 3
+    assert load_newest(tmp_path / "c")[0].step == 3

@@ -83,7 +83,11 @@ def test_damaged_files_are_shown_as_what_they_are(study):
     append_line(run.metrics_path, row(20))
     (run.path / "status.json").write_text("{")
     shown = ProgressReader(store).read()[0]
-    assert (shown.state, shown.message, shown.tokens) == ("interrupted", "its status file is damaged", 20)
+    assert (shown.state, shown.message, shown.tokens) == (
+        "damaged",
+        "status.json: altered or cut, or written by another version",
+        20,
+    )
 
 
 def test_formats():

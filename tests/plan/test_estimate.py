@@ -88,7 +88,7 @@ def test_a_damaged_run_is_one_to_be_run_again(planned, store, damage):
     finish(store, run, [1000.0])
     (store.run(run.id).path / "status.json").write_text(damage)
     progress = read_progress(planned, store)
-    assert (progress.states, progress.tokens_per_sec) == ({run.id: "interrupted"}, {})
+    assert (progress.states, progress.tokens_per_sec) == ({run.id: "damaged"}, {})
 
 
 @pytest.mark.parametrize(

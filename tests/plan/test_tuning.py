@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ablate.base.files import read_json, write_json_atomic
+from ablate.base.files import read_record, write_record
 from ablate.plan import known_plan, to_lock
 from ablate.plan.tuning import fingerprint, trial_plan, tuned_plan
 from ablate.store import StudyStore
@@ -148,5 +148,5 @@ def test_only_the_group_that_changed_has_another_ledger(plan):
 
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
 def test_a_damaged_lock_tells_nothing(plan, stored, damage):
-    write_json_atomic(stored.plan_path, damage and read_json(stored.plan_path) | damage)
+    write_record(stored.plan_path, damage and read_record(stored.plan_path) | damage)
     assert not known_plan(plan(STUDY), stored).tuning.is_done

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.backends.device import Device
-from ablate.base.files import append_line, write_json_atomic
+from ablate.base.files import append_line, hash_of, read_record, write_record
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.store import RunDir, Status, StudyStore
+from ablate.store import END_STATES, RunDir, Status, StudyStore
+from ablate.store.checkpoints import save_manifest
 from ablate.store.records import Speed, SpeedSettings
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def write_run(
         return
     run.create(config)
     if environment is not None:
-        write_json_atomic(run.environment_path, environment)
+        write_record(run.environment_path, environment)
     for step, (tokens, loss) in enumerate(points, 1):
         append_line(
             run.metrics_path,
@@ -118,6 +119,21 @@ def write_run(
     )
     # write_status stamps the present; the report must not depend on it.
     run.write_status(status)
+    if points and state not in END_STATES:
+        content = run.metrics_path.read_bytes()
+        rows = {run.metrics_path.name: (len(content), hash_of(content))}
+        save_manifest(run.checkpoints, len(points), (), numbers={}, rows=rows)
+
+
+def reseal(run: RunDir) -> None:
+    """Make the run's files, as they are now, those it ended with."""
+    run.write_status(run.status())
+
+
+def rewrite(run: RunDir, path: Path, **changes: Any) -> None:
+    """Change values of one of the run's files, as if it had ended with them."""
+    write_record(path, (read_record(path) if path.exists() else {}) | changes)
+    reseal(run)
 
 
 def build_study(
@@ -180,7 +196,7 @@ def build_study(
                 "runs": runs,
             }
         )
-    write_json_atomic(
+    write_record(
         store.plan_path,
         {
             "format": 1,
@@ -290,10 +306,11 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
         for i, entry in enumerate(arm.runs):
             run = store.run(entry.id)
             config = dataclasses.asdict(whole_config(recipes[arm.name], i))
-            write_json_atomic(run.path / "config.json", config)
+            write_record(run.config_path, config)
             speed = (100 if arm.name == "fp8" else 125) + i
             rows = run.metrics_path.read_text().replace("31000.0", str(float(speed)))
             run.metrics_path.write_text(rows)
+            reseal(run)
     return store
 
 
@@ -311,4 +328,4 @@ def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
 def write_throughput(store: StudyStore, *speeds: Speed, device: Device = GPU, **change: Any) -> None:
     """Write a record as ``ablate throughput`` writes it."""
     content = dataclasses.asdict(record(store.path.name, device, speeds, None, SETTINGS))
-    write_json_atomic(store.throughput_path, content | {"measured_unix": 1.7e9} | change)
+    write_record(store.throughput_path, content | {"measured_unix": 1.7e9} | change)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ablate.base.files import read_record, write_record
 from ablate.store import leases as module
 from ablate.store.leases import Leases
 
@@ -96,8 +97,7 @@ def test_a_killed_holder_is_known_at_once(folder):
 def test_a_pid_that_has_become_another_process_is_no_holder(folder):
     lease = Leases(folder).claim()
     path = folder / "1.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"process_started": "1", "pid": os.getppid()}))
+    write_record(path, read_record(path) | {"process_started": "1", "pid": os.getppid()})
     assert not Leases(folder).is_held()
     assert lease.is_mine()  # until somebody claims
 
@@ -106,8 +106,7 @@ def elsewhere(folder):
     """Make the lease one of another machine."""
     lease = Leases(folder).claim()
     path = folder / "1.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"machine": "another"}))
+    write_record(path, read_record(path) | {"machine": "another"})
     return lease
 
 

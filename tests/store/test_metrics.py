@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from ablate.store.checkpoints import hash_of_prefix
-from ablate.store.metrics import MetricsWriter, bytes_before_step
+from ablate.base.files import hash_of
+from ablate.store.metrics import MetricsWriter
 
 
 def rows(path):
@@ -24,8 +24,7 @@ def test_rows_are_appended_and_counted(tmp_path):
             writer.append({"n": n})
             assert rows(path) == [{"n": i} for i in range(n + 1)]  # there at once, for those who look on
         count, digest = writer.sync()
-    assert count == path.stat().st_size
-    assert digest == hash_of_prefix(path, count)
+    assert (count, digest) == (path.stat().st_size, hash_of(path.read_bytes()))
 
 
 def test_a_new_attempt_keeps_the_prefix_it_is_told(tmp_path):
@@ -35,7 +34,7 @@ def test_a_new_attempt_keeps_the_prefix_it_is_told(tmp_path):
         writer.append({"n": 7})
         count, digest = writer.sync()
     assert rows(path) == [{"n": 0}, {"n": 7}]
-    assert digest == hash_of_prefix(path, count)
+    assert (count, digest) == (path.stat().st_size, hash_of(path.read_bytes()))
 
 
 def test_a_worker_that_was_given_up_for_dead_writes_to_nobody(tmp_path):
@@ -74,29 +73,9 @@ def test_a_row_that_does_not_fit_is_taken_back_whole(tmp_path, monkeypatch, part
         writer.append({"n": 2})
         count, digest = writer.sync()
     assert rows(path) == [{"n": 0}, {"n": 2}]
-    assert digest == hash_of_prefix(path, count)
+    assert (count, digest) == (path.stat().st_size, hash_of(path.read_bytes()))
 
 
 def test_only_finite_numbers(tmp_path):
     with MetricsWriter(tmp_path / "m") as writer, pytest.raises(ValueError, match="not JSON compliant"):
         writer.append({"loss": float("nan")})
-
-
-@pytest.mark.parametrize(
-    ("text", "step", "kept"),
-    [
-        ("", 3, 0),
-        ('{"step":0}\n{"step":0}\n{"step":4}\n', 4, 2),
-        ('{"step":0}\n{"step":4}\n{"step":8}\n', 100, 3),
-        ('{"step":0}\n{"step":4}\n', 0, 0),
-        ('{"step":0}\n{"step":4', 9, 1),
-        ('{"step":0}\nnonsense\n{"step":1}\n', 9, 1),
-        ('{"step":0}\n{"step":"1"}\n', 9, 1),
-        ('{"step":0}\n[]\n', 9, 1),
-    ],
-)
-def test_the_rows_before_a_step_are_a_prefix_that_damage_ends(tmp_path, text, step, kept):
-    path = tmp_path / "diagnostics.jsonl"
-    path.write_text(text)
-    assert bytes_before_step(path, step) == sum(len(line) + 1 for line in text.split("\n")[:kept])
-    assert bytes_before_step(tmp_path / "none", step) == 0

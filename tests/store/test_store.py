@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ablate.base.files import append_line, read_json, write_json_atomic
+from ablate.base.files import append_line, read_json, read_record, write_json_atomic, write_record
 from ablate.store import RunDir, Status, StudyStore
 from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
@@ -34,9 +34,9 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
     run = StudyStore(tmp_path).run("abc")
     run.create({"seed": 1})
     run.write_status(Status(state="diverged", attempt=2, tokens=7, message="non-finite training loss"))
-    content = read_json(run.path / "status.json")
+    content = read_record(run.status_path)
     assert content["updated_unix"] > 1e9
-    write_json_atomic(run.path / "status.json", content | {"later": True})
+    write_record(run.status_path, content | {"later": True})
     assert run.status().state == "diverged"
     assert run.status().tokens == 7
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ablate.base.files import append_line
+from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
 from ablate.track.describe import points
@@ -69,8 +69,8 @@ class Study:
         config = {"model": {"width": 64, "heads": None}, "training": {"learning_rate": 4e-3}, "seed": seed}
         run.create(config)
         run.write_status(Status(state="running", attempt=attempt, started_unix=START_UNIX))
-        environment = '{"python": "3.11", "backend": "emulated", "backend_mode": "emulated"}'
-        run.environment_path.write_text(environment)
+        environment = {"python": "3.11", "backend": "emulated", "backend_mode": "emulated"}
+        write_record(run.environment_path, environment)
         return run
 
     def train(self, steps, arm="bf16", seed=0, late_sec=0.0):

@@ -1,6 +1,5 @@
 """The mirror into a real sqlite store."""
 
-import json
 import math
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import threading
 
 import pytest
 
-from ablate.base.files import append_line
+from ablate.base.files import append_line, write_record
 from ablate.store import Status
 from ablate.track.cursor import cursor_path, pending
 from ablate.track.mirror import Mirror
@@ -208,6 +207,7 @@ def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, assert_same):
     mirror.sync_once()
     client.delete_run(held(study, uri)[study.runs["bf16", 0]].info.run_id)
     study.train([5])
+    study.end()
     first = mirror.sync_once()
     assert "active" in first.problem
     assert first.unsent == (study.runs["bf16", 0],)
@@ -312,12 +312,19 @@ def test_a_broken_run_holds_up_no_other(study, uri, held, assert_same):
     assert_same(study, held(study, uri))
 
 
-def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri, held, assert_same):
+@pytest.mark.parametrize("file", ["status.json", "config.json", "environment.json", "metrics.jsonl"])
+def test_nothing_of_a_damaged_run_is_sent_before_it_has_run_again(study, uri, held, assert_same, file):
     study.whole(2)
-    (study.run("bf16", 0).path / "status.json").write_text("{")
-    assert Mirror(study.store, uri).sync_once().problem is None
-    run = held(study, uri)[study.runs["bf16", 0]]
-    assert (run.info.status, run.data.tags["ablate.state"]) == ("KILLED", "interrupted")
+    path = study.run("bf16", 0).path / file
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    report = Mirror(study.store, uri).sync_once()
+    assert report.problem.startswith(f"run {study.runs['bf16', 0]} is not sent: {file}: altered or cut")
+    assert report.unsent == (study.runs["bf16", 0],)
+    assert study.runs["bf16", 0] not in held(study, uri)
+    path.unlink()
+    study.start()
+    study.run("bf16", 0).metrics_path.unlink(missing_ok=True)
+    study.train((1, 2))
     study.end()
     sync(study, uri)
     assert_same(study, held(study, uri))
@@ -326,7 +333,7 @@ def test_a_run_with_a_damaged_status_is_shown_as_one_to_be_run_again(study, uri,
 def test_large_configuration_and_many_rows(study, uri, held, assert_same):
     run = study.start()
     config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
-    (run.path / "config.json").write_text(json.dumps(config))
+    write_record(run.config_path, config)
     study.train(range(1, 1201))
     sync(study, uri)
     shown = held(study, uri)[run.run_id]
@@ -450,12 +457,14 @@ def test_diagnoses_come_along_once_and_rewound_ones_in_place_of_the_first(study,
     study.whole(steps=4)
     sync(study, uri)
     diagnose(study, (1, 2))
+    study.end()
     assert not pending(study.store, uri).complete
     sync(study, uri)
     assert sync(study, uri).metrics_sent == 0
     assert [step for step, _, _ in held(study, uri)[study.runs["bf16", 0]].points[key]] == [4096, 8192]
     study.run().diagnostics_path.unlink()
     diagnose(study, (1, 3), gain=0.5)
+    study.end()
     sync(study, uri)
     run = held(study, uri)[study.runs["bf16", 0]]
     assert [(step, value) for step, value, _ in run.points[key]] == [(4096, 0.501), (3 * 4096, 0.503)]

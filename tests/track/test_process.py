@@ -58,6 +58,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         pid = int(parent.stdout.readline())
         wait_until(lambda: len(load_cursor(study.store, uri).runs) == 4)
         study.train([5])
+        study.end()
         parent.stdin.close()
     wait_until(lambda: not is_alive(pid))
     assert len(held(study, uri)[study.runs["bf16", 0]].points["train_loss"]) == 5

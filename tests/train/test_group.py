@@ -61,8 +61,8 @@ def member(rank, size, folder, stop_after):
         steps[0] += 1
         return rank == size - 1 and steps[0] == stop_after  # one process alone is told to stop
 
-    start, _ = load_newest(folder / "c", folder / "metrics")
-    metrics = MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) if rank == 0 else None
+    start, _ = load_newest(folder / "c")
+    metrics = MetricsWriter(folder / "metrics", start.rows["metrics"] if start else 0) if rank == 0 else None
 
     def on_metrics(row):
         rows.append(row)
@@ -73,7 +73,7 @@ def member(rank, size, folder, stop_after):
     if (settings := options.pop("diagnostics", None)) and rank == 0:  # as the worker has it
         options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed.append)
     options["layout"] = Layout(group=group, **options.pop("layout", {}))
-    keeper = Keeper(folder / "c", metrics, start, every_sec=1e9, group=group)
+    keeper = Keeper(folder / "c", [metrics] if metrics else [], start, every_sec=1e9, group=group)
     result = train(config, on_metrics, tokens=tokens, checkpoints=keeper, should_stop=should_stop, **options)
     if rank == 0:
         (folder / "out").write_text(json.dumps([result.state, result.step, rows]))
@@ -143,10 +143,10 @@ def together(gangs):
     def run(folder, config, tokens, size=2, stop_after=-1, **options):
         folder.mkdir(exist_ok=True)
         if size == 1:
-            start, _ = load_newest(folder / "c", folder / "metrics")
+            start, _ = load_newest(folder / "c")
             rows = []
-            with MetricsWriter(folder / "metrics", start.metrics_bytes if start else 0) as metrics:
-                keeper = Keeper(folder / "c", metrics, start, every_sec=1e9)
+            with MetricsWriter(folder / "metrics", start.rows["metrics"] if start else 0) as metrics:
+                keeper = Keeper(folder / "c", [metrics], start, every_sec=1e9)
                 result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
             return result.state, result.step, clean(rows)
         # A file of its own for each group: an old group writes into its file once more when it is collected.

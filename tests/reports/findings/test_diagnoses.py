@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from synthetic_study import reseal
 
 from ablate.diagnose.measure import sketch_of
 from ablate.reports import write_report
@@ -158,10 +159,11 @@ def test_odd_parts_of_a_row_say_nothing_and_stop_nothing():
     assert draw_diagnoses([summarise("a", [[odd]])])[0].svg
 
 
-def write_rows(study, arm, rows):
+def write_rows(study, arm, rows, damaged=0):
     for planned in study.plan().arm(arm).runs:
         path = study.run(planned.id).diagnostics_path
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows) + "damaged\n" * damaged)
+        reseal(study.run(planned.id))
     return path
 
 
@@ -176,9 +178,7 @@ def test_the_section_is_in_every_form_of_the_report(ladder, tmp_path):
         row(n * EVERY, layer=layer, gemm=gemm, error=0.1 + 0.1 * rng.random())
         for n in range(6) for layer in layers for gemm in ("fprop", "wgrad", "dgrad")
     ]  # fmt: skip
-    path = write_rows(ladder, arm, rows)
-    with path.open("a") as file:
-        file.write("damaged\n")
+    write_rows(ladder, arm, rows, damaged=1)
     done = write_report(ladder, tmp_path / "with")
     html, markdown = done.html.read_text(), done.markdown.read_text()
     for text in (html, markdown):

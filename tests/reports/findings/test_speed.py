@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import native_study, whole_config
+from synthetic_study import native_study, rewrite, whole_config
 
-from ablate.base.files import write_json_atomic
 from ablate.modelled.speed import LLAMA_8B, published_checks, token_time
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
@@ -129,8 +128,8 @@ def test_native_timing_is_in_the_report_with_its_price(tmp_path):
 def test_no_other_timing_becomes_a_speed(tmp_path, mode):
     store = native_study(tmp_path)
     entry = store.plan().arms[0].runs[0]
-    path = store.run(entry.id).environment_path
-    write_json_atomic(path, json.loads(path.read_text()) | {"backend_mode": mode, "timing_valid": False})
+    run = store.run(entry.id)
+    rewrite(run, run.environment_path, backend_mode=mode, timing_valid=False)
     analysis = analyse(load_frames(store))
     assert all(arm.measured is None for arm in analysis.arms)
     page = write_report(store).html.read_text()

@@ -18,12 +18,13 @@ from synthetic_study import (
     build_study,
     line,
     native_study,
+    rewrite,
     speed_of,
     write_throughput,
 )
 
 from ablate.backends.device import Device
-from ablate.base.files import write_json_atomic
+from ablate.base.files import read_record, record_text
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import alone_speed
@@ -134,9 +135,8 @@ def test_the_record_feeds_the_speed_up_of_the_report(tmp_path):
 def test_it_serves_where_the_runs_shared_their_gpu(tmp_path):
     store = native_study(tmp_path)
     for run_id in [entry.id for arm in store.plan().arms for entry in arm.runs]:
-        folder = store.run(run_id).attempts
-        folder.mkdir(exist_ok=True)
-        write_json_atomic(folder / "1.json", vars(attempt(0.0, 9.0)))
+        run = store.run(run_id)
+        rewrite(run, run.attempts / "1.json", **vars(attempt(0.0, 9.0)))
     analysis, document, warned, timing = page_of(store)
     assert analysis.timing.kind == "unvouched"
     assert document["timing_reasons"] == [{"reason": "4 runs at once on one GPU", "runs": 4}]
@@ -184,8 +184,8 @@ STALE = {"run": "0123456789abcdef"}
 def test_what_does_not_count_is_named_and_gives_no_speed_up(tmp_path, fp8, fp4, record, said):
     store = native_study(tmp_path)
     for entry in store.plan().arms[1].runs:  # so that the runs' own timing does not serve instead
-        path = store.run(entry.id).environment_path
-        write_json_atomic(path, NATIVE | {"timing_valid": False, "timing_why_not": "the GPU is 55 % busy"})
+        run, why_not = store.run(entry.id), "the GPU is 55 % busy"
+        rewrite(run, run.environment_path, timing_valid=False, timing_why_not=why_not)
     write_throughput(store, speed_of(store, "fp8", **fp8), speed_of(store, "fp4", **fp4), **record)
     analysis, document, warned, timing = page_of(store)
     assert said in warned
@@ -213,7 +213,8 @@ def test_runs_under_emulation_are_not_those_that_were_timed(tmp_path):
     store = native_study(tmp_path)
     for arm in store.plan().arms:
         for entry in arm.runs:
-            write_json_atomic(store.run(entry.id).environment_path, NATIVE | {"backend_mode": "emulated"})
+            run = store.run(entry.id)
+            rewrite(run, run.environment_path, backend_mode="emulated")
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     analysis, _, warned, _ = page_of(store)
     assert "its runs had emulated arithmetic (fp8, fp4)" in warned
@@ -264,8 +265,8 @@ def test_processors_are_shared_where_threads_exceed_cores():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda _: "{", "not JSON"),
-        (lambda _: "[]", "the whole"),
+        (lambda _: b"{", "altered or cut"),
+        (lambda record: json.dumps(record).encode(), "altered or cut"),
         (lambda record: record | {"format": 2}, "format"),
         (lambda record: record | {"measured_unix": 1e300}, "measured_unix"),
         (lambda record: record | {"settings": {"steps": 10}}, "settings.repeats"),
@@ -278,8 +279,8 @@ def test_processors_are_shared_where_threads_exceed_cores():
 def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
     store = native_study(tmp_path)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    changed = change(json.loads(store.throughput_path.read_text()))
-    store.throughput_path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    changed = change(read_record(store.throughput_path))
+    store.throughput_path.write_bytes(changed if isinstance(changed, bytes) else record_text(changed))
     done = CliRunner().invoke(
         cli,
         ["report", store.path.name, "--storage", str(store.path.parent), "--json"],
@@ -300,13 +301,14 @@ def test_no_record_makes_a_traceback(tmp_path, turns):
     )
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     path = store.throughput_path
-    whole = path.read_bytes()
+    whole, record = path.read_bytes(), read_record(path)
     used, left_out = 0, 0
     for turn in range(turns):
         if turn % 2:
             path.write_bytes(damage(whole, draw))
         else:
-            path.write_text(json.dumps(replace_somewhere(json.loads(whole), draw)))
+            odd = replace_somewhere(record, draw)
+            path.write_bytes(record_text(odd) if isinstance(odd, dict) else b"[]")
         analysis, *_ = page_of(store)
         used += bool(analysis.throughput and analysis.throughput.tokens_per_sec)
         left_out += analysis.throughput is None

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
-from synthetic_study import build_study, line, smooth_curve
+from synthetic_study import build_study, line, rewrite, smooth_curve
 
 from ablate.base.errors import UserError
-from ablate.base.files import write_json_atomic
 from ablate.cli import cli
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
@@ -24,6 +23,7 @@ from ablate.reports.findings.trend import _line, trend
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
 from ablate.reports.words.beside import differences_text, trend_sentences, trend_table
+from ablate.store import RunDir
 from ablate.store.lock import Hopeless, StopRule
 
 WIDTHS = (32, 64, 128)
@@ -180,8 +180,9 @@ def test_a_size_that_the_files_do_not_tell_is_refused(tmp_path):
     assert "'gpt2' is not built in" in refused("hub", "w32", "--storage", tmp_path)
     assert "'mine.py:model' is not built in" in refused("own", "w32", "--storage", tmp_path)
     trained = study(tmp_path, 64, {"fp4": 0.1}, study="trained")
-    for path in trained.path.glob("runs/*/config.json"):
-        write_json_atomic(path, json.loads(path.read_text()) | {"trainer": "mine.py:train"})
+    for path in trained.path.glob("runs/*"):
+        run = RunDir(path)
+        rewrite(run, run.config_path, trainer="mine.py:train")
     assert "'mine.py:train' is not built in" in refused("trained", "w32", "--storage", tmp_path)
 
 

@@ -6,14 +6,16 @@ import json
 import random
 
 import pytest
-from damage import damage
-from synthetic_study import line
+from damage import damage, replace_somewhere
+from synthetic_study import line, reseal
 
 from ablate.base.errors import UserError, safe_text
+from ablate.base.files import read_record, record_text
 from ablate.reports import analyse, load_frames
 from ablate.reports.pages.document import report_document
 from ablate.reports.words.caveats import notices, warnings
 from ablate.reports.words.verdict import write_verdict
+from ablate.store import RunDir
 
 PARTS = [(0, 300), *(pytest.param(part, 1500, marks=pytest.mark.exhaustive) for part in range(4))]
 
@@ -29,11 +31,20 @@ def test_no_store_makes_a_traceback(make_study, part, turns):
         path: path.read_bytes() for path in store.path.rglob("*") if path.is_file() and path.stat().st_size
     }
     paths = sorted(whole)
+    records = {path: read_record(path) for path in paths if path.suffix == ".json"}
     outcomes, lines = {"report": 0, "line": 0}, []
     for _ in range(turns):
         changed = {draw.choice(paths) for _ in range(draw.randint(1, 2))}
         for path in changed:
             path.write_bytes(damage(whole[path], draw))
+        if draw.random() < 0.8:  # somebody wrote it so: no hash tells that anything is odd
+            for path in changed & records.keys():
+                odd = replace_somewhere(records[path], draw)
+                path.write_bytes(record_text(odd if isinstance(odd, dict) else {"odd": odd}))
+            for folder in {path.parent for path in changed if path.parent.parent.name == "runs"}:
+                run = RunDir(folder)
+                if run.status_path not in changed:
+                    reseal(run)
         try:
             frames = load_frames(store)
             analysis = analyse(frames)
@@ -50,7 +61,7 @@ def test_no_store_makes_a_traceback(make_study, part, turns):
             outcomes["line"] += 1
             lines.append(str(error))
         finally:
-            for path in changed:
+            for path in paths:
                 path.write_bytes(whole[path])
     assert min(outcomes.values()) > turns / 75
     assert not [line for line in lines if "\n" in safe_text(line) or "\x1b" in safe_text(line)]

@@ -9,7 +9,7 @@ import sys
 from xml.etree import ElementTree as ET
 
 import pytest
-from synthetic_study import line
+from synthetic_study import line, reseal
 
 from ablate.reports import write_report
 from ablate.reports.pages import document
@@ -183,6 +183,7 @@ def test_a_damaged_run_is_named_in_the_report(ladder):
     run = ladder.run(ladder.plan().arms[0].runs[0].id)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval"}\n')
+    reseal(run)
     report = strict(write_report(ladder).json.read_text())
     assert any(f"runs/{run.run_id}/metrics.jsonl:41" in warning for warning in report["warnings"])
     assert not any(str(ladder.path) in warning for warning in report["warnings"])

@@ -6,9 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from synthetic_study import ENVIRONMENT, line
+from synthetic_study import line, rewrite
 
-from ablate.base.files import write_json_atomic
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.read.comparable import SETTINGS, find_set_apart
 
@@ -17,7 +16,7 @@ CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 
 def change(store, arm, number, **environment):
     run = store.run(store.plan().arms[arm].runs[number].id)
-    write_json_atomic(run.environment_path, ENVIRONMENT | environment)
+    rewrite(run, run.environment_path, **environment)
     return run.run_id
 
 
@@ -70,7 +69,8 @@ def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setti
     for arm in store.plan().arms:
         for entry in arm.runs:
             content = same | (change if arm.name == "fp4" else {})
-            write_json_atomic(store.run(entry.id).path / "config.json", content)
+            run = store.run(entry.id)
+            rewrite(run, run.config_path, **content)
     analysis = analyse(load_frames(store))
     assert {run.setting for run in analysis.set_apart} == {setting}
     assert analysis.arms[1].token_cost.kind == "none"

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import write_json_atomic
+from ablate.base.files import write_record
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
@@ -54,7 +54,7 @@ def test_a_second_import_writes_the_same_and_forgets_what_is_gone(tmp_path):
 
 def test_another_study_of_that_name_is_left_alone(tmp_path):
     store = StudyStore(tmp_path / "s")
-    write_json_atomic(store.plan_path, {"format": 1, "study": "s", "arms": []})
+    write_record(store.plan_path, {"format": 1, "study": "s", "arms": []})
     before = files(tmp_path)
     with pytest.raises(UserError, match="holds a study that was not imported: choose another --study"):
         write_study(study(a=[run(0, 4, 2)]), tmp_path / "s")
