@@ -17,6 +17,7 @@ import pytest
 import ray
 import torch
 
+from ablate.base.files import read_record
 from ablate.run.config import config_from_json
 from ablate.store import StudyStore
 from ablate.train import train
@@ -107,7 +108,7 @@ def undisturbed(store):
     try:
         for path in store.glob("runs/*/config.json"):
             rows = []
-            train(config_from_json(json.loads(path.read_text())), rows.append)
+            train(config_from_json(read_record(path)), rows.append)
             losses[path.parent.name] = [row["val_loss"] for row in rows if row["kind"] == "eval"]
     finally:
         torch.set_num_threads(threads)

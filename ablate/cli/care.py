@@ -153,6 +153,8 @@ def _attempt_text(number: int, record: Attempt | None) -> str:
         parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
     if record.resumed_from_step:
         parts.append(f"from step {record.resumed_from_step}")
+    if record.fingerprint:
+        parts.append(f"arithmetic {record.fingerprint}")
     if record.message:
         parts.append(record.message)
     return safe_text(", ".join(parts))

@@ -53,7 +53,8 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
     multiple=True,
     metavar="SETTING",
     callback=_settings,
-    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, world_size.",
+    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, arithmetic, "
+    "world_size.",
 )
 @price_option("adds GPU-hours and money to target")
 @click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate import _version as own_version
 from ablate._version import __version__
+from ablate.execute.fingerprint import arithmetic_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,12 +124,14 @@ def describe_environment(
     commit: str | None,
     *,
     others: str | None,
+    fingerprints: Sequence[str],
     world_size: int = 1,
 ) -> dict[str, Any]:
     """Return the environment record of one attempt (see docs/architecture.md).
 
-    ``others``: the result of ``other_work``, from before the run. ``world_size``: the number of devices
-    that train the run together.
+    ``others``: the result of ``other_work``, from before the run. ``fingerprints``: of the arithmetic of all
+    attempts that trained the run, this one's last. ``world_size``: the number of devices that train it
+    together.
     """
     import torch
 
@@ -153,6 +156,8 @@ def describe_environment(
         "gpu": None if gpu is None else gpu.name,
         "gpu_uuid": None if gpu is None else str(gpu.uuid),
         "world_size": world_size,
+        "fingerprints": list(fingerprints),
+        "arithmetic_settings": arithmetic_settings(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,

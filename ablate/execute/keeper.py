@@ -34,7 +34,7 @@ class Keeper:
     """The trainer's ``Checkpoints``, in a run's folder.
 
     ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's
-    rows, which only the first process has.
+    rows, which only the first process has. ``fingerprints``: of the arithmetic that has trained the run.
     """
 
     folder: Path
@@ -45,6 +45,7 @@ class Keeper:
     every_sec: float
     every_tokens: int | None = None
     group: Group = ALONE
+    fingerprints: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._passed, self._last, self._cost_sec = 0, time.monotonic(), 0.0
@@ -85,6 +86,7 @@ class Keeper:
                     snapshot.step,
                     parts,
                     numbers=snapshot.numbers,
+                    fingerprints=self.fingerprints,
                     rows={writer.name: writer.sync() for writer in self.rows},
                     sharded=snapshot.sharded,
                 )

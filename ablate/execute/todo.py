@@ -1,7 +1,8 @@
 """The runs of a plan to execute: those that are needed and have no result, neither here nor elsewhere.
 
 A run's id hashes the configuration that can change its result. So a result of another study of the storage is
-copied, with its ledger and diagnostics, if the same sources and the same kind of device would make it here.
+copied, with its ledger and diagnostics, if the same sources, the same kind of device and, on a processor, the
+same arithmetic would make it here.
 
 How it fails: other studies that are damaged, incomplete or from other code are skipped. Writing into this
 study may raise ``OSError``.
@@ -140,7 +141,8 @@ def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     for run_id, neighbour in found.items():
         # Check again: another process may have begun the run during the copies.
         begun = Leases(store.run(run_id).attempts).latest()
-        if not begun and _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id]):
+        alike = fresh[run_id].resources.gpus or _is_our_arithmetic(neighbour.run(run_id))
+        if alike and not begun and _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id]):
             taken[run_id] = neighbour.path.name
     return taken
 
@@ -162,6 +164,13 @@ def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
         )
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _is_our_arithmetic(run: RunDir) -> bool:
+    """Whether this processor trained a run, or one whose sums are the same."""
+    from ablate.execute.fingerprint import fingerprint
+
+    return run.environment().get("fingerprints") == [fingerprint("cpu")]
 
 
 def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:

@@ -162,6 +162,7 @@ def _train(
     from ablate.backends.select import overall_mode
     from ablate.execute.beside import Usage, Watch
     from ablate.execute.environment import describe_environment, other_work
+    from ablate.execute.fingerprint import fingerprint
     from ablate.train.group import ALONE
 
     resources, terminated = task.resources, threading.Event()
@@ -191,18 +192,22 @@ def _train(
         # Looked at before our own first work. Emulated timing is no timing anyway.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        environment = describe_environment(
-            choices, tests, task.device, task.git_commit,
-            others=others, world_size=resources.devices_per_run,
-        )  # fmt: skip
-        write_record(run.environment_path, environment)
         start, passed_over = load_newest(run.checkpoints)
         for line in passed_over:
             print(line)
+        step, before = (start.step, start.fingerprints) if start else (0, ())
+        own = fingerprint(task.device)
+        fingerprints = (*(one for one in before if one != own), own)
+        lease.note(own, step)
         if start is not None:
-            print(f"going on from the checkpoint after step {start.step}", flush=True)
-            lease.note_resumed(start.step)
-        step = start.step if start else 0
+            print(f"going on from the checkpoint after step {step}", flush=True)
+        if len(fingerprints) > 1:
+            print(f"steps before it were trained by other arithmetic: {', '.join(before)}; here it is {own}")
+        environment = describe_environment(
+            choices, tests, task.device, task.git_commit,
+            others=others, fingerprints=fingerprints, world_size=resources.devices_per_run,
+        )  # fmt: skip
+        write_record(run.environment_path, environment)
         kept = start.rows if start else {}
         rows: AbstractContextManager[MetricsWriter | None] = contextlib.nullcontext()
         if task.diagnostics is not None:
@@ -218,6 +223,7 @@ def _train(
                 start,
                 rows=[metrics, *([diagnoses] if diagnoses else [])],
                 lease=lease,
+                fingerprints=fingerprints,
                 on_metrics=partial(write, metrics),
                 should_stop=should_stop,
                 diagnosed=partial(write, diagnoses) if diagnoses else None,
@@ -272,6 +278,7 @@ def _call_trainer(
     *,
     rows: Sequence[MetricsWriter] = (),
     lease: Lease | None = None,
+    fingerprints: Sequence[str] = (),
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
     **callbacks: Any,
 ) -> Any:
@@ -299,6 +306,7 @@ def _call_trainer(
             start,
             lease,
             group=group,
+            fingerprints=fingerprints,
             every_sec=resources.checkpoint_every_sec,
             every_tokens=resources.checkpoint_every_tokens,
         ),

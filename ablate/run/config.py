@@ -20,7 +20,7 @@ from ablate.run.backends import BUILT_IN, backend_names
 
 _CLOSED = ConfigDict(extra="forbid")
 
-Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "world_size"]
+Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"]
 """Settings that compared runs must share, unless their study waives the setting by name."""
 
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.

@@ -78,12 +78,16 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A trainer's state: tensors by name, plain numbers, and the bytes of each file of rows before it."""
+    """A trainer's state: tensors by name, plain numbers, and the bytes of each file of rows before it.
+
+    ``fingerprints``: of the arithmetic of the attempts that trained it, in their order.
+    """
 
     step: int
     tensors: Mapping[str, StoredTensor]
     numbers: dict[str, Any]
     rows: dict[str, int]
+    fingerprints: tuple[str, ...] = ()
 
 
 def save_part(
@@ -123,6 +127,7 @@ def save_manifest(
     *,
     numbers: dict[str, Any],
     rows: Mapping[str, tuple[int, str]],
+    fingerprints: Sequence[str] = (),
     sharded: Iterable[str] = (),
 ) -> None:
     """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
@@ -140,6 +145,7 @@ def save_manifest(
         "files": [asdict(part) for part in parts],
         "sharded": sorted(sharded),
         "rows": rows,
+        "fingerprints": list(fingerprints),
     }
     write_record(folder / f"{step:012d}.json", content)
     _prune(folder)
@@ -205,6 +211,7 @@ def _load(path: Path) -> Checkpoint:
         tensors=_stored(files, frozenset(manifest["sharded"])),
         numbers=dict(manifest["numbers"]),
         rows=rows,
+        fingerprints=tuple(manifest["fingerprints"]),
     )
 
 

@@ -29,7 +29,10 @@ STALE_SEC = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One execution of a run, as the ledger holds it. ``outcome``: None while it lasts, or if it was lost."""
+    """One execution of a run, as the ledger holds it. ``outcome``: None while it lasts, or if it was lost.
+
+    ``fingerprint``: of the arithmetic that it trained with, None before it trained.
+    """
 
     attempt: Whole
     owner: Text
@@ -39,6 +42,7 @@ class Attempt:
     process_started: Text
     started_unix: Time
     resumed_from_step: Whole = 0
+    fingerprint: Text | None = None
     ended_unix: Time | None = None
     outcome: Text | None = None
     message: Text | None = None
@@ -146,9 +150,9 @@ class Lease:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def note_resumed(self, step: int) -> None:
-        """Record the step from which the attempt resumed."""
-        self.record = replace(self.record, resumed_from_step=step)
+    def note(self, fingerprint: str, step: int) -> None:
+        """Record the attempt's arithmetic, and the step from which it resumes, 0 for the beginning."""
+        self.record = replace(self.record, fingerprint=fingerprint, resumed_from_step=step)
         write_record(self._path, asdict(self.record))
 
     def end(self, outcome: str, message: str | None = None) -> None:

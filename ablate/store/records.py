@@ -74,6 +74,7 @@ class Environment:
     threads: Count | None = None
     cpus_visible: Count | None = None
     world_size: Count | None = None
+    fingerprints: tuple[Text, ...] = ()
     whole: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -6,6 +6,8 @@ data or evaluation. So a run is set apart (counted as no result, named in the re
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
 - ``code``: from the sources that most runs of the study were trained by;
 - ``device``: from the kind of GPU (or none) that most runs were trained on;
+- ``arithmetic``: from the fingerprint that most runs have (``ablate.execute.fingerprint``), also where a run
+  was resumed on another machine than it began on;
 - ``world_size``: from the number of devices that most runs had.
 
 A study that wants such a difference waives it by name. A value that a record lacks counts as equal.
@@ -31,7 +33,7 @@ SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 
 _UNKNOWN, _NOWHERE = RecordedConfig(), Environment()
-_OF_MOST: tuple[Setting, ...] = ("code", "device", "world_size")
+_OF_MOST: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setti
         "evaluation": _text(evaluation),
         "code": code,
         "device": trained_on(environment),
+        "arithmetic": " then ".join(environment.fingerprints) or None,
         "world_size": None if world_size is None else str(world_size),
     }
 

@@ -34,13 +34,13 @@ def store(tmp_path):
     run.attempt_log(1).write_text("first\n")
     first.end("interrupted", "preempted (SIGTERM)")
     second = Leases(run.attempts).claim()
-    second.note_resumed(40)
+    second.note("a1b2", 40)
     run.attempt_log(2).write_text("second\x1b[31m\n")
     append_line(
         run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
     )
-    run.write_status(Status(state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9))
     second.end("finished")
+    run.write_status(Status(state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9))
     return store
 
 

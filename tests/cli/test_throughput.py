@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.base.errors import UserError
+from ablate.base.files import read_record
 from ablate.cli import cli
 from ablate.cli.throughput import _memory
 from ablate.execute import throughput
@@ -67,7 +68,7 @@ def test_every_arm_is_timed_and_emulation_is_called_that(study, tmp_path, storag
     assert content["versions"]["torch"]
     assert plain["threads"] == 1  # as a run of the arm has
     assert "Kept for the report in" in done.stderr
-    assert json.loads((storage / "s" / "throughput.json").read_text()) == content
+    assert read_record(storage / "s" / "throughput.json") == content
     planned = {arm.name: arm.runs[0].id for arm in build_plan(load_study(study)).arms}
     assert {arm["arm"]: arm["run"] for arm in content["arms"]} == planned
     assert content["code"] == code_digest()

@@ -25,6 +25,8 @@ from kill import (
     wait_for,
 )
 
+from ablate.base.files import read_record, write_record
+from ablate.execute import fingerprint
 from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
@@ -112,7 +114,7 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
     wait_until(lambda: has_rows(run))
     os.kill(first, signal.SIGSTOP)  # a machine that stands still
     record = run.attempts / "1.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"machine": "another"}))
+    write_record(record, read_record(record) | {"machine": "another"})
     heir = Leases(run.attempts, stale_sec=0.2)
     assert heir.is_held()
     wait_until(lambda: not heir.is_held())
@@ -163,6 +165,21 @@ def test_sigterm_ends_a_run_with_a_checkpoint(storage, undisturbed):
         assert wait_for(in_child(lambda: execute_run(task))) == 0
         assert Leases(run.attempts).read(2).resumed_from_step == status.step
     assert outcome_of(run) == undisturbed[1]
+
+
+def test_a_run_that_goes_on_with_other_arithmetic_says_so_everywhere(storage, monkeypatch):
+    run = fresh(storage, "moved")
+    task = task_of(run, storage)
+    assert wait_for(in_child(execute_and_die_at(task, 60))) == -signal.SIGKILL
+    ours = Leases(run.attempts).read(1).fingerprint
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda _device: "ffffffffffff")
+    assert wait_for(in_child(lambda: execute_run(task))) == 0
+    second = Leases(run.attempts).read(2)
+    assert second.resumed_from_step
+    assert second.fingerprint == "ffffffffffff"
+    assert run.environment()["fingerprints"] == [ours, "ffffffffffff"]
+    said = f"steps before it were trained by other arithmetic: {ours}; here it is ffffffffffff"
+    assert said in run.attempt_log(2).read_text()
 
 
 def test_a_finished_run_is_never_run_again(storage, undisturbed):

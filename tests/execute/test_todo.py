@@ -10,6 +10,7 @@ from four_runs import requests_of
 from ablate.base.files import append_line, write_record
 from ablate.execute import todo
 from ablate.execute.environment import code_digest
+from ablate.execute.fingerprint import fingerprint
 from ablate.execute.todo import find_elsewhere, missing_runs, take_results
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
@@ -18,11 +19,14 @@ from ablate.store.leases import Leases
 ROW = {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0}
 
 
+HERE = {"code": code_digest(), "gpu": None, "world_size": 1, "fingerprints": [fingerprint("cpu")]}
+
+
 def end(run, *, state="finished", **environment):
     """Write a run as the worker leaves it."""
     lease = Leases(run.attempts).claim()
     run.attempt_log(1).write_text("printed\n")
-    write_record(run.environment_path, {"code": code_digest(), "gpu": None, "world_size": 1} | environment)
+    write_record(run.environment_path, HERE | environment)
     append_line(run.metrics_path, ROW)
     run.diagnostics_path.write_text('{"kind": "diagnosis"}\n')
     lease.end(state)
@@ -97,6 +101,15 @@ def test_what_would_not_be_made_here_is_left(two):
     assert taken() == [3]
     by_place[3].environment_path.write_text("[]")
     assert taken() == []
+
+
+@pytest.mark.parametrize("trained_on", [["another"], ["another", fingerprint("cpu")], None])
+def test_a_result_of_another_arithmetic_is_not_taken(two, trained_on):
+    there, here, requests = two
+    run = there.run(requests[0].run_id)
+    write_record(run.environment_path, HERE | {"fingerprints": trained_on})
+    run.write_status(run.status())
+    assert list(take_results(here, requests)) == [request.run_id for request in requests[1:]]
 
 
 def test_a_diverged_run_is_a_result_too_and_a_failed_one_is_none(two):

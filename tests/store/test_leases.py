@@ -71,7 +71,7 @@ def test_attempts_follow_one_another(folder):
     first = Leases(folder).claim()
     assert first.record.attempt == 1
     assert Leases(folder).claim() is None
-    first.note_resumed(40)
+    first.note("a1b2", 40)
     first.end("interrupted", "preempted")
     record = Leases(folder).read(1)
     assert (record.outcome, record.message, record.resumed_from_step) == ("interrupted", "preempted", 40)

@@ -40,6 +40,19 @@ def test_a_run_of_other_code_is_no_result(make_study):
     assert document["not_pooled"][0]["setting"] == "code"
 
 
+def test_a_run_that_was_moved_to_another_arithmetic_is_named_and_no_result(make_study):
+    store = make_study(CURVES)
+    for arm, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        change(store, arm, number, fingerprints=["a1"])
+    odd = change(store, 1, 2, fingerprints=["a1", "b2"])
+    frames = load_frames(store)
+    (apart,) = analyse(frames).set_apart
+    assert (apart.run, apart.setting, apart.own, apart.others) == (odd, "arithmetic", "a1 then b2", "a1")
+    said = "Not pooled: 1 run of fp4, of other arithmetic (a1 then b2; the others: a1)"
+    assert said in write_report(store).html.read_text()
+    assert [arm.n for arm in analyse(frames, waive=["arithmetic"]).arms] == [3, 3]
+
+
 def test_waived_in_the_study_or_in_the_call(make_study):
     store = make_study(CURVES, waive=["code"])
     change(store, 1, 2, code="another")
@@ -98,4 +111,4 @@ def test_runs_of_another_kind_of_device_are_not_mixed_in(make_study):
 
 
 def test_every_setting_is_looked_at():
-    assert set(SETTINGS) == {"data", "tokenizer", "evaluation", "code", "device", "world_size"}
+    assert set(SETTINGS) == {"data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"}
