@@ -2,8 +2,10 @@
 
 ``kernel/`` is compiled on first use (a few seconds) into the user's cache. The file name includes a
 hash of the source, the compiler's version and the CPU's features, so that a shared home directory can
-serve different machines. A new build is moved into place only after it gave the same bits as plain torch.
-Without a compiler plain torch does all the work, many times slower; ``loaded()`` says why.
+serve different machines. A new build is moved into place only after it gave the same bits as plain torch, for
+every policy of the presets and of each kind; its hash is kept beside it and compared at each load, so that a
+file in which a bit has flipped is built anew. Without a compiler plain torch does all the work, many times
+slower; ``loaded()`` says why.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Draw
-from ablate.base.files import cache_folder
+from ablate.base.files import cache_folder, hash_of, read_record, write_record
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import (
@@ -40,7 +42,7 @@ from ablate.numerics.quantiser import (
 )
 from ablate.numerics.rotate import signs_of
 from ablate.numerics.scales import eden_tensor_scale, fp32, nvfp4_tensor_scale
-from ablate.recipes import OperandPolicy, block_shape
+from ablate.recipes import GEMMS, PRESETS, OperandPolicy, block_shape
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _THREADING_MIN_ELEMENTS = 1 << 18
@@ -70,7 +72,7 @@ class _Job(ctypes.Structure):
 
 
 def _bits_agree(library: ctypes.CDLL) -> bool:
-    """Compare policies of every kind with plain torch, including blocks with a NaN and an Inf."""
+    """Compare policies of every kind and preset with plain torch, including blocks with a NaN and an Inf."""
     _declare(library)
     if library.ablate_job_size() != ctypes.sizeof(_Job):
         return False
@@ -93,6 +95,7 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     cases += [(x, policy, axis) for policy in tensors for axis in (0, 1)]
     tall = replace(stochastic, hadamard=128, signs="call", rotated_bf16=True)
     cases += [(odd, tall, 0), (odd.t().contiguous(), tall, 1), (odd, replace(nearest, hadamard=64), 0)]
+    cases += [(x[:, :128].contiguous(), policy, axis) for policy in _preset_policies() for axis in (0, 1)]
     for tensor, policy, axis in cases:
         ours = _call(library, tensor, Draw(policy=policy, key=key), axis)
         theirs = round_operand(tensor, policy, axis=axis, key=key)
@@ -103,6 +106,17 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
         if theirs.mask is not None and (ours.mask is None or not torch.equal(ours.mask, theirs.mask)):
             return False
     return True
+
+
+def _preset_policies() -> list[OperandPolicy]:
+    """Return the different policies of all presets that the kernel supports; delayed scales need a past."""
+    policies = {
+        getattr(getattr(preset.recipe, gemm), side): None
+        for preset in PRESETS.values()
+        for gemm in GEMMS
+        for side in ("left", "right")
+    }
+    return [policy for policy in policies if _supports(policy) and policy.scale != "delayed"]
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -148,8 +162,19 @@ def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str | None
             return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
         if not _bits_agree(ctypes.CDLL(str(library))):
             return f"the build of {compiler} does not give the bits of plain torch"
+        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": compiler}
         library.replace(target)
+        write_record(target.with_suffix(".json"), record)
     return None
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the library is there as it was when its bits were checked."""
+    try:
+        known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
+        return hash_of(target.read_bytes()) == known
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -168,14 +193,14 @@ def loaded() -> tuple[ctypes.CDLL | None, str]:
     identity = hashlib.sha256(what.encode()).hexdigest()[:16]
     cache = cache_folder("kernels")
     target = cache / f"{identity}.so"
-    if not target.exists():
+    if not _is_whole(target):
         if compiler is None:
             return None, "no C++ compiler found (install g++ for a several times faster emulation)"
         try:
             cache.mkdir(parents=True, exist_ok=True)
             with (cache / f"{identity}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not target.exists() and (why := _build(compiler, sources, target)):
+                if not _is_whole(target) and (why := _build(compiler, sources, target)):
                     return None, why
         except OSError as error:
             return None, f"cannot build into {cache}: {error}"
@@ -201,15 +226,21 @@ def _openmp_runtime() -> ctypes.CDLL | None:
 def takes(x: Tensor, policy: OperandPolicy) -> bool:
     """Whether the compiled kernel supports this operand; plain torch does all others."""
     return (
+        _supports(policy)
+        and x.device.type == "cpu"
+        and x.dtype in (torch.bfloat16, torch.float32)
+        and loaded()[0] is not None
+    )
+
+
+def _supports(policy: OperandPolicy) -> bool:
+    return (
         policy.format in ELEMENTS
         and policy.scale in _SCALES
         and not (policy.scale in ("quest", "four_six") and policy.block in ("32x32", "16x16"))
         and policy.hadamard <= _LARGEST_HADAMARD
         and not (policy.hadamard == _LARGEST_HADAMARD and policy.block in ("32x32", "16x16"))
         and not policy.permute
-        and x.device.type == "cpu"
-        and x.dtype in (torch.bfloat16, torch.float32)
-        and loaded()[0] is not None
     )
 
 

@@ -144,6 +144,28 @@ def test_without_a_compiler_plain_torch_does_it(monkeypatch):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
+def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    cpu_kernel.loaded.cache_clear()
+    try:
+        assert cpu_kernel.loaded()[0] is not None
+        (library,) = tmp_path.rglob("*.so")
+        whole, built = library.read_bytes(), library.stat().st_ino
+        cpu_kernel.loaded.cache_clear()
+        assert cpu_kernel.loaded()[0] is not None
+        assert library.stat().st_ino == built
+        library.unlink()  # what is mapped into this process stays as it is
+        library.write_bytes(whole[:9000] + bytes([whole[9000] ^ 1]) + whole[9001:])
+        odd = library.stat().st_ino
+        cpu_kernel.loaded.cache_clear()
+        assert cpu_kernel.loaded()[0] is not None
+        assert library.stat().st_ino != odd
+    finally:
+        cpu_kernel.loaded.cache_clear()
+
+
+@pytest.mark.exhaustive
 def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu_kernel, "_bits_agree", lambda _library: False)
