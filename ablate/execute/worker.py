@@ -139,11 +139,8 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
         raise _TakenOverError
     if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
         status, transient = replace(status, state="stopped", message=reason), False
-    # The ledger comes first: the status of a run with a result holds its hash.
-    lease.end(status.state, status.message)
-    if not lease.is_mine():
-        raise _TakenOverError
     run.write_status(replace(status, ended_unix=time.time()), status.files)
+    lease.end(status.state, status.message)
     run.stop_path.unlink(missing_ok=True)
     if status.state in END_STATES:
         drop_checkpoints(run.checkpoints)

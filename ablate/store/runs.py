@@ -9,6 +9,7 @@ files were altered is ``damaged``: it is run again, and its numbers count for no
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -40,6 +41,7 @@ END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
 
 _SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl")
+_OF_THE_END = ("ended_unix", "outcome", "message")
 
 _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
 
@@ -170,11 +172,19 @@ class RunDir:
     def _hashes(self, attempt: int) -> dict[str, str]:
         """Return the hash of each file that says something of a result, as far as it is there."""
         found = {}
-        for name in (*_SEALED, f"attempts/{attempt}.json"):
-            try:
+        for name in _SEALED:
+            with contextlib.suppress(FileNotFoundError):
                 found[name] = hash_of((self.path / name).read_bytes())
-            except FileNotFoundError:
-                continue
+        ledger = f"attempts/{attempt}.json"
+        try:
+            record = read_record(self.path / ledger)
+            # Written after the status: how the attempt ended.
+            begun = {key: value for key, value in record.items() if key not in _OF_THE_END}
+            found[ledger] = hash_of(record_text(begun))
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            found[ledger] = "damaged"
         return found
 
     def ask_to_stop(self, reason: str) -> None:
@@ -234,7 +244,8 @@ class StudyStore:
             for _, run in plan.runs():
                 self.run(run.id)
         except ValueError as error:
-            raise UserError(f"{self.plan_path}: not a plan: {error}") from None
+            again = f"write it again with: ablate run {self.path.name}, or import it again"
+            raise UserError(f"{self.plan_path}: not a plan: {error} ({again})") from None
         return plan
 
     def run(self, run_id: str) -> RunDir:
@@ -264,6 +275,8 @@ def study_named(storage: Path, name: str, *, start: str) -> StudyStore:
     """
     if store := study_at(storage / name):
         return store
+    if (storage / name / "runs").is_dir():
+        raise UserError(f"{storage / name / 'plan.lock.json'} is gone (write it again with: {start})")
     known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
     there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
     raise UserError(f"no study '{name}' in {storage} ({there}; start it with: {start})")

@@ -172,7 +172,7 @@ def _is_whole(target: Path) -> bool:
     """Whether the library is there as it was when its bits were checked."""
     try:
         known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
-        return hash_of(target.read_bytes()) == known
+        return bool(hash_of(target.read_bytes()) == known)
     except (OSError, ValueError, KeyError):
         return False
 
