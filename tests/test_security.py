@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import pwd
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -78,3 +80,71 @@ def test_a_run_opens_nothing_to_others(tmp_path):
     assert [path for path in folders if path.stat().st_mode & 0o002] == []
     assert "s3cret" not in output
     assert [path for path in files if b"s3cret" in path.read_bytes()] == []
+
+
+STRANGER = """
+import ray
+from ray._raylet import GcsClient
+
+# Whoever writes to this table writes the functions that the workers unpickle and call.
+print("written", GcsClient(address={address!r}).internal_kv_put(b"planted", b"x", True, None))
+"""
+OWNER = """
+import os
+from ablate.execute.cluster import connection
+
+with connection(None):
+    import ray
+    print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN_PATH"], flush=True)
+    input()
+"""
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """Return a function that runs code with this Ray as another user; skip where that cannot be done."""
+    home = tmp_path_factory.mktemp("stranger", numbered=True)
+    nobody = pwd.getpwnam("nobody")
+    places = os.pathsep.join(path for path in sys.path if "site-packages" in path)
+    environment = {"PYTHONPATH": places, "HOME": "/", "PATH": "/usr/bin:/bin"}
+    environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "TMPDIR": str(home)}
+    # The interpreter of a virtual environment may lie where others cannot go.
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin")):
+
+        def run(code, python=python, **variables):
+            return subprocess.run(
+                [python, "-c", code], env=environment | variables, cwd="/", capture_output=True, text=True,
+                user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[], check=False,
+            )  # fmt: skip
+
+        with contextlib.suppress(OSError, TypeError):
+            if run("import ray").returncode == 0:
+                return run
+    pytest.skip("no other user can start a Python with this Ray here (needs root, and folders open to all)")
+
+
+@pytest.mark.exhaustive
+def test_no_other_user_can_run_code_through_a_local_ray(stranger):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(
+        command, env=environment, umask=0, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        address, token = owner.stdout.readline().split()
+        code = STRANGER.format(address=address)
+        for variables in (
+            {},
+            {"RAY_AUTH_MODE": "disabled"},
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+        ):
+            refused = stranger(code, **variables)
+            assert refused.returncode != 0
+            assert "written" not in refused.stdout
+        assert "Permission denied" in stranger(f"open({token!r}).read()").stderr
+        # With the token it would be done: the test can fail.
+        done = stranger(code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=Path(token).read_text())
+        assert done.stdout.startswith("written"), done.stderr
+        owner.stdin.write("\n")
+        owner.stdin.close()
+    assert not Path(token).exists()

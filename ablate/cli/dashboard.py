@@ -87,7 +87,7 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
     if database and not database.exists() and uri != default_tracking_uri(storage):
         raise UserError(f"no MLflow database {database} (leave --tracking-uri out for {storage}/mlflow.db)")
 
-    from ablate.track.server import choose_port, local_server
+    from ablate.track.server import choose_port, local_server, secret_name
 
     chosen = choose_port(port) if is_database(uri) else 0  # early, so that a taken port is reported at once
     click.echo("Sending what is new to MLflow …", err=True)
@@ -102,9 +102,10 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
         signal.signal(number, signal.default_int_handler)
     try:
         log = mirror_dir(store) / "server.log"
-        with local_server(uri, storage / "mlartifacts", log, chosen) as (url, process):
-            _show(page(url, report.experiment_id), no_browser)
-            click.echo("Ctrl-C ends it.", err=True)
+        name = secret_name()
+        with local_server(uri, storage / "mlartifacts", log, chosen, name=name) as (url, process):
+            _show(page(url, report.experiment_id), no_browser, hidden=mirror_dir(store) / "pages.html")
+            click.echo("The address is a key: whoever has it can open the pages. Ctrl-C ends it.", err=True)
             while process.poll() is None:
                 time.sleep(0.2)
             raise UserError(f"MLflow's server has ended (see {log})")
@@ -121,12 +122,20 @@ def page(base: str, experiment_id: str) -> str:
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
 
 
-def _show(address: str, no_browser: bool) -> None:
+def _show(address: str, no_browser: bool, hidden: Path | None = None) -> None:
+    """Print an address and open it; ``hidden``: through this file, because others can read command lines."""
     from ablate.track.uri import redact
 
     click.echo(redact(address))
     sys.stdout.flush()
     # Without a display the "browser" would be a text browser that takes over the terminal.
     has_display = sys.platform == "darwin" or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if has_display and not no_browser:
-        webbrowser.open(address)
+    if not has_display or no_browser:
+        return
+    if hidden is not None:
+        from html import escape
+
+        hidden.unlink(missing_ok=True)
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
+    webbrowser.open(address if hidden is None else hidden.absolute().as_uri())

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import math
 import os
+import secrets
+import shutil
 import socket
 import stat
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,12 +49,33 @@ def use_token() -> str | None:
     return None
 
 
+@functools.cache
+def _use_own_token() -> None:
+    """Let a Ray that this process starts ask for a token of its own, in a file that only its user can read.
+
+    Ray's own default is one token for all time, which others can read under the usual umask and home folder:
+    with it they would run code as this user, as Ray's loopback ports are open to every user of the machine.
+    """
+    folder = tempfile.mkdtemp(prefix="ablate-ray-")  # of mode 700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "token"
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    if "ray" in sys.modules:  # it may have looked already
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
 @contextlib.contextmanager
 def connection(address: str | None) -> Iterator[None]:
     """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
     if address is not None:
         use_token()
     else:
+        _use_own_token()
         # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
         # when it is imported; without this it listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

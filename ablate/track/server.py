@@ -1,7 +1,9 @@
 """MLflow's own server on loopback, for the pages of a database.
 
-It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1,
-because it has no login.
+It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1.
+It has no login, and other users of the machine reach that address as well: so it can be told to answer under
+one name alone, which nobody can guess. MLflow compares the name that a browser asks for before anything else,
+and browsers take every name that ends in ``.localhost`` for this machine.
 
 How it fails: a taken port, and a server that ends or does not answer, are ``UserError``s that name the log.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -36,9 +39,11 @@ _STOP_SEC = 5.0
 
 @contextmanager
 def local_server(
-    tracking_uri: str, artifacts: Path, log_path: Path, port: int
+    tracking_uri: str, artifacts: Path, log_path: Path, port: int, *, name: str | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Serve a database's pages; yields the address and the process, and ends both with the block.
+
+    ``name``: the only one under which it answers; None: under those that every machine has.
 
     Raises:
         UserError: the server does not start.
@@ -50,6 +55,12 @@ def local_server(
         "MLFLOW_ARTIFACTS_DESTINATION": artifacts.resolve().as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
+    url = f"http://{name or '127.0.0.1'}:{port}"
+    if name is not None:
+        environment |= {
+            "MLFLOW_SERVER_ALLOWED_HOSTS": f"{name}:{port}",
+            "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": url,
+        }
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     process = subprocess.Popen(
@@ -62,13 +73,17 @@ def local_server(
     )
     copier = threading.Thread(target=_copy_redacted, args=(process, log_path), daemon=True)
     copier.start()
-    url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_up(url, process, log_path)
+        _wait_until_up(f"http://127.0.0.1:{port}", process, log_path)
         yield url, process
     finally:
         _end_group(process)
         copier.join(_STOP_SEC)
+
+
+def secret_name() -> str:
+    """Return a name of this machine that nobody can guess."""
+    return f"{secrets.token_hex(16)}.localhost"
 
 
 def choose_port(port: int | None) -> int:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,9 +83,9 @@ def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
     served = []
 
     @contextmanager
-    def server(uri, artifacts, log_path, port):
+    def server(uri, artifacts, log_path, port, name):
         served.append(uri)
-        yield f"http://127.0.0.1:{port}", SimpleNamespace(poll=lambda: None)
+        yield f"http://{name}:{port}", SimpleNamespace(poll=lambda: None)
 
     def ctrl_c(_seconds):
         raise KeyboardInterrupt
@@ -99,7 +100,7 @@ def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
     ended = call(storage)
     assert ended.code == 0, ended
     base, _, rest = ended.out.strip().partition("/#/")
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", base)
+    assert re.fullmatch(r"http://[0-9a-f]{32}\.localhost:\d+", base)
     assert rest.startswith("experiments/1/runs?")
     assert served == [f"sqlite:///{storage}/mlflow.db"]
     from mlflow import MlflowClient
@@ -116,11 +117,20 @@ def test_a_real_server_shows_the_experiment_and_leaves_no_process(storage):
     url = process.stdout.readline().strip()
     base, _, rest = url.partition("/#/")
     assert rest.startswith("experiments/1/runs?")
-    assert base.startswith("http://127.0.0.1:")
+    name = base.removeprefix("http://")
+    address = f"http://127.0.0.1:{name.rpartition(':')[2]}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    query = f"{base}/api/2.0/mlflow/experiments/get?experiment_id=1"
-    with opener.open(query) as answer:
-        assert json.load(answer)["experiment"]["name"] == "small"
+    get = "2.0/mlflow/experiments/get?experiment_id=1"
+    for path in ("api", "ajax-api"):
+        query = urllib.request.Request(f"{address}/{path}/{get}", headers={"Host": name})
+        with opener.open(query) as answer:
+            assert json.load(answer)["experiment"]["name"] == "small"
+    # Whoever does not know the name gets nothing: not the pages, not an answer, not a run.
+    for path in ("", "static-files/index.html", f"api/{get}", "graphql"):
+        for other in ("127.0.0.1", "localhost", f"{'0' * 32}.localhost"):
+            query = urllib.request.Request(f"{address}/{path}", headers={"Host": other})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                opener.open(query)
     servers = children_of(process.pid)
     assert len(processes_of_group_leaders(servers)) == 2
     process.send_signal(signal.SIGINT)
