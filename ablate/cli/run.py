@@ -96,7 +96,10 @@ def _conclude(console: Console, end: StudyEnd, study: str) -> int:
 )
 @click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
 @click.option("--no-follow", is_flag=True, help="Do not wait for it and show what it prints.")
-def submit(study: str, address: str, storage: Path, tracking_uri: str | None, *, no_follow: bool) -> int:
+@click.option("--insecure", is_flag=True, help="Also to a cluster that asks nobody for a token.")
+def submit(
+    study: str, address: str, storage: Path, tracking_uri: str | None, *, no_follow: bool, insecure: bool
+) -> int:
     """Run STUDY (a YAML file, or a shipped study's name) on a Ray cluster, as a job that lives there.
 
     The study file and this version of ablate travel with it; its packages must be there. Submitting the same
@@ -120,6 +123,8 @@ def submit(study: str, address: str, storage: Path, tracking_uri: str | None, *,
             "--tracking-uri: Ray shows a job's settings to all who open its dashboard (leave the login out, "
             "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
         )
+    if not insecure:
+        jobs.refuse_open(address)
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
     job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
     click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")

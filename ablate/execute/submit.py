@@ -3,7 +3,8 @@
 The job's id is a hash of the study file, this package and the storage, and the first two travel with the job.
 Submitting the same study twice therefore follows the existing job.
 
-How it fails: a cluster that cannot be reached or refuses is a ``UserError``.
+How it fails: a cluster that cannot be reached or refuses is a ``UserError``, and so is one that everybody who
+reaches it may use.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import shlex
 import shutil
 import tempfile
 import time
+import urllib.request
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ablate.base.errors import UserError, first_line
+from ablate.base.files import parse_json
 from ablate.execute.environment import code_digest
 
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
+_ANSWER_SEC = 10.0
 
 
 def job_id(name: str, text: bytes, storage: str) -> str:
@@ -84,6 +88,21 @@ def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
             time.sleep(1)
         else:
             return
+
+
+def refuse_open(address: str) -> None:
+    """Raise ``UserError`` if the dashboard at ``address`` answers somebody without a token."""
+    opener = urllib.request.build_opener()
+    try:
+        with opener.open(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC) as answer:
+            is_open = isinstance(parse_json(answer.read()), list)
+    except (OSError, ValueError):  # it refuses, or is not there: Ray's client tells the rest
+        return
+    if is_open:
+        raise UserError(
+            f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
+            "see docs/clusters.md, or take --insecure)"
+        )
 
 
 def client_at(address: str) -> Any:

@@ -16,6 +16,10 @@ STORAGE=${ABLATE_STORAGE:-/shared/ablate}
 PORT=6379
 # source /path/to/venv/bin/activate
 
+# The cluster asks for a token of this job alone, in a file that only its user can read.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.ray/token-$SLURM_JOB_ID"
+(umask 077; mkdir -p "$HOME/.ray"; openssl rand -hex 32 > "$RAY_AUTH_TOKEN_PATH")
+
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -154,6 +157,36 @@ def test_what_cannot_be_submitted_is_one_line(tmp_path):
     path.write_text(STUDY.replace("fprop]", "fprob]"))
     with pytest.raises(UserError, match="expected fprop, dgrad or wgrad"):
         call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "is_refused"), [(200, b"[]", True), (401, b"", False), (200, b"<html>", False)]
+)
+def test_a_cluster_that_is_open_to_all_is_refused(tmp_path, monkeypatch, status, answer, is_refused):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as head:
+        threading.Thread(target=head.serve_forever, daemon=True).start()
+        options = (
+            tmp_path / "sent.yaml",
+            "--address",
+            f"http://127.0.0.1:{head.server_port}/",
+            "--storage",
+            "/s",
+        )
+        with pytest.raises(UserError, match="can run code on it") if is_refused else contextlib.nullcontext():
+            assert call(*options, "--no-follow").exit_code == 0
+        assert call(*options, "--no-follow", "--insecure").exit_code == 0
+        head.shutdown()
 
 
 def test_the_id_is_that_of_what_is_run():
