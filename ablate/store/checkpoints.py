@@ -170,10 +170,15 @@ def vouched_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
     faults: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
-            return _rows_before(path, read_record(path)["rows"].get(name, (0, hash_of(b""))), name), faults
+            known = read_record(path)["rows"].get(name, (0, hash_of(b"")))
         except FileNotFoundError:  # the run is at work, and has ended or replaced it
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError) as error:
+            faults.append(f"{path}: {error}")
+            continue
+        try:
+            return _rows_before(path, known, name), faults
+        except (OSError, ValueError, TypeError) as error:
             faults.append(f"{path}: {error}")
     return b"", faults
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from ablate.base.files import parse_json, read_record
+from ablate.store import END_STATES
 from ablate.store.fields import checked
 from ablate.store.leases import Leases
 from ablate.store.records import Environment, RecordedConfig, SpeedRecord, with_whole
@@ -87,6 +88,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
             attempt = Leases(run.attempts).read(status.attempt)
             content, odd = run.rows(run.metrics_path, status)
             faults += odd
+            if content and status.state not in END_STATES and not run.environment_path.exists():
+                faults.append(f"{run.environment_path} is gone")
         if config and config.whole:
             configs.setdefault(arm.name, config)
         if environment and environment.whole:
