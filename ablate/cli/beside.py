@@ -11,8 +11,11 @@ from ablate.cli.common import AT_LEAST_1, FOLDER, find_studies, json_option, sho
 from ablate.cli.output import echo_json, format_table, table_text, terminal_width, writing_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from ablate.reports.read.load import StudyFrames
+    from ablate.store import StudyStore
 
 _LONGEST_VALUE = 60
 
@@ -47,16 +50,16 @@ def compare(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
     Each is a study's name, its YAML file, or its folder in another storage. Arms are matched by name.
     """
     stores = find_studies(storage, (a, b))
-    from ablate.reports import analyse, load_frames
+    from ablate.reports import analyse
     from ablate.reports.findings import compare as comparing
     from ablate.reports.pages.beside import write_comparison
     from ablate.reports.pages.document import comparison_document
     from ablate.reports.words.beside import compare_table
 
-    frames = (load_frames(stores[0]), load_frames(stores[1]))
+    frames = _read(stores)
     left, right = (analyse(frame) for frame in frames)
     names = shown_names(stores, (left.plan.study, right.plan.study))
-    found = comparing.compare(left, right, frames, (names[0], names[1]))
+    found = comparing.compare(left, right, (frames[0], frames[1]), (names[0], names[1]))
     if {arm.name for arm in left.others}.isdisjoint(arm.name for arm in right.others):
         click.echo("No arm is in both studies, by name.", err=True)
     if _deliver(found, write_comparison, comparison_document, out, as_json=as_json):
@@ -67,6 +70,16 @@ def compare(a: str, b: str, storage: Path, out: Path | None, *, as_json: bool) -
         click.echo("\nThe studies differ in")
         rows = [(key, *map(_short, pair)) for key, pair in found.differs.items()]
         click.echo(safe_text(format_table(("", *names), rows, width=terminal_width()), keep="\n"))
+
+
+def _read(stores: Sequence[StudyStore]) -> list[StudyFrames]:
+    """Read studies, and say what of them is left out."""
+    from ablate.reports import load_frames
+
+    frames = [load_frames(store) for store in stores]
+    for fault in (fault for frame in frames for fault in frame.faults):
+        click.echo(safe_text(f"Left out: {fault}"), err=True)
+    return frames
 
 
 def _short(text: str) -> str:
@@ -103,14 +116,14 @@ def trend(
     if len(studies) < 2:
         raise UserError(f"'{studies[0]}' alone has no trend (name two studies at least, of two sizes)")
     stores = find_studies(storage, studies)
-    from ablate.reports import analyse, load_frames
+    from ablate.reports import analyse
     from ablate.reports.findings import trend as trends
     from ablate.reports.pages.beside import write_trend
     from ablate.reports.pages.document import trend_document
     from ablate.reports.read.against import read_against, target_after
     from ablate.reports.words.beside import differences_text, trend_sentences, trend_table
 
-    frames = [load_frames(store) for store in stores]
+    frames = _read(stores)
     targets = [None if after is None else target_after(frame, after) for frame in frames]
     pairs = zip(frames, targets, strict=True)
     frames = [read_against(frame, baseline=baseline, target=target) for frame, target in pairs]

@@ -70,6 +70,15 @@ def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
     assert widths[0] < widths[1]
 
 
+def test_a_damaged_run_is_left_out_and_named(tmp_path):
+    left, right = study(tmp_path, "a", 0.1, 1), study(tmp_path, "b", 0.1, 1)
+    run = right.run(right.plan().arms[1].runs[0].id)
+    run.metrics_path.write_bytes(run.metrics_path.read_bytes()[:-40])
+    done = call("a", "b", "--storage", tmp_path)
+    assert f"Left out: {run.path}: metrics.jsonl: altered or cut since the run ended" in done.stderr
+    assert both(left, right).arms[0].right.n < both(left, left).arms[0].right.n
+
+
 def test_a_study_against_its_like_differs_in_nothing(tmp_path):
     found = both(study(tmp_path, "a", 0.1, 1), study(tmp_path, "b", 0.1, 1))
     assert found.differs == {}
