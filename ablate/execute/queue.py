@@ -18,6 +18,7 @@ from ablate.execute.environment import git_commit
 from ablate.execute.gang import execute_together
 from ablate.execute.worker import RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, State, StudyStore
+from ablate.store.checkpoints import newest_step
 from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Queue:
         self._tasks, self._pauses_sec = tasks, pauses_sec
         self._gangs, self._gangs_at_once = frozenset(gangs), gangs_at_once
         self._tries = dict.fromkeys(runs, 0)
+        self._reached = dict.fromkeys(runs, 0)
         self._turns: deque[tuple[str, int]] = deque()
         self._waiting: dict[str, float] = {}
         self._elsewhere: dict[str, None] = {}
@@ -88,6 +90,9 @@ class Queue:
         """Take in the end of a run that was handed over."""
         del self.handed[run_id]
         may_try = end.transient and not self._is_stopping
+        if may_try and (reached := self._tasks.reached(run_id)) > self._reached[run_id]:
+            # It came further than before: what ended it, such as a kill from outside, is not its own fault.
+            self._reached[run_id], self._tries[run_id] = reached, 0
         if end.state == "elsewhere":
             self._elsewhere[run_id] = None
         elif run_id in self._unneeded and end.state not in {*END_STATES, "failed"}:
@@ -227,6 +232,10 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
     def state(self, run_id: str) -> State:
         """Look up the state of a run."""
         return self._store.run(run_id).state()
+
+    def reached(self, run_id: str) -> int:
+        """Return the step of the newest checkpoint of a run, 0 without one."""
+        return newest_step(self._store.run(run_id).checkpoints)
 
     def abandoned(self, run_id: str) -> int | None:
         """Return the latest attempt of a run without a live worker, else None."""

@@ -162,6 +162,11 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, passed_over
 
 
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint, whole or not; 0 without one."""
+    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0)
+
+
 def vouched_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
     """Return the rows of a file that the newest checkpoint vouches for, and a line for each that cannot.
 

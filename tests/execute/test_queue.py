@@ -19,7 +19,7 @@ class Fake:
     """Tasks that write down what they are asked to do. ``held``: runs that somebody executes elsewhere."""
 
     def __init__(self):
-        self.done, self.states, self.held, self.attempts = [], {}, set(), {}
+        self.done, self.states, self.held, self.attempts, self.steps = [], {}, set(), {}, {}
 
     def start(self, run_id, given_up):
         self.done.append(("start", run_id, given_up) if given_up else ("start", run_id))
@@ -38,6 +38,9 @@ class Fake:
 
     def abandoned(self, run_id):
         return None if run_id in self.held else self.attempts.get(run_id, 0)
+
+    def reached(self, run_id):
+        return self.steps.get(run_id, 0)
 
     def mark_stopped(self, run_id, reason):
         self.done.append(("stopped", run_id, reason))
@@ -193,6 +196,21 @@ def test_a_result_that_came_before_the_stop_is_kept(fake):
     queue.take("b", TaskEnd(state="failed"), 0.0)
     queue.retire({"a": "again"})
     assert queue.states == {"a": "finished", "b": "failed"}
+
+
+def test_deaths_do_not_add_up_while_a_run_comes_further_each_time(fake):
+    queue, now = queue_of(fake, "a"), 0.0
+    for step in range(1, 20):
+        fake.steps["a"] = step
+        queue.take("a", LOST, now)
+        queue.move(now := now + PAUSES[0])
+        assert list(queue.handed) == ["a"]
+    for _ in PAUSES[1:]:
+        queue.take("a", LOST, now)
+        queue.move(now := now + PAUSES[-1])
+    assert queue.is_open
+    queue.take("a", LOST, now)
+    assert queue.states == {"a": "failed"}
 
 
 def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(fake):
