@@ -7,11 +7,11 @@ import contextlib
 import functools
 import math
 import os
+import resource
 import secrets
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -62,11 +62,11 @@ def _use_own_token() -> None:
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
-    if "ray" in sys.modules:  # it may have looked already
-        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    # Ray looks when it is imported, and keeps what it found.
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
@@ -75,7 +75,6 @@ def connection(address: str | None) -> Iterator[None]:
     if address is not None:
         use_token()
     else:
-        _use_own_token()
         # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
         # when it is imported; without this it listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -85,11 +84,15 @@ def connection(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     already = ray.is_initialized()
     if not already:
+        if address is None:
+            _use_own_token()
         try:
             _start(address)
         except Exception as error:  # Ray raises plain ones
-            where = f"at {address}" if address else "on this machine"
-            raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
+            where, why = f"at {address}" if address else "on this machine", first_line(error)
+            if address is None and (limit := _address_limit()) is not None:
+                why = f"it may use {limit / 2**30:.1f} GiB of addresses (lift that with: ulimit -v unlimited)"
+            raise UserError(f"cannot start or reach Ray {where}: {why}") from None
     try:
         yield
     finally:
@@ -102,7 +105,7 @@ def _start(address: str | None) -> None:
     import ray
 
     children, folder = set(psutil.Process().children()), str(Path(ray.__file__).parent)
-    for again in (address is None, False):
+    for again in (address is None and _address_limit() is None, False):
         try:
             ray.init(
                 address=address or "local",
@@ -121,6 +124,15 @@ def _start(address: str | None) -> None:
                         child.kill()
         else:
             return
+
+
+def _address_limit() -> int | None:
+    """Return the bytes of addresses that a process may have here (``ulimit -v``), None without a limit.
+
+    Ray's store of objects maps a part of the machine's memory at once, and fails without a word.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 class Head:

@@ -344,6 +344,18 @@ def test_help_loads_neither_pydantic_nor_what_is_heavier():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("locale", ["POSIX", "C"])
+def test_a_locale_without_utf8_does_no_harm(tmp_path, locale):
+    (tmp_path / "stüdy.yaml").write_text(STUDY.replace("mine", "stüdy"))
+    odd = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "ablate", "plan", "stüdy.yaml", "--storage", "rüns"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | odd, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "stüdy" in done.stdout
+
+
 def test_a_table_that_is_too_wide_wraps_its_widest_column():
     rows = [("a", "one two three four five", "x" * 10), ("b", "", "y")]
     assert format_table(("n", "words", "last"), rows, width=27) == (

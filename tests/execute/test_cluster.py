@@ -69,6 +69,7 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
 ):
     begun, others = [], []
     monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
+    monkeypatch.setattr(cluster, "_use_own_token", lambda: None)
 
     def init(**_):
         begun.append(subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")]))
@@ -89,6 +90,20 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
         for process in begun + others:
             process.kill()
             process.wait()
+
+
+def test_a_limit_of_addresses_is_named_as_the_reason(monkeypatch):
+    starts = []
+    monkeypatch.setattr(cluster, "_use_own_token", lambda: None)
+    monkeypatch.setattr(cluster, "_address_limit", lambda: 6 << 30)
+    monkeypatch.setattr("ray.init", lambda **_: starts.append(1) or 1 / 0)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with (
+        pytest.raises(UserError, match=r"6\.0 GiB of addresses .*ulimit -v unlimited"),
+        cluster.connection(None),
+    ):
+        pass
+    assert starts == [1]
 
 
 @pytest.mark.usefixtures("local_ray")
