@@ -1,4 +1,4 @@
-"""Time of a report after imports, from the size of the quickstart to a thousand runs.
+"""Time of a report and of `ablate status` after imports, from the quickstart's size to 20,000 runs.
 
 python benchmarks/report.py        prints one line a size, as JSON
 """
@@ -14,19 +14,23 @@ import time
 from pathlib import Path
 
 from ablate.base.files import write_record
+from ablate.execute.progress import ProgressReader
 from ablate.reports import analyse, load_frames, write_report
 from ablate.store import Status, StudyStore
 from ablate.store.lock import plan_from_json
 
-# name -> (arms, seeds, evaluations a run, training rows for each evaluation)
+# name -> (arms, seeds, evaluations a run, training rows for each evaluation[, seeds that have ended])
 SIZES = {
     "quickstart: 6 arms x 2 seeds, 25 evaluations": (6, 2, 25, 10),
     "large: 10 arms x 10 seeds, 500 evaluations": (10, 10, 500, 4),
     "thousand: 20 arms x 50 seeds, 1000 evaluations": (20, 50, 1000, 1),
+    "huge: 200 arms x 100 seeds, of which 25 have ended, 50 evaluations": (200, 100, 50, 4, 25),
 }
 
 
-def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> StudyStore:
+def write_study(
+    folder: Path, arms: int, seeds: int, evals: int, rows: int, ended: int | None = None
+) -> StudyStore:
     """Write a study of falling curves with noise, and a cost that grows with the arm."""
     draw = random.Random(0)
     store = StudyStore(folder / "bench")
@@ -35,6 +39,9 @@ def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> S
         runs = []
         for seed in range(seeds):
             run = store.run(f"{arm:03d}{seed:03d}")
+            runs.append({"id": run.run_id, "seed": seed})
+            if ended is not None and seed >= ended:
+                continue
             run.create({"training": {"tokens": evals * 1000}, "recipe": {}})
             pace = math.exp(draw.gauss(0, 0.02)) / (1 + 0.03 * arm)
             lines = []
@@ -49,7 +56,6 @@ def write_study(folder: Path, arms: int, seeds: int, evals: int, rows: int) -> S
             run.metrics_path.write_text(text + "\n")
             write_record(run.environment_path, {"backend_mode": "emulated"})
             run.write_status(Status(state="finished", tokens=evals * 1000))
-            runs.append({"id": run.run_id, "seed": seed})
         plan_arms.append({"name": f"arm {arm}", "recipe": "", "runs": runs})
     target = {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
     store.write_plan(
@@ -71,6 +77,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = write_study(Path(folder), *size)
             repeats = 3 if size[0] * size[1] <= 100 else 1
+            status, _ = timed(ProgressReader(store, examines_files=True).read)
             whole = min(timed(write_report, store)[0] for _ in range(repeats))
             load, frames = timed(load_frames, store)
             numbers, _ = timed(analyse, frames)
@@ -79,6 +86,7 @@ def main() -> None:
             "size": name,
             "report_sec": round(whole, 2),
             "load_sec": round(load, 2),
+            "status_sec": round(status, 2),
             "analyse_sec": round(numbers, 3),
             "peak_mib": round(memory),
         }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ablate.store.leases import Attempt
 
 _LOOK_SEC = 0.3
+_MOST_RUNS = 40
+"""A study of more runs is shown arm by arm."""
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
@@ -33,16 +35,20 @@ _WRITTEN = ("config.json", "status.json", "environment.json", "metrics.jsonl", "
 _DRAFTS = tuple(f".{name}." for name in _WRITTEN)
 
 
-@click.command("status", epilog="Example:  ablate status quickstart --json")
+@click.command("status", epilog="Examples:  ablate status quickstart   ·   ablate status quickstart --runs")
 @click.argument("study")
 @storage_option
 @json_option
+@click.option("--runs", "all_runs", is_flag=True, help="Show each run with its id, however many there are.")
 @click.option(
     "--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the display, not the study."
 )
-def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
-    """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs."""
-    from ablate.cli.display import progress_table, summary
+def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: bool) -> None:
+    """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs.
+
+    A large study is shown arm by arm.
+    """
+    from ablate.cli.display import arms_table, progress_table, summary
     from ablate.execute.progress import ProgressReader, count_states
     from ablate.store.running import is_running
 
@@ -50,7 +56,7 @@ def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(store)
     running = is_running(store.path)
-    runs = ProgressReader(store, executor_alive=running).read()
+    runs = ProgressReader(store, executor_alive=running, examines_files=True).read()
     trials = trials_of(store)
     trials_run = trials is not None and is_running(trials.path)
     tried = [] if trials is None else ProgressReader(trials, executor_alive=trials_run).read()
@@ -67,7 +73,8 @@ def status(study: str, storage: Path, as_json: bool, watch: bool) -> None:
     from rich.console import Console
 
     console, now = Console(highlight=False), " · being run now"
-    console.print(progress_table(runs))
+    by_arm = len(runs) > _MOST_RUNS and not all_runs
+    console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
     console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}")
     if trials is not None:
         so_far = f"{now if trials_run else ''}, of the trials asked so far"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
+_SHOWN_OF_AN_ID = 8
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
     "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
@@ -53,12 +54,37 @@ def format_seconds(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Table:
-    """Return a table of runs that fits 80 columns; losses in nats per token."""
+def arms_table(runs: Iterable[RunProgress]) -> Table:
+    """Return a table with a line for each arm that fits 80 columns: its runs by state, and its tokens."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    by_arm: dict[str, list[RunProgress]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, []).append(run)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("arm", overflow="ellipsis", no_wrap=True, max_width=28)
+    table.add_column("runs")
+    table.add_column("tokens", justify="right", no_wrap=True)
+    for arm, own in by_arm.items():
+        tokens, budget = (
+            format_count(sum(part)) for part in zip(*((r.tokens, r.budget) for r in own), strict=True)
+        )
+        table.add_row(escape(safe_text(arm)), summary(own), f"{tokens}/{budget}")
+    return table
+
+
+def progress_table(runs: Iterable[RunProgress], title: str | None = None, *, with_ids: bool = False) -> Table:
+    """Return a table of runs that fits 80 columns; losses in nats per token.
+
+    ``with_ids``: also the first letters of their ids, as ``ablate logs`` takes them.
+    """
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    if with_ids:
+        table.add_column("run")
     table.add_column("arm", overflow="ellipsis", no_wrap=True, max_width=28)
     table.add_column("seed", justify="right")
     table.add_column("state", no_wrap=True)
@@ -66,6 +92,7 @@ def progress_table(runs: Iterable[RunProgress], title: str | None = None) -> Tab
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
+            *([run.run_id[:_SHOWN_OF_AN_ID]] if with_ids else []),
             escape(safe_text(run.arm)),
             str(run.seed),
             f"[{_STYLES[run.state]}]{run.state}[/]",

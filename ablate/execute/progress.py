@@ -14,9 +14,15 @@ from ablate.base.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from ablate.store import RunDir, State, StudyStore
     from ablate.store.lock import LockedArm, LockedRun
+
+
+_FIRST_LOOK_BYTES = 1 << 13
+_KINDS = 2
+"""Training steps and evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +50,46 @@ class RunProgress:
 
 @dataclass
 class _Tail:
+    """What the rows of a file said up to an offset in bytes."""
+
     file: int = 0
     offset: int = 0
     tokens: int = 0
     values: dict[str, float] = field(default_factory=dict)
 
+    def read(self, path: Path) -> None:
+        """Take in the rows after the offset; the last of each kind says all that is shown."""
+        with path.open("rb") as file:
+            file.seek(self.offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        lines, seen = whole.splitlines(), set()
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line, or a cut one
+                if (kind := (row := parse_json(line))["kind"]) in seen:
+                    continue
+                names = ("val_loss",) if kind == "eval" else ("loss", "tokens_per_sec")
+                values, tokens = {name: row[name] for name in names}, row["tokens"]
+                self.values |= values
+                self.tokens = max(self.tokens, tokens)
+                seen.add(kind)
+            if len(seen) == _KINDS:
+                return
+
 
 class ProgressReader:
     """Reads the progress of a study's runs repeatedly."""
 
-    def __init__(self, store: StudyStore, *, executor_alive: bool = True) -> None:
-        """``executor_alive=False`` reads ``running`` as interrupted: no process runs the study."""
+    def __init__(
+        self, store: StudyStore, *, executor_alive: bool = True, examines_files: bool = False
+    ) -> None:
+        """``executor_alive=False`` reads ``running`` as interrupted: no process runs the study.
+
+        ``examines_files``: whether damage to files of ended runs is looked for, at each read.
+        """
         self._store = store
+        self._examines_files = examines_files
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
         self._runs = list(store.plan().runs())
@@ -63,11 +97,17 @@ class ProgressReader:
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
         """Return the progress of all runs, or of those with these ids, in the plan's order."""
         wanted = None if only is None else set(only)
-        return [self._read(arm, run) for arm, run in self._runs if wanted is None or run.id in wanted]
+        begun = self._store.begun()
+        return [
+            self._read(arm, run) if run.id in begun else _not_begun(arm, run)
+            for arm, run in self._runs
+            if wanted is None or run.id in wanted
+        ]
 
     def _read(self, arm: LockedArm, planned: LockedRun) -> RunProgress:
         run = self._store.run(planned.id)
-        status, tail = run.status(), self._tail(run)
+        status = run.examined() if self._examines_files else run.status()
+        tail = _Tail() if status.state == "damaged" else self._tail(run)
         state, message = status.state, status.message
         if state == "running" and not self._executor_alive:
             state, message = "interrupted", "its executor is gone"
@@ -89,21 +129,23 @@ class ProgressReader:
         except FileNotFoundError:
             return tail
         if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
+            # The last rows say it all, unless no evaluation is among them.
             tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
-        if found.st_size == tail.offset:
-            return tail
-        with run.metrics_path.open("rb") as file:
-            file.seek(tail.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                tail.offset += len(line)
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # skip a damaged line
-                    row = parse_json(line)
-                    tail.tokens = row["tokens"]
-                    names = ("val_loss",) if row["kind"] == "eval" else ("loss", "tokens_per_sec")
-                    tail.values |= {name: row[name] for name in names}
+            tail.offset = max(0, found.st_size - _FIRST_LOOK_BYTES)
+            if tail.offset:
+                tail.read(run.metrics_path)
+                if "val_loss" in tail.values:
+                    return tail
+                tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
+        if found.st_size != tail.offset:
+            tail.read(run.metrics_path)
         return tail
+
+
+def _not_begun(arm: LockedArm, run: LockedRun) -> RunProgress:
+    return RunProgress(
+        run_id=run.id, arm=arm.name, seed=run.seed, state="pending", tokens=0, budget=arm.tokens or 0
+    )
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:

@@ -97,10 +97,7 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
 
 def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
     """Look up the runs of a plan in the store."""
-    try:
-        there = {path.name for path in (store.path / "runs").iterdir()}
-    except OSError:
-        there = set()
+    there = store.begun()
     states: dict[str, State] = {}
     speeds: dict[str, list[float]] = defaultdict(list)
     for arm, run in plan.runs():

@@ -10,6 +10,7 @@ files were altered is ``damaged``: it is run again, and its numbers count for no
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -172,9 +173,10 @@ class RunDir:
     def _hashes(self, attempt: int) -> dict[str, str]:
         """Return the hash of each file that says something of a result, as far as it is there."""
         found = {}
+        folder = str(self.path)  # thousands of runs are looked at, and Path is slow
         for name in _SEALED:
-            with contextlib.suppress(FileNotFoundError):
-                found[name] = hash_of((self.path / name).read_bytes())
+            with contextlib.suppress(FileNotFoundError), open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
+                found[name] = hash_of(file.read())
         ledger = f"attempts/{attempt}.json"
         try:
             record = read_record(self.path / ledger)
@@ -247,6 +249,13 @@ class StudyStore:
             again = f"write it again with: ablate run {self.path.name}, or import it again"
             raise UserError(f"{self.plan_path}: not a plan: {error} ({again})") from None
         return plan
+
+    def begun(self) -> set[str]:
+        """Return the ids of the runs that have a folder."""
+        try:
+            return {entry.name for entry in os.scandir(self.path / "runs")}
+        except OSError:
+            return set()
 
     def run(self, run_id: str) -> RunDir:
         """Return the folder of a run, which need not exist.

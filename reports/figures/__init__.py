@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
@@ -13,15 +15,43 @@ from ablate.reports.figures.sensitivity import draw_sensitivity, draw_trials
 from ablate.reports.figures.sweep import draw_sweep
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.results import Analysis
+    from ablate.reports.findings.results import Analysis, ArmResult
 
 __all__ = ["Drawing", "draw_figures"]
 
 
+_MOST_ARMS = 40
+"""More arms than these cannot be told apart in a figure."""
+
+
 def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Draw every figure that the analysis has data for, in the order in which a report shows them."""
+    """Draw every figure that the analysis has data for, in the order in which a report shows them.
+
+    Of very many arms the baseline and those with the lowest token costs are drawn; the captions say so.
+    """
+    shown = _shown(analysis)
     drawings = (
-        draw_forest(analysis), draw_convergence(analysis), draw_difference(analysis), draw_sweep(analysis),
-        draw_sensitivity(analysis), draw_trials(analysis), draw_reached(analysis),
+        draw_forest(shown), draw_convergence(shown), draw_difference(shown), draw_sweep(shown),
+        draw_sensitivity(analysis), draw_trials(analysis), draw_reached(shown),
     )  # fmt: skip
-    return tuple(drawing for drawing in drawings if drawing is not None)
+    left_out = len(analysis.arms) - len(shown.arms)
+    said = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
+    return tuple(
+        replace(drawing, caption=drawing.caption + said) for drawing in drawings if drawing is not None
+    )
+
+
+def _shown(analysis: Analysis) -> Analysis:
+    """Return the analysis with as many arms as a figure can show."""
+    if len(analysis.arms) <= _MOST_ARMS:
+        return analysis
+
+    def cost(arm: ArmResult) -> float:
+        return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
+
+    names = {analysis.baseline, *(arm.name for arm in sorted(analysis.others, key=cost)[: _MOST_ARMS - 1])}
+    return replace(
+        analysis,
+        arms=tuple(arm for arm in analysis.arms if arm.name in names),
+        curves=tuple(curve for curve in analysis.curves if curve.arm in names),
+    )

@@ -1,3 +1,4 @@
+import json
 from dataclasses import asdict
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.cli.display import format_count, format_seconds, summary
+from ablate.execute import progress
 from ablate.execute.progress import ProgressReader
 from ablate.store import Status, StudyStore
 from ablate.store.lock import LockedArm, LockedPlan, Target
@@ -86,8 +88,32 @@ def test_damaged_files_are_shown_as_what_they_are(study):
     assert (shown.state, shown.message, shown.tokens) == (
         "damaged",
         "status.json: altered or cut, or written by another version",
-        20,
+        0,
     )
+    run.status_path.unlink()
+    assert ProgressReader(store).read()[0].state == "damaged"
+    run.metrics_path.unlink()
+    assert ProgressReader(store).read()[0].state == "pending"
+
+
+def test_of_a_long_run_the_last_rows_are_read(study, monkeypatch):
+    store, requests = study
+    run = store.run(requests[0].run_id)
+    run.write_status(Status(state="running"))
+    for step in range(1, 200):
+        append_line(run.metrics_path, row(10 * step))
+        if step == 50:
+            append_line(run.metrics_path, {"kind": "eval", "tokens": 500, "step": 50, "val_loss": 2.5})
+    parsed = []
+    monkeypatch.setattr(progress, "parse_json", lambda line: parsed.append(line) or json.loads(line))
+    reader = ProgressReader(store)
+    shown = reader.read()[0]
+    assert (shown.tokens, shown.val_loss) == (1990, 2.5)
+    assert len(parsed) < 400
+    parsed.clear()
+    append_line(run.metrics_path, {"kind": "eval", "tokens": 1990, "step": 199, "val_loss": 2.25})
+    assert reader.read()[0].val_loss == 2.25
+    assert len(parsed) == 1
 
 
 def test_formats():
