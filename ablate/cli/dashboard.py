@@ -6,9 +6,11 @@ not answer are one line each, exit code 2.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import webbrowser
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from ablate.base.errors import UserError
 from ablate.cli.common import find_study, storage_option, tracking_option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ablate.track.cursor import MirrorReport
@@ -42,10 +45,30 @@ def sync(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Path) 
     uri = resolve_tracking_uri(storage, tracking_uri)
     if rebuild:
         cursor_path(store, uri).unlink(missing_ok=True)
-    report = Mirror(store, uri).sync_once()
-    sent = f"{report.metrics_sent} metric points sent"
-    click.echo(f"{report.runs_sent} runs looked at, {sent} to {redact(uri)}")
+    with _stoppable() as stopped:
+        report = Mirror(store, uri).sync_once(stopped)
+        sent = f"{report.metrics_sent} metric points sent"
+        click.echo(f"{report.runs_sent} runs looked at, {sent} to {redact(uri)}")
+        if stopped():
+            click.echo("Stopped; the same command sends the rest.", err=True)
+            return 130
     return _say_problem(report)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C was pressed: between two runs one can stop without loss. A second one ends it."""
+    asked = threading.Event()
+
+    def ask(number: int, _frame: object) -> None:
+        asked.set()
+        signal.signal(number, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _say_problem(report: MirrorReport) -> int:
@@ -91,7 +114,10 @@ def command(study: str, storage: Path, tracking_uri: str | None, port: int | Non
 
     chosen = choose_port(port) if is_database(uri) else 0  # early, so that a taken port is reported at once
     click.echo("Sending what is new to MLflow …", err=True)
-    report = Mirror(store, uri).sync_once()
+    with _stoppable() as stopped:
+        report = Mirror(store, uri).sync_once(stopped)
+        if stopped():
+            return
     if report.experiment_id is None:
         raise UserError(f"MLflow at {redact(uri)} cannot be used: {report.problem}")
     _say_problem(report)

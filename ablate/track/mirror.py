@@ -36,7 +36,7 @@ from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 from ablate.track.uri import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ablate.store import RunDir, State, StudyStore
@@ -67,8 +67,12 @@ class Mirror:
         self._uri = tracking_uri
         self._forget()
 
-    def sync_once(self) -> MirrorReport:
-        """Send everything that is new since the last pass; never raises for faults of MLflow."""
+    def sync_once(self, should_stop: Callable[[], bool] = lambda: False) -> MirrorReport:
+        """Send everything that is new since the last pass; never raises for faults of MLflow.
+
+        ``should_stop`` is asked after each run; the next pass goes on from there.
+        """
+        self._should_stop = should_stop
         self._runs_sent = self._metrics_sent = 0
         self._problems: list[str] = []
         try:
@@ -121,6 +125,9 @@ class Mirror:
             cursor.note = digest(note + view)
         for place, arm in enumerate(plan.arms):
             for planned in arm.runs:
+                if self._should_stop():
+                    self._problems.append("stopped")
+                    return
                 run = self._store.run(planned.id)
                 files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
                 stamp = files + plan_stamp

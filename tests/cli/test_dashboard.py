@@ -95,7 +95,7 @@ def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
     monkeypatch.setattr(
         dashboard,
         "signal",
-        SimpleNamespace(SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None),
+        SimpleNamespace(SIGINT=0, SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None),
     )
     ended = call(storage)
     assert ended.code == 0, ended

@@ -330,6 +330,16 @@ def test_nothing_of_a_damaged_run_is_sent_before_it_has_run_again(study, uri, he
     assert_same(study, held(study, uri))
 
 
+def test_a_pass_can_be_stopped_between_two_runs(study, uri, held, assert_same):
+    study.whole(2)
+    asked = []
+    report = Mirror(study.store, uri).sync_once(lambda: asked.append(1) or len(asked) > 2)
+    assert (report.problem, len(report.unsent)) == ("stopped", 2)
+    assert len(held(study, uri)) == 2
+    sync(study, uri)
+    assert_same(study, held(study, uri))
+
+
 def test_large_configuration_and_many_rows(study, uri, held, assert_same):
     run = study.start()
     config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
