@@ -29,7 +29,13 @@ def notices(analysis: Analysis) -> Iterator[str]:
             f"study's own {' and '.join(tuning.plan.fields)}."
         )
     if analysis.missing:
-        states = Counter(run.state for arm in analysis.every_arm for run in arm.runs if run.end == "missing")
+        apart = {one.run: f"of other {one.setting.replace('_', ' ')}" for one in analysis.set_apart}
+        states = Counter(
+            apart.get(run.run_id, run.state)
+            for arm in analysis.every_arm
+            for run in arm.runs
+            if run.end == "missing"
+        )
         listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         empty = [arm.name for arm in analysis.every_arm if not arm.n]
         some = 0 < len(empty) < len(analysis.every_arm)

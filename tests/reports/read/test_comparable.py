@@ -48,8 +48,9 @@ def test_a_run_that_was_moved_to_another_arithmetic_is_named_and_no_result(make_
     frames = load_frames(store)
     (apart,) = analyse(frames).set_apart
     assert (apart.run, apart.setting, apart.own, apart.others) == (odd, "arithmetic", "a1 then b2", "a1")
-    said = "Not pooled: 1 run of fp4, of other arithmetic (a1 then b2; the others: a1)"
-    assert said in write_report(store).html.read_text()
+    page = write_report(store).html.read_text()
+    assert "Not pooled: 1 run of fp4, of other arithmetic (a1 then b2; the others: a1)" in page
+    assert "Partial: 1 of 6 runs are no results (1 of other arithmetic)." in page
     assert [arm.n for arm in analyse(frames, waive=["arithmetic"]).arms] == [3, 3]
 
 
