@@ -18,6 +18,7 @@ import re
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ablate.base.errors import UserError
@@ -33,6 +34,8 @@ WHOLE_CHARACTERS = 65_536
 PIECE_CHARACTERS = (8_192, 16_384)
 
 _BLOCK = 1 << 20
+_LONGEST_LINE = 1 << 28
+"""Bytes; some kilobytes of gzip can hold a line that no memory does."""
 _GZIP_BUFFER = 1 << 15  # at most lost at a damaged place; lines are counted before it
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
@@ -86,7 +89,13 @@ def _cut(text: str, start: int) -> int:
 def json_documents(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
     """Yield the text of each JSON line, with or without gzip."""
     with _open(file) as opened:
-        for number, line in enumerate(opened.content, start=1):
+        read = partial(opened.content.readline, _LONGEST_LINE + 1)
+        for number, line in enumerate(iter(read, b""), start=1):
+            if len(line) > _LONGEST_LINE:
+                hint = "expected one JSON object a line"
+                raise UserError(
+                    f"a line of over {_LONGEST_LINE:,} bytes", file=file.path, line=number, hint=hint
+                )
             if number % 256 == 0:
                 report(opened.raw.tell())
             content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

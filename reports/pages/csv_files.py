@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ablate.reports.read.tables import inert
+
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
 
@@ -38,6 +40,6 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV, one line a row."""
-    text: str = frame.to_csv(index=False, lineterminator="\n")
+    """Return a frame as CSV, one line a row; a text that a spreadsheet would compute gets a ' in front."""
+    text: str = frame.map(inert).to_csv(index=False, lineterminator="\n")
     return text

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ablate.reports.read.imported import ImportedRun
 
+_COMPUTED = ("=", "+", "-", "@", "\t", "\r")
+"""What begins a formula in a spreadsheet."""
 NEEDED = ("tokens", "val_loss")
 OPTIONAL = ("run", "seed", "arm")
 _EXTREMES = ("__MIN", "__MAX")
@@ -39,6 +41,16 @@ class Columns:
 Row = tuple[int, dict[str, Any]]
 
 
+def inert(value: Any) -> Any:
+    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away."""
+    computed = isinstance(value, str) and value.lstrip("'").startswith(_COMPUTED)
+    return f"'{value}" if computed else value
+
+
+def _as_written(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED) else cell
+
+
 def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     """Return a CSV's rows with their line numbers, and the faults."""
     text, faults = _text(path)
@@ -49,7 +61,7 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
             fields = len(reader.fieldnames or ())
             faults.append(f"{path}:{reader.line_num}: expected {fields} fields")
             continue
-        rows.append((reader.line_num, dict(row)))
+        rows.append((reader.line_num, {name: _as_written(cell) for name, cell in row.items()}))
     return rows, faults
 
 

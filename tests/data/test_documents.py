@@ -120,6 +120,14 @@ def test_a_damaged_gzip_is_named_with_the_last_good_line(tmp_path):
         read_text(tmp_path / "b.txt.gz", whole[:1000])
 
 
+def test_a_line_that_no_memory_could_hold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "_LONGEST_LINE", 1 << 20)
+    packed = gzip.compress(b'{"text": "fine"}\n' + b" " * (64 << 20))
+    assert len(packed) < 100_000
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 bytes"):
+        read_json(tmp_path / "a.jsonl.gz", packed)
+
+
 def test_a_file_that_vanished_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "x"}')

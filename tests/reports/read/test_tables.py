@@ -1,9 +1,12 @@
 """CSV, JSON lines and W&B's chart export."""
 
+import csv
 import json
 
+import pandas as pd
 import pytest
 
+from ablate.reports.pages.csv_files import csv_text
 from ablate.reports.read.tables import (
     Columns,
     by_pattern,
@@ -29,6 +32,15 @@ def test_csv_with_columns_of_any_name(tmp_path):
     assert [(run.seed, run.evals) for run in runs[None]] == [
         (1, ((5120, 4.0), (10240, 3.0))), (2, ((5120, 4.5),)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+sr", "-1", "@x", "\tx", "'=x", "plain", "a=b", ""])
+def test_no_text_of_ours_is_a_formula_and_all_are_read_back(tmp_path, name):
+    path = write(tmp_path, "a.csv", csv_text(pd.DataFrame({"arm": [name], "tokens": [-1.5]})))
+    cell = list(csv.reader(path.open(newline="")))[1][0]
+    assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    ((_, row),) = read_csv(path)[0]
+    assert row == {"arm": name, "tokens": "-1.5"}
 
 
 def test_arms_and_runs_of_their_own_columns(tmp_path):
