@@ -84,14 +84,14 @@ def choice(mode):
 
 
 def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
-    found = describe_environment([choice("emulated")], [], "cpu", None, others=None)
+    found = describe_environment([choice("emulated")], [], "cpu", None, others=None, fingerprints=["a1"])
     assert (found["timing_valid"], found["timing_why_not"]) == (False, "emulated arithmetic")
-    assert found["gpu_uuid"] is None
+    assert (found["gpu_uuid"], found["fingerprints"]) == (None, ["a1"])
     gpu = types.SimpleNamespace(name="H100", uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: gpu)
     monkeypatch.setattr(devices, "device_of", lambda _where: Device(kind="cuda", arch="sm_90", name="H100"))
     for others in (None, "the GPU is 40 % busy"):
-        found = describe_environment([choice("native")], [], "cuda", None, others=others)
+        found = describe_environment([choice("native")], [], "cuda", None, others=others, fingerprints=["a1"])
         assert (found["gpu"], found["gpu_uuid"]) == ("H100", "GPU-1")
         assert (found["timing_valid"], found["timing_why_not"]) == (others is None, others)
 
