@@ -11,6 +11,7 @@ How it fails: it does not raise; an operator that a device lacks counts as one m
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.base.files import hash_of
@@ -30,6 +31,7 @@ def arithmetic_settings() -> dict[str, str]:
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
+@cache
 def fingerprint(device: str) -> str:
     """Return the fingerprint of a torch device, with as many threads as this process has now."""
     import torch
