@@ -165,6 +165,8 @@ def run_tags(
     }.items():
         if environment.get(key) is not None:
             tags[tag] = text(environment[key])
+    if fingerprints := environment.get("fingerprints"):
+        tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
     tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_TAG) for key, value in tags.items()}
 

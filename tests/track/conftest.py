@@ -70,6 +70,7 @@ class Study:
         run.create(config)
         run.write_status(Status(state="running", attempt=attempt, started_unix=START_UNIX))
         environment = {"python": "3.11", "backend": "emulated", "backend_mode": "emulated"}
+        environment["fingerprints"] = ["a1", "b2"]
         write_record(run.environment_path, environment)
         return run
 

@@ -58,6 +58,7 @@ def test_whole_study(study, uri, held, storage, assert_same):
         "ablate.state": "finished",
         "ablate.backend": "emulated",
         "ablate.backend_mode": "emulated",
+        "ablate.arithmetic": "a1 then b2",
         "factor.recipe.gemms": "fprop",
     }
     assert wanted.items() <= run.data.tags.items()
