@@ -150,9 +150,8 @@ class RunDir:
         odd = [name for name in (*then, *(now.keys() - then.keys())) if now.get(name) != then.get(name)]
         if not odd:
             return status
-        gone = [name for name in odd if name not in now]
-        what = f"{odd[0]} is gone" if odd[0] in gone else f"{odd[0]}: altered or cut since the run ended"
-        return Status(state="damaged", attempt=status.attempt, message=what)
+        how = ": altered or cut since the run ended" if odd[0] in now else " is gone"
+        return Status(state="damaged", attempt=status.attempt, message=f"{odd[0]}{how}")
 
     def state(self) -> State:
         """Return the state, with damage found: for deciding which runs to execute."""
@@ -161,8 +160,11 @@ class RunDir:
     def rows(self, path: Path, status: Status) -> tuple[bytes, list[str]]:
         """Return the rows of a file that are vouched for, and a line for each fault.
 
-        ``status``: as examined. Of a run with a result all its rows; else those before the newest checkpoint.
+        ``status``: as examined. Of a run with a result all its rows, of a damaged one none, of any other those
+        before the newest checkpoint.
         """
+        if status.state == "damaged":
+            return b"", []
         if status.state not in END_STATES:
             return vouched_rows(self.checkpoints, path.name)
         try:
