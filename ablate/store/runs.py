@@ -160,8 +160,8 @@ class RunDir:
     def rows(self, path: Path, status: Status) -> tuple[bytes, list[str]]:
         """Return the rows of a file that are vouched for, and a line for each fault.
 
-        ``status``: as examined. Of a run with a result all its rows, of a damaged one none, of any other those
-        before the newest checkpoint.
+        ``status``: as examined. Of a run with a result all its rows, of a damaged one none, of any other
+        those before the newest checkpoint.
         """
         if status.state == "damaged":
             return b"", []
