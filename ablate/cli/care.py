@@ -59,7 +59,11 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     runs = ProgressReader(store, executor_alive=running, examines_files=True).read()
     trials = trials_of(store)
     trials_run = trials is not None and is_running(trials.path)
-    tried = [] if trials is None else ProgressReader(trials, executor_alive=trials_run).read()
+    tried = (
+        []
+        if trials is None
+        else ProgressReader(trials, executor_alive=trials_run, examines_files=True).read()
+    )
     if as_json:
         answer = {
             "study": store.path.name,
