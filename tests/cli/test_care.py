@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -183,6 +184,24 @@ def test_sync_sends_what_mlflow_lacks_once(store):
     experiment = client.get_experiment_by_name("s")
     (run,) = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
     assert len(client.get_metric_history(run.info.run_id, "val_loss")) == 1
+
+
+def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(store, monkeypatch):
+    assert "seed" in call(store, "status", "s").output
+    monkeypatch.setattr(care, "_MOST_RUNS", 1)
+    by_arm = call(store, "status", "s").output
+    assert re.search(r"bf16 +1 of 2 done · 1 pending +10/20\n", by_arm)
+    assert "seed" not in by_arm
+    runs = call(store, "status", "s", "--runs").output
+    assert [line.split()[0] for line in runs.splitlines() if "bf16" in line] == [name[:8] for name in IDS]
+
+
+def test_status_finds_a_damaged_run(store):
+    path = store.run(IDS[0]).metrics_path
+    path.write_bytes(path.read_bytes().replace(b"1.5", b"1.4"))
+    shown = call(store, "status", "s").output
+    assert "bf16 seed 0 damaged: metrics.jsonl: altered or cut since the run ended" in shown
+    assert "0 of 2 done" in shown
 
 
 def test_status_watches_until_nobody_runs_it(store, monkeypatch):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from synthetic_study import line
 
+from ablate.reports import figures
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import SHADE, looks, shade_decay, short, spread
 from ablate.reports.figures.convergence import _window
@@ -173,3 +174,17 @@ def test_formulas_and_markup_in_names_are_drawn_as_they_are(make_study):
 def test_strange_curves_are_drawn_or_left_out(make_study, curves, drawn, recwarn):
     assert set(figures_of(make_study(curves, target={"value": 2.0}))) == drawn
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_of_very_many_arms_the_baseline_and_the_cheapest_are_drawn(ladder, monkeypatch):
+    monkeypatch.setattr(figures, "_MOST_ARMS", 3)
+    analysis = analyse(load_frames(ladder))
+    known = {arm.name: arm.token_cost.estimate for arm in analysis.others}
+    costs = {name: cost for name, cost in known.items() if cost is not None}
+    cheapest = sorted(costs, key=costs.get)[:2]
+    drawings = draw_figures(analysis)
+    left_out = f"Not drawn: {len(analysis.arms) - 3} arms of higher or unknown token cost."
+    assert all(left_out in drawing.caption for drawing in drawings)
+    forest = drawings[0].svg.decode()
+    assert all(name in forest for name in cheapest)
+    assert not any(f">{name}<" in forest for name in costs if name not in cheapest)
