@@ -31,10 +31,14 @@ if TYPE_CHECKING:
     from ablate.plan import Plan, PlanCosts, PlannedArm
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
+    from ablate.store.lock import Settled
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
+
+_SPREAD = 0.035
+"""Standard deviation of the log ratio of two runs' tokens to target, of one seed: as in docs/findings."""
 
 
 def show_plan(
@@ -256,7 +260,33 @@ def _stop_text(plan: Plan) -> list[str]:
         looks = words.listed([str(n) for n in rule.hopeless.looks])
         levels = f"{words.levels(levels_of(rule.hopeless))} ({rule.hopeless.spending})"
         text.append(f"{cost}: looks after {looks} seeds, at nominal levels of {levels}")
+    if rule.settled is not None:
+        first, last = rule.settled.looks[0], rule.settled.looks[-1]
+        levels = words.levels(levels_of(rule.settled))
+        text.append(f"an arm that is settled: looks after each of {first} to {last} seeds, at {levels}")
+        text += _expected_text(plan, rule.settled)
     return text
+
+
+def _expected_text(plan: Plan, rule: Settled) -> list[str]:
+    """Say what seeds until settled take at least, as expected, and at most."""
+    from ablate.reports.statistics.stopping import expected_seeds
+
+    def tokens(seeds: float) -> str:
+        return f"{sum(arm.batches.tokens for arm in plan.arms) * seeds:,.0f} tokens"
+
+    others = max(1, len(plan.arms) - 1)
+    expected = {
+        cost: expected_seeds(rule, cost, _SPREAD, arms=others, margin=plan.target.within)
+        for cost in (0.05, 0.1, 0.2)
+    }
+    listed = ", ".join(f"{seeds:.1f} at a cost of {cost:.0%}" for cost, seeds in expected.items())
+    spread = f"simulated, pairs of runs that spread by {_SPREAD:.1%}"
+    least, usual, most = (tokens(seeds) for seeds in (rule.looks[0], expected[0.1], rule.looks[-1]))
+    return [
+        f"at least {least}, {usual} if arms cost 10%, at most {most}",
+        f"expected seeds an arm: {listed} ({spread})",
+    ]
 
 
 def _batch_text(arm: PlannedArm) -> str:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import Problem, UserError, likely
 from ablate.models.arithmetic import ModelSize, model_size, outlined_size
@@ -78,6 +78,7 @@ class Plan:
     baseline: str
     target: Target
     paired_seeds: bool
+    intervals: Literal["moderated", "own"]
     waive: tuple[Setting, ...]
     stop: StopRule | None
     training: TrainingConfig
@@ -175,6 +176,7 @@ def build_plan(
         baseline=study.baseline,
         target=study.target,
         paired_seeds=study.paired_seeds,
+        intervals=study.intervals,
         waive=study.waive,
         stop=study.stop,
         training=study.training,

@@ -31,6 +31,7 @@ def to_lock(plan: Plan) -> LockedPlan:
         baseline=plan.baseline,
         target=plan.target,
         paired_seeds=plan.paired_seeds,
+        intervals=plan.intervals,
         waive=plan.waive,
         stop=plan.stop,
         training=asdict(plan.training),

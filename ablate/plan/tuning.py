@@ -66,6 +66,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         baseline=arms[0].name,
         training=replace(plan.training, tokens=tuning.tokens),
         paired_seeds=False,
+        intervals=plan.intervals,
         stop=None,
         diagnostics=None,
         arms=arms,

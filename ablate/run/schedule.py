@@ -6,11 +6,14 @@ here, so that planning and training agree.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from ablate.run.config import TrainingConfig
 
 
@@ -79,6 +82,23 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 def decay_begins(training: TrainingConfig) -> int | None:
     """Return the tokens at which warm-up–stable–decay starts to decay; None for other schedules."""
     return training.tokens - training.decay_tokens if training.schedule == "wsd" else None
+
+
+def steady_spans(
+    training: Mapping[str, Any], switches: Iterable[float] = ()
+) -> tuple[tuple[float, float], ...]:
+    """Return the spans of tokens, from and to, in which the learning rate is known to be constant.
+
+    ``training``: a section ``training`` or what a log tells of it; none without a schedule that we know.
+    ``switches``: the tokens at which a recipe changes, where a span ends and the next begins.
+    """
+    schedule, start, end = training.get("schedule"), training.get("warmup_tokens") or 0, math.inf
+    if schedule == "wsd":
+        end = (training.get("tokens") or 0) - (training.get("decay_tokens") or 0)
+    elif schedule != "constant":
+        return ()
+    places = [start, *sorted(at for at in switches if start < at < end), end]
+    return tuple((low, high) for low, high in itertools.pairwise(places) if low < high)
 
 
 def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:

@@ -32,9 +32,11 @@ Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
 
 
 def _check_training(training: dict[str, Any]) -> dict[str, Any]:
-    tokens, schedule = training.get("tokens"), training.get("schedule")
-    if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
-        raise PydanticCustomError("tokens", "'tokens' should be a number of tokens")
+    for key in ("tokens", "warmup_tokens", "decay_tokens"):
+        tokens = training.get(key)
+        if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
+            raise PydanticCustomError("tokens", f"'{key}' should be a number of tokens")
+    schedule = training.get("schedule")
     if not (schedule is None or isinstance(schedule, str)):
         raise PydanticCustomError("schedule", "'schedule' should be a string")
     return training

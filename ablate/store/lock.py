@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
@@ -24,12 +24,24 @@ FORMAT: Literal[1] = 1
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Margin:
+    """How far an arm may be from the baseline and still count as equal.
+
+    ``cost``: in token cost, a fraction; ``loss``: in final loss, nats per token.
+    """
+
+    kind: Literal["cost", "loss"]
+    value: Annotated[Number, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Target:
     """The validation loss at which arms are compared, in the unit that the study chose."""
 
     kind: Literal["val_loss", "perplexity"]
     value: Annotated[Number, Field(gt=0)]
     crossing: Literal["confirmed", "first_eval"] = "confirmed"
+    within: Margin | None = None
 
     @property
     def val_loss(self) -> float:
@@ -37,25 +49,43 @@ class Target:
         return math.log(self.value) if self.kind == "perplexity" else self.value
 
 
+def _rise(looks: tuple[int, ...]) -> tuple[int, ...]:
+    if any(later <= earlier for earlier, later in itertools.pairwise(looks)):
+        raise ValueError("looks must rise")
+    return looks
+
+
+Looks = Annotated[
+    tuple[Annotated[Whole, Field(ge=2, lt=1 << 31)], ...],
+    Field(min_length=2, max_length=50),
+    AfterValidator(_rise),
+]
+"""The numbers of seeds after which to check, rising; the last is all seeds."""
+Spending = Literal["obrien-fleming", "pocock"]
+
+
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Hopeless:
-    """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction).
+    """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction)."""
 
-    ``looks``: the numbers of seeds after which to check, rising; the last is all seeds.
+    kind: ClassVar[Literal["hopeless"]] = "hopeless"
+    cost_above: Annotated[Number, Field(ge=0)]
+    spending: Spending
+    looks: Looks
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Settled:
+    """Stop an arm that is settled: shown to be inside or outside of the target's margin.
+
+    Without a margin: that its token cost is not zero. ``narrower_than``: or that its interval is narrower
+    than this (a fraction of the baseline's tokens).
     """
 
-    cost_above: Annotated[Number, Field(ge=0)]
-    spending: Literal["obrien-fleming", "pocock"]
-    looks: Annotated[
-        tuple[Annotated[Whole, Field(ge=2, lt=1 << 31)], ...], Field(min_length=2, max_length=50)
-    ]
-
-    @field_validator("looks")
-    @classmethod
-    def _rise(cls, looks: tuple[int, ...]) -> tuple[int, ...]:
-        if any(later <= earlier for earlier, later in itertools.pairwise(looks)):
-            raise ValueError("looks must rise")
-        return looks
+    kind: ClassVar[Literal["settled"]] = "settled"
+    looks: Looks
+    spending: Spending = "pocock"
+    narrower_than: Annotated[Number, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -64,6 +94,12 @@ class StopRule:
 
     diverged: Count | None = None
     hopeless: Hopeless | None = None
+    settled: Settled | None = None
+
+    @property
+    def sequential(self) -> Hopeless | Settled | None:
+        """The rule that looks at the results again and again; a study has one of the two at most."""
+        return self.hopeless or self.settled
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -161,7 +197,8 @@ class LockedTuning:
 class LockedPlan:
     """The content of a study's plan. ``training``: the base's section, which most arms share.
 
-    ``waive``: settings in which runs may differ. ``tuning``: None for a study without tuning.
+    ``paired_seeds``: equal seeds are pairs. ``intervals``: whether an arm's variance is moderated by those of
+    the other arms. ``waive``: settings in which runs may differ. ``tuning``: None for a study without tuning.
     ``imported``: built from the logs of others.
     """
 
@@ -171,6 +208,7 @@ class LockedPlan:
     baseline: Text
     target: Target
     paired_seeds: Flag = False
+    intervals: Literal["moderated", "own"] = "moderated"
     waive: tuple[Text, ...] = ()
     stop: StopRule | None = None
     training: Training = Field(default_factory=dict)
@@ -178,6 +216,11 @@ class LockedPlan:
     dropped: tuple[DroppedCell, ...] = ()
     tuning: LockedTuning | None = None
     imported: Flag = False
+
+    @property
+    def is_moderated(self) -> bool:
+        """Whether an arm's variance is moderated by those of the other arms."""
+        return self.intervals == "moderated"
 
     def arm(self, name: str) -> LockedArm:
         """Return an arm by name; raises ``KeyError``."""

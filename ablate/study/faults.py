@@ -97,6 +97,7 @@ class Faults:
 
     def _add_one(self, fault: ErrorDetails, root: Node, *, skip: int, section: Any) -> None:
         kind, full, context = fault["type"], fault["loc"], fault.get("ctx", {})
+        full = tuple(part for part in full if not str(part).startswith("["))  # the tags of a union
         loc = full[skip:]
         node, _ = find(root, loc)
         if kind == "unexpected_keyword_argument":

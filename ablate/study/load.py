@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError
 from ablate.run.config import TrainingConfig
-from ablate.store.lock import Target
+from ablate.store.lock import Margin, Target
 from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
 from ablate.study.fold import ArmCollector, name_rule
@@ -88,8 +88,8 @@ def load_study(path_or_name: str | Path) -> Study:
     if file is not None and file.baseline_again and again_name(baseline) in names:
         what = f"an arm of the name '{again_name(baseline)}' is there already"
         faults.add(get(root, "baseline_again") or root, what, "the baseline's second arm takes that name")
-    if file is not None and len(collector.arms) * len(file.seeds) > MAX_RUNS:
-        what = f"{len(collector.arms)} arms × {len(file.seeds)} seeds are too many runs"
+    if file is not None and len(collector.arms) * len(file.every_seed) > MAX_RUNS:
+        what = f"{len(collector.arms)} arms × {len(file.every_seed)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
     written = [*named.values(), *(draft for _, draft in cells)]
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
@@ -105,8 +105,9 @@ def load_study(path_or_name: str | Path) -> Study:
         description=file.description,
         baseline=baseline,
         target=_target(file.target),
-        seeds=tuple(file.seeds) if search is None else (search.seed,),
+        seeds=tuple(file.every_seed) if search is None else (search.seed,),
         paired_seeds=file.paired_seeds,
+        intervals=file.intervals,
         baseline_again=file.baseline_again,
         waive=tuple(dict.fromkeys(file.waive)),
         stop=stop_rule(file),
@@ -126,8 +127,8 @@ def _used_seeds(file: StudyFile | None) -> set[int]:
     """Return the seeds of the arms and of the repeated baseline."""
     if file is None:
         return set()
-    first = max(file.seeds) + 1
-    return {*file.seeds, *(range(first, first + len(file.seeds)) if file.baseline_again else ())}
+    first = max(file.every_seed) + 1
+    return {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
 
 
 def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:
@@ -175,6 +176,13 @@ def _check_target(root: Mapping, faults: Faults) -> None:
     perplexity = plain_at(node, "perplexity")
     if isinstance(perplexity, int | float) and 0 < perplexity <= 1:
         faults.add(node.entries["perplexity"], f"a perplexity is above 1, got {perplexity:g}")
+    within = get(node, "within")
+    if isinstance(within, Mapping):
+        margins = [key for key in ("cost", "loss") if plain_at(within, key) is not None]
+        if len(margins) == 2:
+            faults.add(within.keys[margins[1]], "a second margin", "give cost or loss")
+        elif not margins:
+            faults.add(within, "a margin needs its unit", "give cost, such as 5%, or loss, in nats per token")
 
 
 def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
@@ -184,7 +192,11 @@ def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
 
 def _target(section: TargetSection) -> Target:
     kind: Literal["val_loss", "perplexity"] = "perplexity" if section.val_loss is None else "val_loss"
-    return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing)
+    margin = None
+    if (within := section.within) is not None:
+        unit: Literal["cost", "loss"] = "loss" if within.cost is None else "cost"
+        margin = Margin(kind=unit, value=getattr(within, unit))
+    return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing, within=margin)
 
 
 def _check_has_arms(root: Mapping, faults: Faults) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -43,6 +43,47 @@ def _count_seeds(value: Any) -> Any:
         return value
     raise PydanticCustomError("seeds", "not seeds")
 
+
+def _fraction(value: Any) -> Any:
+    """Take 5% for 0.05."""
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            return float(value[:-1]) / 100
+        except ValueError:
+            pass
+    return value
+
+
+Fraction = Annotated[PositiveFloat, BeforeValidator(_fraction, json_schema_input_type=PositiveFloat | str)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class SeedsSection:
+    """As many seeds of each arm as it takes to settle it."""
+
+    until: Literal["settled"] = key(
+        ..., "settled: until an arm's interval leaves zero out, or, with target.within, the margin is decided"
+    )
+    at_most: Annotated[PositiveInt, Field(le=MAX_SEEDS)] = key(..., "seeds of each arm at most")
+    at_least: PositiveInt = key(2, "seeds of each arm before the first look")
+    narrower_than: Fraction | None = key(
+        None, "settled, too: a token cost whose interval is narrower than this (0.1 or 10%)"
+    )
+
+
+def _kind_of_seeds(value: Any) -> str:
+    return "[settled]" if isinstance(value, dict | SeedsSection) else "[list]"
+
+
+SeedList = Annotated[
+    list[NonNegativeInt],
+    BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
+]
+Seeds = Annotated[
+    Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[settled]")],
+    Discriminator(_kind_of_seeds),
+]
+"""The tags stand in the paths of pydantic's errors; no key begins with a bracket."""
 
 RecipeEntry = Annotated[
     RecipeSpec,
@@ -91,6 +132,14 @@ class ArmSection(BaseSection):
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class MarginSection:
+    """How far an arm may be from the baseline and still count as equal; exactly one of the two."""
+
+    cost: Fraction | None = key(None, "in token cost: 0.05 or 5%")
+    loss: PositiveFloat | None = key(None, "in final loss, nats per token")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class TargetSection:
     """The validation loss at which arms are compared; exactly one of the two units."""
 
@@ -100,6 +149,9 @@ class TargetSection:
         "confirmed",
         "confirmed: the first crossing that the next evaluation confirms, interpolated; "
         "first_eval: the first evaluation at or under the target, as MLPerf scores",
+    )
+    within: MarginSection | None = key(
+        None, "a margin: the report says of each arm whether it is shown to be within it or outside"
     )
 
 
@@ -215,11 +267,15 @@ class StudyFile:
     target: TargetSection
     description: Description | None = None
     seeds: Annotated[
-        list[NonNegativeInt],
-        BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
-        Field(description="how many seeds (0, 1, …), or a list of them"),
+        Seeds, Field(description="how many seeds (0, 1, …), a list of them, or as many as it takes")
     ] = Field(default_factory=lambda: [0, 1])
-    paired_seeds: StrictBool = key(False, "compare arms seed by seed (paired differences)")
+    paired_seeds: StrictBool = key(
+        True, "compare arms seed by seed: equal seeds share initial weights and data order"
+    )
+    intervals: Literal["moderated", "own"] = key(
+        "moderated",
+        "moderated: each arm's variance is drawn towards those of the others; own: from its own runs alone",
+    )
     baseline_again: StrictBool = key(
         False,
         "run the baseline once more with as many other seeds, as an arm of its own in which "
@@ -235,3 +291,8 @@ class StudyFile:
     arms: dict[str, ArmSection | None] = key(dict, "named arms")
     grid: GridSection | None = None
     search: SearchSection | None = key(None, "search these recipes (`ablate search`) instead of running all")
+
+    @property
+    def every_seed(self) -> list[int]:
+        """All seeds that a run may have."""
+        return list(range(self.seeds.at_most)) if isinstance(self.seeds, SeedsSection) else self.seeds

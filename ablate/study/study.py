@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +75,7 @@ class Study:
     target: Target
     seeds: tuple[int, ...]
     paired_seeds: bool
+    intervals: Literal["moderated", "own"]
     baseline_again: bool
     waive: tuple[Setting, ...]
     stop: StopRule | None

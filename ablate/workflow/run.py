@@ -19,6 +19,8 @@ tells of failed runs and interruptions, and the same call resumes.
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
@@ -30,7 +32,7 @@ from ablate.study.space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from ablate.execute.todo import Todo
@@ -59,7 +61,8 @@ def run_study(
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
     store = StudyStore(where.storage / plan.study)
-    from ablate.execute.driver import ExecutionEnd, execute_study
+    from ablate.execute.cluster import connection
+    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
     from ablate.execute.todo import find_todo, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
@@ -82,20 +85,42 @@ def run_study(
             unneeded = _unneeded(store, plan)
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                requests = requests_of(plan, chosen, corpora)
-                todo = find_todo(store, requests, unneeded, retry_failed=retry_failed, take=not shared)
-                listener.say(_todo_text(plan, todo))
-                if todo.runs:
-                    if warning:
-                        listener.say(warning)
-                    place = f"at {where.address}" if where.address else "on this machine"
-                    listener.say(f"Starting Ray {place} …")
-                    with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
-                        outcome = execute_study(
-                            store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
+                outcome = None
+                # Between two waves Ray goes on, and a request to stop is heard.
+                in_waves = plan.stop is not None and plan.stop.settled is not None
+                cancellation = Cancellation(store.path) if in_waves else None
+                with contextlib.ExitStack() as ray:
+                    for number, asked in enumerate(_waves(store, plan, chosen)):
+                        requests = requests_of(plan, asked, corpora)
+                        todo = find_todo(
+                            store, requests, unneeded, retry_failed=retry_failed, take=not shared
                         )
-                else:
-                    outcome = ExecutionEnd(states={}, interrupted=False)
+                        if number == 0 or todo.runs:
+                            listener.say(_todo_text(plan, todo))
+                        if not todo.runs:
+                            continue
+                        if outcome is None:
+                            if warning:
+                                listener.say(warning)
+                            place = f"at {where.address}" if where.address else "on this machine"
+                            listener.say(f"Starting Ray {place} …")
+                            if in_waves:
+                                ray.enter_context(connection(where.address))
+                        try:
+                            if cancellation is not None:
+                                cancellation.raise_if_requested()
+                        except KeyboardInterrupt:
+                            outcome = ExecutionEnd(states={}, interrupted=True)
+                            break
+                        with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
+                            ended = execute_study(
+                                store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
+                            )
+                        before = {} if outcome is None else outcome.states
+                        outcome = replace(ended, states=before | ended.states)
+                        if outcome.interrupted or outcome.problem:
+                            break
+                outcome = outcome or ExecutionEnd(states={}, interrupted=False)
                 report = None if outcome.interrupted else _report(store, listener)
             finally:
                 left = mirror.stop()
@@ -128,6 +153,25 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
         for arm, run in plan.runs()
         if (not only or arm.name in only) and (seeds is None or run.seed in seeds)
     }
+
+
+def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[set[str]]:
+    """Yield the ids of the runs to ask for: all at once, or of as many seeds as the results allow.
+
+    With seeds until settled the runs of one more seed begin when a look has found which arms need them.
+    """
+    seeds: int | None = None
+    while True:
+        if plan.stop is not None and plan.stop.settled is not None:
+            from ablate.reports.findings.ends import seeds_to_begin
+            from ablate.reports.read.load import load_frames
+
+            before, seeds = seeds, seeds_to_begin(load_frames(store))
+            if before is not None and seeds == before:
+                return
+        yield {run.id for arm in plan.arms for run in arm.runs[:seeds] if run.id in chosen}
+        if seeds is None:
+            return
 
 
 def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:

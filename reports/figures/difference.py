@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.losses import Band, difference_band
+from ablate.reports.statistics.losses import Band, difference_bands
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -28,16 +28,19 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     by_arm = {
         arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
     }
-    bands = {
-        # An arm that was stopped at a look is compared with as many seeds of the baseline.
-        arm.name: difference_band(
-            by_arm[arm.name],
-            by_arm[analysis.baseline][: None if arm.stopped is None else arm.stopped.seeds],
-            arm.alpha,
-            paired=analysis.plan.paired_seeds,
-        )
-        for arm in analysis.others
-    }
+    bands = difference_bands(
+        {
+            # An arm that was stopped at a look is compared with as many seeds of the baseline.
+            arm.name: (
+                by_arm[arm.name],
+                by_arm[analysis.baseline][: None if arm.stopped is None else arm.stopped.seeds],
+            )
+            for arm in analysis.others
+        },
+        {arm.name: arm.alpha for arm in analysis.others},
+        paired=analysis.plan.paired_seeds,
+        moderated=analysis.plan.is_moderated,
+    )
     bands = {name: band for name, band in bands.items() if len(band.tokens)}
     if not bands:
         return None

@@ -12,30 +12,38 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ablate.reports.findings import speed
-from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
+from ablate.reports.findings.ends import decide_stops, number_in, run_ends, unused_places
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
 from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
 from ablate.reports.read.comparable import find_set_apart
-from ablate.reports.statistics.cost import Cost, is_settled, log_tokens, mean_tokens, token_cost
+from ablate.reports.statistics.cost import Cost, log_tokens, mean_tokens, token_costs
 from ablate.reports.statistics.effects import Effects, factor_effects
+from ablate.reports.statistics.equivalence import standing
 from ablate.reports.statistics.intervals import ALPHA, Interval
-from ablate.reports.statistics.losses import Curve, LossDifference, final_difference, final_loss
+from ablate.reports.statistics.losses import (
+    Curve,
+    LossDifference,
+    final_differences,
+    final_loss,
+    tokens_behind,
+)
 from ablate.reports.statistics.power import power_of
 from ablate.reports.statistics.steps import find_steps
 from ablate.reports.statistics.stopping import alpha_of
 from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
-from ablate.reports.statistics.sweep import cost_growth, target_sweep
+from ablate.reports.statistics.sweep import Sweep, cost_growths, target_sweeps
 from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.load import StudyFrames
@@ -89,6 +97,11 @@ class _ArmRuns:
         return self.stopped is not None and self.stopped.kind == "diverged"
 
     @property
+    def decay_begins(self) -> int | None:
+        """Tokens after which the learning rate falls at the end; None where it does not, or is not known."""
+        return None if self.config is None else decay_begins(self.config.training)
+
+    @property
     def have_ended(self) -> bool:
         """Whether no run is still to come: failed ones are not, unless somebody asks for them again."""
         return all(run.state in ("finished", "diverged", "failed") for run in self.results)
@@ -99,13 +112,6 @@ class _ArmRuns:
             self, outcomes=self.outcomes[:seeds], curves=self.curves[:seeds], results=self.results[:seeds]
         )
 
-    def cost_over(self, other: _ArmRuns, *, paired: bool) -> Cost:
-        """Return the token cost over another arm, of as many seeds as both count, at the stricter level."""
-        n = min((own.seeds for own in (self, other) if own.seeds is not None), default=None)
-        alpha = min(self.alpha, other.alpha)
-        cost = token_cost(self.outcomes[:n], other.outcomes[:n], paired=paired, alpha=alpha)
-        return replace(cost, restricted=None) if self.is_selected or other.is_selected else cost
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
@@ -115,6 +121,55 @@ class _Setting:
     timing: RunTiming
     throughput: Throughput | None
     horizon: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """Each arm against the baseline: what takes the other arms' runs, too."""
+
+    costs: Mapping[str, Cost]
+    differences: Mapping[str, LossDifference]
+    sweeps: Mapping[str, Sweep]
+    growths: Mapping[str, Cost]
+
+
+def _costs_over(base: str, runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> dict[str, Cost]:
+    """Return each arm's cost over one of them, of as many seeds as both count, at the stricter level."""
+    other = runs[base]
+    sides, alphas = {}, {}
+    for name, own in runs.items():
+        if name != base:
+            n = min((one.seeds for one in (own, other) if one.seeds is not None), default=None)
+            sides[name] = (own.outcomes[:n], other.outcomes[:n])
+            alphas[name] = min(own.alpha, other.alpha)
+    costs = token_costs(sides, paired=plan.paired_seeds, alpha=alphas, moderated=plan.is_moderated)
+    return {
+        name: replace(cost, restricted=None) if runs[name].is_selected or other.is_selected else cost
+        for name, cost in costs.items()
+    }
+
+
+def _compare(runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> _Compared:
+    """Compare every arm with the baseline, of which as many seeds as the arm was stopped at."""
+    base = runs[plan.baseline]
+    others = {name: own for name, own in runs.items() if own is not base}
+    sides = {name: (own.curves, base.first(own.seeds).curves) for name, own in others.items()}
+    alphas = {name: own.alpha for name, own in others.items()}
+    how = {"paired": plan.paired_seeds, "moderated": plan.is_moderated}
+    falls = {
+        name: min((at for one in (own, base) if (at := one.decay_begins) is not None), default=None)
+        for name, own in others.items()
+    }
+    crossing = plan.target.crossing
+    complete = {name: side for name, side in sides.items() if not others[name].is_selected}
+    return _Compared(
+        costs=_costs_over(plan.baseline, runs, plan),
+        differences=final_differences(sides, alphas, **how),
+        sweeps=target_sweeps(sides, alphas, rule=crossing, **how),
+        growths=cost_growths(
+            complete, alphas, plan.target.val_loss, decay_begins=falls, rule=crossing, **how
+        ),
+    )
 
 
 def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
@@ -133,7 +188,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
         horizon=common_horizon(own.outcomes for own in runs.values()),
     )
-    arms = tuple(_arm_result(entry, runs[entry.name], base, setting) for entry in plan.arms)
+    compared = _compare(runs, plan)
+    arms = tuple(_arm_result(entry, runs[entry.name], base, setting, compared) for entry in plan.arms)
+    costs_over = cache(lambda first: _costs_over(first, runs, plan))
     curves = tuple(curve for own in runs.values() for curve in own.curves)
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     token_effects, loss_effects = _effects(plan, runs)
@@ -147,10 +204,10 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 for arm in plan.arms
                 if arm.name in frames.configs and not arm.again
             },
-            lambda first, second: runs[second].cost_over(runs[first], paired=plan.paired_seeds),
+            lambda first, second: costs_over(first)[second],
         ),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
-        resolution=_resolution(curves, base.outcomes),
+        resolution=_resolution(runs.values(), base.outcomes),
         timing=setting.timing,
         throughput=setting.throughput,
         environments=_distinct(frames.environments),
@@ -178,7 +235,8 @@ def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns
         budget = int(whole_steps[curve.arm] or number_in(row["budget_tokens"]) or 0)
         result = _run_result(row, end, curve, frames.environments, budget=budget)
         ends[curve.arm].append((end, curve, result))
-    stops = stopped_arms(plan, {arm: [end for end, _, _ in own] for arm, own in ends.items()})
+    runs = {arm: [(end, curve) for end, curve, _ in own] for arm, own in ends.items()}
+    stops = decide_stops(plan, runs).stopped
     configs = speed.read_configs(frames.configs)
     return {arm: _used(own, stops.get(arm), configs.get(arm)) for arm, own in ends.items()}
 
@@ -194,7 +252,11 @@ def _used(
         # A run that diverged before its first evaluation has an empty curve, and still counts as diverged.
         curves=[curve for end, curve, _ in used if len(curve.tokens) or end.end != "missing"],
         results=[
-            replace(run, end="unused", tokens_to_target=None, left_bound=False) if i in places else run
+            replace(
+                run, end="unused", tokens_to_target=None, interpolated=None, fitted=None, left_bound=False
+            )
+            if i in places
+            else run
             for i, (_, _, run) in enumerate(runs)
         ],
         stopped=stopped,
@@ -219,20 +281,22 @@ def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, E
     in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
     stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)
     tokens = [
-        (factors, math.log(run.high) if run.exact else None)
+        (factors, run.seed, math.log(run.high) if run.exact else None)
         for factors, own in in_grid
         for run in own.outcomes
         if run.end != "missing"
     ]
     losses = [
-        (factors, None if curve.end == "diverged" else float(curve.loss[-1]))
+        (factors, curve.seed, None if curve.end == "diverged" else float(curve.loss[-1]))
         for factors, own in in_grid
         for curve in own.curves
         if curve.end != "missing"
     ]
     why = f"arms were stopped early ({stopped}): no effects"
     on_tokens, on_loss = (
-        Effects(reason=why, runs=len(rows)) if stopped and rows else factor_effects(rows)
+        Effects(reason=why, runs=len(rows))
+        if stopped and rows
+        else factor_effects(rows, paired=plan.paired_seeds)
         for rows in (tokens, losses)
     )
     return on_tokens, on_loss
@@ -254,6 +318,8 @@ def _run_result(
         tokens=max(int(row["tokens"]), int(curve.tokens[-1]) if len(curve.tokens) else 0),
         budget=budget,
         tokens_to_target=end.high if end.end == "hit" else None,
+        interpolated=end.interpolated,
+        fitted=end.fitted,
         left_bound=end.end == "hit" and not end.exact,
         last_loss=float(curve.loss[-1]) if len(curve.loss) else None,
         message=row["message"] if isinstance(row["message"], str) else None,
@@ -264,16 +330,17 @@ def _run_result(
     )
 
 
-def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _Setting) -> ArmResult:
+def _arm_result(
+    entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _Setting, compared: _Compared
+) -> ArmResult:
     """Return one arm against the baseline; of the baseline as many seeds as the arm was stopped at."""
     base = baseline.first(own.seeds)
     is_baseline = own is baseline
-    paired, target, alpha = setting.plan.paired_seeds, setting.plan.target, own.alpha
-    cost = Cost(kind="baseline") if is_baseline else own.cost_over(baseline, paired=paired)
+    alpha = own.alpha
+    cost = Cost(kind="baseline") if is_baseline else compared.costs[entry.name]
     mean = mean_tokens(own.outcomes, alpha)
-    falls, base_falls = (
-        None if one.config is None else decay_begins(one.config.training) for one in (own, base)
-    )
+    difference = compared.differences.get(entry.name, LossDifference(note="baseline"))
+    margin = setting.plan.target.within
     return ArmResult(
         planned=entry,
         alpha=alpha,
@@ -281,41 +348,37 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
         tokens_to_target=mean,
         token_cost=cost,
         final_loss=final_loss(own.curves, alpha),
-        difference=LossDifference(note="baseline")
-        if is_baseline
-        else final_difference(own.curves, base.curves, alpha, paired=paired),
-        sweep=None
-        if is_baseline
-        else target_sweep(own.curves, base.curves, rule=target.crossing, paired=paired, alpha=alpha),
-        cost_growth=Cost(kind="baseline" if is_baseline else "none")
-        if is_baseline or own.is_selected
-        else cost_growth(
-            own.curves,
-            base.curves,
-            target.val_loss,
-            rule=target.crossing,
-            paired=paired,
-            alpha=alpha,
-            decay_begins=min((at for at in (falls, base_falls) if at is not None), default=None),
-        ),
+        difference=difference,
+        standing=None if is_baseline or margin is None else standing(cost, difference.figure, margin, alpha),
+        behind=tokens_behind(difference, base.curves)
+        if cost.kind == "bound" and not _is_falling(own, base, difference.tokens)
+        else Interval(),
+        sweep=compared.sweeps.get(entry.name),
+        cost_growth=compared.growths.get(entry.name, Cost(kind="baseline" if is_baseline else "none")),
         reached=None if own.is_selected else reached(own.outcomes, alpha),
         restricted_mean=Interval(note="stopped early" if own.is_selected else "no results")
         if own.is_selected or setting.horizon is None
         else restricted_mean(own.outcomes, setting.horizon, alpha),
-        power=None
-        if is_baseline or own.stopped is not None
-        else power_of(
-            own.outcomes, base.outcomes, settled=is_settled(cost), estimate=cost.estimate, paired=paired
-        ),
+        power=None if is_baseline or own.stopped is not None else power_of(cost, own.outcomes, base.outcomes),
         measured=_measured(entry.name, own, base, setting, cost),
         fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
         modelled=()
         if own.config is None or base.config is None
         else speed.modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
         published=() if own.config is None else published_for(own.config.recipe),
-        decay_begins=falls,
+        decay_begins=own.decay_begins,
         runs=tuple(own.results),
     )
+
+
+def _is_falling(own: _ArmRuns, base: _ArmRuns, tokens: int | None) -> bool:
+    """Tell whether the learning rate of either falls there, so that the curve's slope is not its own."""
+    for one in (own, base):
+        if one.config is not None and one.config.training.schedule == "cosine":
+            return True
+        if one.decay_begins is not None and (tokens or 0) > one.decay_begins:
+            return True
+    return False
 
 
 def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost: Cost) -> Measured | None:
@@ -331,13 +394,26 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
     return speed.measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
 
 
-def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:
-    """Take the widest of the runs' usual intervals: the coarsest reading limits the comparison."""
-    steps = [float(np.median(np.diff(curve.tokens))) for curve in curves if len(curve.tokens) > 1]
+def _resolution(runs: Iterable[_ArmRuns], baseline: Sequence[Outcome]) -> Resolution:
+    """Take the widest of the runs' intervals at the crossing: the coarsest reading limits the comparison."""
+    steps = [
+        float(np.diff(curve.tokens)[_place(end, curve)])
+        for own in runs
+        for end, curve in zip(own.outcomes, own.curves, strict=False)
+        if len(curve.tokens) > 1
+    ]
     interval = max(steps, default=None)
     reached = mean_tokens(baseline).estimate
     share = interval / reached if interval is not None and reached else math.inf
     return Resolution(tokens=interval, share_of_tokens_to_target=share if math.isfinite(share) else None)
+
+
+def _place(end: Outcome, curve: Curve) -> int:
+    """Return which interval between evaluations a run crossed the target in; the last where it did not."""
+    last = len(curve.tokens) - 2
+    if end.interpolated is None:
+        return 0 if end.end == "hit" else last
+    return min(max(int(np.searchsorted(curve.tokens, end.interpolated, side="left")) - 1, 0), last)
 
 
 def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:

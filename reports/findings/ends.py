@@ -17,17 +17,22 @@ import pandas as pd
 from ablate.reports.findings.tuning import split_frames
 from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.losses import Curve
-from ablate.reports.statistics.stopping import Stopped, decide
+from ablate.reports.statistics.intervals import ALPHA
+from ablate.reports.statistics.losses import Curve, final_differences
+from ablate.reports.statistics.stopping import Decision, Stopped, decide
+from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import Outcome, outcome
+from ablate.run.schedule import steady_spans
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.reports.read.load import StudyFrames
+    from ablate.reports.statistics.intervals import Estimate
     from ablate.store import State, StudyStore
     from ablate.store.lock import LockedPlan, Target
+    from ablate.store.records import RecordedConfig
 
 
 def target_text(target: Target) -> str:
@@ -40,12 +45,14 @@ def target_text(target: Target) -> str:
 def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
     """Yield each run's row, its curve (without a point before the first evaluation), and how it ended."""
     target = frames.plan.target
+    steady = {arm: _steady(config) for arm, config in frames.configs.items()}
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
         run_id = str(row["run_id"])
         group = evals.get(run_id)
         tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
         loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
+        fit = LocalFit(tokens, loss, steady.get(str(row["arm"]), ()))
         end = outcome(
             seed=int(row["seed"]),
             state="set apart" if run_id in apart else str(row["state"]),
@@ -54,19 +61,53 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
             target=target.val_loss,
             rule=target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
+            fit=fit,
         )
         curve = Curve(
-            run_id=run_id, arm=str(row["arm"]), seed=end.seed, end=end.end, tokens=tokens, loss=loss
+            run_id=run_id, arm=str(row["arm"]), seed=end.seed, end=end.end, tokens=tokens, loss=loss, fit=fit
         )
         yield {str(key): value for key, value in row.items()}, curve, end
 
 
-def stopped_arms(plan: LockedPlan, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
+def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
+    """Return the spans of tokens in which nothing of an arm's training changes, as far as it is known."""
+    if config.whole.get("trainer") is not None:  # the user's own, which may follow another schedule
+        return ()
+    training = config.training or {}
+    phases = (config.recipe or {}).get("phases") or ()
+    total = training.get("tokens") or 0
+    switches = [
+        phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
+    ]
+    return steady_spans(training, switches)
+
+
+def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Curve]]]) -> Decision:
     """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
     if plan.stop is None:
-        return {}
-    never = frozenset(arm.name for arm in plan.arms if arm.again)
-    return decide(outcomes, plan.stop, baseline=plan.baseline, never=never, paired=plan.paired_seeds)
+        return Decision(stopped={})
+
+    def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
+        curves = {arm: [curve for _, curve in own[:n]] for arm, own in runs.items()}
+        found = final_differences(
+            {arm: (curves[arm], curves[plan.baseline]) for arm in arms},
+            dict.fromkeys(arms, ALPHA),
+            paired=plan.paired_seeds,
+            moderated=plan.is_moderated,
+        )
+        return {arm: one.figure for arm, one in found.items() if one.figure is not None}
+
+    margin = plan.target.within
+    return decide(
+        {arm: [end for end, _ in own] for arm, own in runs.items()},
+        plan.stop,
+        baseline=plan.baseline,
+        never=frozenset(arm.name for arm in plan.arms if arm.again),
+        paired=plan.paired_seeds,
+        moderated=plan.is_moderated,
+        margin=margin,
+        differences=differences if margin is not None and margin.kind == "loss" else None,
+    )
 
 
 def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
@@ -105,13 +146,18 @@ class Unneeded:
     def _stages(self) -> dict[str, tuple[int, int]]:
         """Return for each arm how many looks are due, and how many of its runs have diverged."""
         stop = self._plan.stop
-        looks = () if stop is None or stop.hopeless is None else stop.hopeless.looks
+        looks = () if stop is None or stop.sequential is None else stop.sequential.looks
+        failed = {}
         for _, run in self._plan.runs():
-            if run.id not in self._ended and (state := self._store.run(run.id).status().state) in END_STATES:
-                self._ended[run.id] = state
+            if run.id not in self._ended:
+                state = self._store.run(run.id).status().state
+                if state in END_STATES:
+                    self._ended[run.id] = state
+                elif state == "failed":  # nothing is to come of it, unless somebody asks for it again
+                    failed[run.id] = state
         stages = {}
         for arm in self._plan.arms:
-            ended = [self._ended.get(run.id) for run in arm.runs]
+            ended = [(self._ended | failed).get(run.id) for run in arm.runs]
             in_front = ended.index(None) if None in ended else len(ended)
             stages[arm.name] = (bisect_right(looks, in_front), ended.count("diverged"))
         return stages
@@ -129,17 +175,26 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
     }
 
 
+def seeds_to_begin(frames: StudyFrames) -> int | None:
+    """Return how many runs of each arm may be begun by the results there are; None for all of them."""
+    allowed = [_decided(part)[0].seeds for part in split_frames(frames) or (frames,)]
+    return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
+
+
+def _decided(frames: StudyFrames) -> tuple[Decision, dict[str, list[tuple[Outcome, Curve]]]]:
+    """Return what the rule decides in one comparison, and the runs of each arm."""
+    apart = {found.run for found in find_set_apart(frames, frames.plan.waive)}
+    runs: dict[str, list[tuple[Outcome, Curve]]] = {}
+    for _, curve, end in run_ends(frames, apart):
+        runs.setdefault(curve.arm, []).append((end, curve))
+    return decide_stops(frames.plan, runs), runs
+
+
 def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
     """Return the runs that one comparison does not need, each with the reason."""
-    plan = frames.plan
-    apart = {found.run for found in find_set_apart(frames, plan.waive)}
-    outcomes: dict[str, list[Outcome]] = {}
-    ids: dict[str, list[str]] = {}
-    for _, curve, end in run_ends(frames, apart):
-        outcomes.setdefault(curve.arm, []).append(end)
-        ids.setdefault(curve.arm, []).append(curve.run_id)
+    decision, runs = _decided(frames)
     return {
-        ids[arm][place]: stop.reason
-        for arm, stop in stopped_arms(plan, outcomes).items()
-        for place in sorted(unused_places(outcomes[arm], stop))
+        runs[arm][place][1].run_id: stop.reason
+        for arm, stop in decision.stopped.items()
+        for place in sorted(unused_places([end for end, _ in runs[arm]], stop))
     }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ablate.reports.read.comparable import SetApart
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.effects import Effects
+    from ablate.reports.statistics.equivalence import Standing
     from ablate.reports.statistics.losses import Curve, LossDifference
     from ablate.reports.statistics.power import Power
     from ablate.reports.statistics.steps import Step
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 class RunResult:
     """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
 
-    ``tokens`` trained of the ``budget``, in tokens as well.
+    ``tokens`` trained of the ``budget``, in tokens as well. ``interpolated`` and ``fitted``: the crossing of
+    the target by either way (``run.outcome``).
     """
 
     run_id: str
@@ -38,6 +40,8 @@ class RunResult:
     tokens: int
     budget: int
     tokens_to_target: float | None
+    interpolated: float | None
+    fitted: float | None
     left_bound: bool
     last_loss: float | None
     message: str | None
@@ -83,8 +87,9 @@ class ArmResult:
     ``alpha``: the nominal level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs
     count for nothing, not even as missing. ``measured``: None without timing that counts, see ``timing``.
     ``fp4_share``, ``modelled``: None and empty without a configuration. ``cost_growth``: of (1 + token cost)
-    from half-way to the target on. ``decay_begins``: tokens after which its learning rate falls at the end;
-    None where it does not.
+    from half-way to the target on. ``standing``: to the target's margin, None without one. ``behind``: of an
+    arm with a bound alone, how many more tokens its difference in loss comes to. ``decay_begins``: tokens
+    after which its learning rate falls at the end; None where it does not.
     """
 
     planned: LockedArm
@@ -94,6 +99,8 @@ class ArmResult:
     token_cost: Cost
     final_loss: Interval
     difference: LossDifference
+    standing: Standing | None
+    behind: Interval
     sweep: Sweep | None
     cost_growth: Cost
     power: Power | None

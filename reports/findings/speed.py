@@ -19,13 +19,13 @@ from ablate.reports.findings.results import Measured, Modelled
 from ablate.reports.statistics.intervals import (
     ALPHA,
     Interval,
-    contrast,
     difference,
     exponential,
     mean_estimate,
     mean_interval,
     t_interval,
 )
+from ablate.reports.statistics.moderation import contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,8 @@ def measured_speed(
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
         if not own or not base:
             return _NOT_ALL
-        return exponential(t_interval(contrast(own, base, paired=paired)[0], alpha))
+        compared = contrasts({"": (own, base)}, paired=paired, moderated=False)[""]
+        return exponential(t_interval(compared.estimate, alpha))
 
     hours = [-pace - math.log(_HOUR_SEC) for _, pace in _of_all(arm, _device_pace)]
     return Measured(

@@ -39,10 +39,13 @@ _KEYS = {
     "ArmResult": "name description=planned.description baseline_again=planned.again recipe "
     "differs=planned.differs folded=planned.folded n hit censored diverged missing nominal_level=alpha "
     "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
-    "break_even_throughput=break_even final_loss restricted_mean measured fp4_share_of_flops=fp4_share "
+    "break_even_throughput=break_even final_loss standing tokens_behind=behind "
+    "restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
     "PublishedSpeed": "what source published at_least modelled deviation",
-    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio restricted",
+    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
+    "restricted",
+    "LossDifference": "estimate low high note tokens n n_baseline",
     "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",
     "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
@@ -51,7 +54,8 @@ _KEYS = {
     "step_speed_at_llama_3_1_8b=large",
     "Rate": "learning_rate arm final_loss=loss n diverged",
     "RateCurve": "name best=best.learning_rate best_is_outermost rates",
-    "RunResult": "id=run_id seed state end tokens tokens_to_target at_or_before_first_evaluation=left_bound "
+    "RunResult": "id=run_id seed state end tokens tokens_to_target interpolated fitted "
+    "at_or_before_first_evaluation=left_bound "
     "last_loss message seconds tokens_per_sec backend_mode",
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
     "Stopped": "kind reason look seeds",
@@ -74,11 +78,15 @@ def report_document(
     return {
         "format": FORMAT,
         **_object(analysis.plan, "study description baseline"),
-        "target": _object(analysis.plan.target, "kind value val_loss crossing"),
+        "target": _object(analysis.plan.target, "kind value val_loss crossing within"),
         "verdict": list(verdict.sentences),
         "notices": list(notices),
         "warnings": list(warnings),
-        **_object(analysis, "runs_planned=planned runs_missing=missing paired_seeds=plan.paired_seeds"),
+        **_object(
+            analysis,
+            "runs_planned=planned runs_missing=missing paired_seeds=plan.paired_seeds "
+            "intervals=plan.intervals",
+        ),
         "stop": None if rule is None else _plain(rule) | {"tokens_saved": stopped},
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],

@@ -1,8 +1,9 @@
 """Token cost: what share more tokens an arm needs than the baseline to reach the same validation loss.
 
-exp(mean log T_arm − mean log T_baseline) − 1, with Welch's interval on log T, or the paired interval where
-the study declares its seeds paired. A mean over the runs that hit would leave out the slow ones. So if one
-run of either side has no known T, there is no estimate, only the bound from the ranges of all T.
+exp(mean log T_arm − mean log T_baseline) − 1, with a t interval on log T: of paired differences where seeds
+are pairs, else Welch's, each with its variance moderated by the study's other arms (``moderation``). A mean
+over the runs that hit would leave out the slow ones. So if one run of either side has no known T, there is no
+estimate, only the bound from the ranges of all T.
 
 How it fails: it does not raise. ``kind`` says what there is, and ``reason`` why there is no more.
 """
@@ -10,8 +11,9 @@ How it fails: it does not raise. ``kind`` says what there is, and ``reason`` why
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
@@ -20,17 +22,22 @@ from ablate.reports.statistics.intervals import (
     ONE_RUN,
     Estimate,
     Interval,
-    contrast,
     exponential,
     mean_estimate,
     t_interval,
-    welch_interval,
 )
+from ablate.reports.statistics.moderation import contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ablate.reports.statistics.moderation import Contrast
     from ablate.run.outcome import Outcome
+
+    Sides = tuple[Sequence[Outcome], Sequence[Outcome]]
+    """Runs of an arm, and of the baseline that they are compared with."""
+
+Arm = TypeVar("Arm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,8 @@ class Cost:
     ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
     ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
     with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
+    ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
+    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one.
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
@@ -53,6 +62,8 @@ class Cost:
     pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
     log_ratio: Estimate | None = None
+    own: Interval | None = None
+    stands_out: bool = False
 
 
 def is_settled(cost: Cost) -> bool:
@@ -83,21 +94,52 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
 def token_cost(
     arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False, alpha: float = ALPHA
 ) -> Cost:
-    """Return the token cost of an arm over the baseline from how their runs ended.
+    """Return the token cost of one arm over the baseline from how their runs ended, by their own variance.
 
     ``alpha``: the chance that its interval misses, as far as this one comparison goes.
     """
-    left = [run for run in arm if run.end != "missing"]
-    right = [run for run in baseline if run.end != "missing"]
-    if not left or not right:
-        whose = "this arm" if not left else "the baseline"
-        return Cost(kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right))
-    if not all(run.exact for run in left + right):
-        return _bound(left, right, alpha)
-    log_ratio, pairs = contrast(_logs(left), _logs(right), paired=paired)
-    cost = exponential(t_interval(log_ratio, alpha), minus=1.0)
+    return token_costs({"": (arm, baseline)}, paired=paired, alpha=alpha, moderated=False)[""]
+
+
+def token_costs(
+    sides: Mapping[Arm, Sides],
+    *,
+    paired: bool = False,
+    alpha: float | Mapping[Arm, float] = ALPHA,
+    moderated: bool = True,
+) -> dict[Arm, Cost]:
+    """Return the token cost of each arm over one baseline, with intervals moderated by each other."""
+    results = {
+        arm: ([run for run in left if run.end != "missing"], [run for run in right if run.end != "missing"])
+        for arm, (left, right) in sides.items()
+    }
+    known = {
+        arm: (_logs(left), _logs(right))
+        for arm, (left, right) in results.items()
+        if left and right and all(run.exact for run in (*left, *right))
+    }
+    compared = contrasts(known, paired=paired, moderated=moderated)
+    found = {}
+    for arm, (left, right) in results.items():
+        level = alpha[arm] if isinstance(alpha, Mapping) else alpha
+        if not left or not right:
+            whose = "this arm" if not left else "the baseline"
+            found[arm] = Cost(
+                kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right)
+            )
+        elif arm in compared:
+            found[arm] = _estimate(compared[arm], left, right, level, paired=paired)
+        else:
+            found[arm] = _bound(left, right, level, paired=paired)
+    return found
+
+
+def _estimate(
+    compared: Contrast, left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool
+) -> Cost:
+    cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
     reason = cost.note
-    if paired and not pairs and reason != ONE_RUN:
+    if paired and not compared.pairs and reason != ONE_RUN:
         reason = "fewer than 2 seeds in common: compared unpaired"
     return Cost(
         kind="point" if cost.low is None else "interval",
@@ -107,9 +149,11 @@ def token_cost(
         reason=reason,
         n=len(left),
         n_baseline=len(right),
-        pairs=len(pairs) or None,
-        pairing_variance_ratio=_variance_ratio(left, right, pairs) if pairs else None,
-        log_ratio=log_ratio,
+        pairs=len(compared.pairs) or None,
+        pairing_variance_ratio=_variance_ratio(left, right, compared.pairs) if compared.pairs else None,
+        log_ratio=compared.estimate,
+        own=None if compared.estimate == compared.own else own,
+        stands_out=compared.stands_out,
     )
 
 
@@ -117,14 +161,14 @@ def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
     return [(run.seed, math.log(run.high)) for run in runs]
 
 
-def _variance_ratio(left: Sequence[Outcome], right: Sequence[Outcome], seeds: list[int]) -> float | None:
+def _variance_ratio(left: Sequence[Outcome], right: Sequence[Outcome], seeds: Sequence[int]) -> float | None:
     """Return the unpaired variance over the paired one: above 1, pairs have made the interval narrower."""
     x, y = (np.array([logs[seed] for seed in seeds]) for logs in (dict(_logs(left)), dict(_logs(right))))
     spread = float(np.var(x - y, ddof=1))
     return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
 
 
-def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> Cost:
+def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
     """Return the bounds of the cost when each unknown T may lie anywhere in its range."""
     left_low, left_high = _log_range(left)
     right_low, right_high = _log_range(right)
@@ -138,8 +182,9 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float) -> C
     ]
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
-        cut, known = [math.log(run.low) for run in left], [math.log(run.high) for run in right]
-        restricted = exponential(welch_interval(cut, known, alpha), minus=1.0)
+        cut = {"": ([(run.seed, math.log(run.low)) for run in left], _logs(right))}
+        compared = contrasts(cut, paired=paired, moderated=False)[""]
+        restricted = exponential(t_interval(compared.estimate, alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
         low=bounds.low,

@@ -95,20 +95,6 @@ def difference(left: Estimate, right: Estimate) -> Estimate:
     return combination([(1.0, left), (-1.0, right)])
 
 
-def contrast(
-    left: Sequence[tuple[int, float]], right: Sequence[tuple[int, float]], *, paired: bool
-) -> tuple[Estimate, list[int]]:
-    """Return mean(left) − mean(right) of (seed, value) pairs, and the seeds that were compared as pairs.
-
-    ``paired``: by the differences of seeds in common, where there are two at least; else by Welch's way.
-    """
-    x, y = dict(left), dict(right)
-    seeds = sorted(x.keys() & y.keys()) if paired else []
-    if len(seeds) >= 2:
-        return mean_estimate([x[seed] - y[seed] for seed in seeds]), seeds
-    return difference(*(mean_estimate([value for _, value in side]) for side in (left, right))), []
-
-
 def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
     """Return an estimate with its t interval."""
     if not estimate.degrees:
@@ -125,11 +111,6 @@ def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return the mean with its t interval; of paired differences this is the paired t interval."""
     x = np.asarray(values, dtype=float)
     return t_interval(mean_estimate(x), alpha) if len(x) else Interval(note="no values")
-
-
-def welch_interval(left: ArrayLike, right: ArrayLike, alpha: float = ALPHA) -> Interval:
-    """Return mean(left) − mean(right) with Welch's interval, which needs no equal variances."""
-    return t_interval(difference(mean_estimate(left), mean_estimate(right)), alpha)
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:

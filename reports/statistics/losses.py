@@ -10,14 +10,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.reports.statistics.intervals import ALPHA, Interval, contrast, mean_interval, t_interval
+from ablate.reports.statistics.intervals import (
+    ALPHA,
+    Estimate,
+    Interval,
+    exponential,
+    mean_interval,
+    t_interval,
+)
+from ablate.reports.statistics.moderation import contrasts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from ablate.run.local_fit import LocalFit
+
+    Sides = tuple[Sequence["Curve"], Sequence["Curve"]]
+    """Curves of an arm, and of the baseline that it is compared with."""
+
+Arm = TypeVar("Arm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +45,7 @@ class Curve:
     end: str
     tokens: np.ndarray
     loss: np.ndarray
+    fit: LocalFit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +76,15 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference(Interval):
-    """The difference to the baseline at the last evaluation that all runs of both have."""
+    """The difference to the baseline at the last evaluation that all runs of both have, after ``tokens``.
+
+    ``figure``: the same with its variance, for intervals of other levels.
+    """
 
     tokens: int | None = None
     n: int = 0
     n_baseline: int = 0
+    figure: Estimate | None = None
 
 
 def common_grid(curves: Sequence[Curve]) -> CurveGrid:
@@ -88,38 +108,77 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     return mean_interval([curve.loss[-1] for curve in results], alpha)
 
 
-def final_difference(
-    arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA, *, paired: bool = False
-) -> LossDifference:
-    """Return the mean difference at the last evaluation common to all runs of both.
+def final_differences(
+    sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
+) -> dict[Arm, LossDifference]:
+    """Return each arm's mean difference to the baseline at the last evaluation common to all runs of both.
 
-    ``paired``: of seeds in common, where there are two; else by Welch's way.
+    ``paired``, ``moderated``: as token costs are compared (``moderation``).
     """
-    for mean in map(final_loss, (arm, baseline)):
-        if mean.estimate is None:
-            return LossDifference(note=mean.note)
-    left, right = _align(common_grid(arm), common_grid(baseline))
-    if not len(left.tokens):
-        return LossDifference(note="no evaluation at equal tokens")
-    return LossDifference(
-        **vars(_differences(left, right, alpha, paired=paired)[-1]),
-        tokens=int(left.tokens[-1]),
-        n=len(left.loss),
-        n_baseline=len(right.loss),
-    )
+    found: dict[Arm, LossDifference] = {}
+    at: dict[Arm, tuple[CurveGrid, CurveGrid]] = {}
+    for arm, (own, base) in sides.items():
+        note = next((mean.note for mean in map(final_loss, (own, base)) if mean.estimate is None), None)
+        grids = _align(common_grid(own), common_grid(base))
+        if note is not None or not len(grids[0].tokens):
+            found[arm] = LossDifference(note=note or "no evaluation at equal tokens")
+        else:
+            at[arm] = grids
+    values = {arm: (_values(left, -1), _values(right, -1)) for arm, (left, right) in at.items()}
+    for arm, one in contrasts(values, paired=paired, moderated=moderated).items():
+        left, right = at[arm]
+        found[arm] = LossDifference(
+            **vars(t_interval(one.estimate, alphas[arm])),
+            tokens=int(left.tokens[-1]),
+            n=len(left.loss),
+            n_baseline=len(right.loss),
+            figure=one.estimate,
+        )
+    return found
 
 
-def difference_band(
-    arm: Sequence[Curve], baseline: Sequence[Curve], alpha: float = ALPHA, *, paired: bool = False
-) -> Band:
-    """Return the difference to the baseline at every common evaluation, with pointwise intervals.
+def tokens_behind(difference: LossDifference, baseline: Sequence[Curve]) -> Interval:
+    """Return how many more tokens a loss difference comes to, as a share: over the slope of the baseline.
 
-    ``paired``: as in ``final_difference``.
+    The slope is that of its mean curve over ln tokens, in the last half of the tokens up to where the
+    difference is read. It is the cost of that loss, near which the baseline was: none of a later target.
     """
-    left, right = _align(common_grid(arm), common_grid(baseline))
-    intervals = _differences(left, right, alpha, paired=paired)
-    rows = np.array([(one.estimate, one.low, one.high) for one in intervals], dtype=float)
-    middle, low, high = rows.reshape(-1, 3).T
+    grid = common_grid(baseline)
+    last = difference.tokens or 0
+    inside = (grid.tokens > last / 2) & (grid.tokens <= last)
+    if difference.estimate is None or np.count_nonzero(inside) < 3:
+        return Interval(note="no slope")
+    slope = float(np.polyfit(np.log(grid.tokens[inside]), grid.mean[inside], 1)[0])
+    if slope >= 0:
+        return Interval(note="the baseline's curve does not fall there")
+    whole = Interval(estimate=difference.estimate, low=difference.low, high=difference.high)
+    return exponential(whole.each(lambda part: -part / slope), minus=1.0)
+
+
+def difference_bands(
+    sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
+) -> dict[Arm, Band]:
+    """Return each arm's difference to the baseline at every common evaluation, with pointwise intervals.
+
+    ``paired``, ``moderated``: as in ``final_differences``, at each token count by itself.
+    """
+    grids = {arm: _align(common_grid(own), common_grid(base)) for arm, (own, base) in sides.items()}
+    rows: dict[Arm, list[Interval]] = {arm: [] for arm in sides}
+    for tokens in sorted({int(at) for left, _ in grids.values() for at in left.tokens}):
+        there = {
+            arm: (_values(left, place), _values(right, place))
+            for arm, (left, right) in grids.items()
+            if (place := int(np.searchsorted(left.tokens, tokens))) < len(left.tokens)
+            and left.tokens[place] == tokens
+        }
+        for arm, one in contrasts(there, paired=paired, moderated=moderated).items():
+            rows[arm].append(t_interval(one.estimate, alphas[arm]))
+    return {arm: _band(*grids[arm], rows[arm]) for arm in sides}
+
+
+def _band(left: CurveGrid, right: CurveGrid, intervals: Sequence[Interval]) -> Band:
+    parts = np.array([(one.estimate, one.low, one.high) for one in intervals], dtype=float)
+    middle, low, high = parts.reshape(-1, 3).T
     return Band(
         tokens=left.tokens,
         difference=middle,
@@ -130,10 +189,9 @@ def difference_band(
     )
 
 
-def _differences(left: CurveGrid, right: CurveGrid, alpha: float, *, paired: bool) -> list[Interval]:
-    """Return left − right at each token count of two aligned grids."""
-    sides = ([list(zip(grid.seeds, at, strict=True)) for at in grid.loss.T] for grid in (left, right))
-    return [t_interval(contrast(*each, paired=paired)[0], alpha) for each in zip(*sides, strict=True)]
+def _values(grid: CurveGrid, place: int) -> list[tuple[int, float]]:
+    """Return seed and loss of each run at one token count."""
+    return [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
 
 
 def _align(left: CurveGrid, right: CurveGrid) -> tuple[CurveGrid, CurveGrid]:

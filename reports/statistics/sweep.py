@@ -11,21 +11,21 @@ not every run of both arms crosses both losses at a known place, there is no gro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.reports.statistics.cost import Cost, mean_tokens, token_cost
-from ablate.reports.statistics.intervals import ALPHA
+from ablate.reports.statistics.cost import Cost, mean_tokens, token_costs
 from ablate.reports.statistics.losses import common_grid
-from ablate.run.outcome import Outcome, outcome
+from ablate.run.outcome import Outcome, outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ablate.reports.statistics.losses import Curve
+    from ablate.reports.statistics.losses import Curve, Sides
     from ablate.run.outcome import Rule
 
+Arm = TypeVar("Arm")
 MOST_TARGETS = 40
 
 
@@ -39,76 +39,101 @@ class Sweep:
     n_baseline: int
 
 
-def target_sweep(
-    arm: Sequence[Curve],
-    baseline: Sequence[Curve],
+def target_sweeps(
+    sides: Mapping[Arm, Sides],
+    alphas: Mapping[Arm, float],
     *,
     rule: Rule = "confirmed",
     paired: bool = False,
-    alpha: float = ALPHA,
-) -> Sweep | None:
-    """Return the token cost at each target that all runs of both arms pass; None where there is none.
+    moderated: bool = True,
+) -> dict[Arm, Sweep]:
+    """Return each arm's token cost at each target that all runs of both sides pass.
 
-    From the lowest loss that all of them reach up to the lowest first evaluation.
+    From the lowest loss that all of them reach up to the lowest first evaluation. An arm without two such
+    targets, or with a run that diverged, has none.
     """
-    left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
-    if not left or not right or any(curve.end == "diverged" for curve in (*left, *right)):
-        return None
-    targets = _targets(left, right)
-    if len(targets) < 2:
-        return None
-    costs = [
-        token_cost(
-            outcomes_at(left, target, rule), outcomes_at(right, target, rule), paired=paired, alpha=alpha
+    usable = {arm: found for arm, both in sides.items() if (found := _finished(*both)) is not None}
+    if not usable:
+        return {}
+    ranges = {arm: _range(*both) for arm, both in usable.items()}
+    most: Sequence[Curve] = max((base for _, base in usable.values()), key=len)
+    targets = _targets(most, ranges.values())
+    inside = {
+        arm: [i for i, target in enumerate(targets) if low <= target < high]
+        for arm, (low, high) in ranges.items()
+    }
+    # Of the baseline an arm is compared with all runs, or with the first of them.
+    base_ends = [_outcomes(curve, targets, rule) for curve in most]
+    ends = {arm: [_outcomes(curve, targets, rule) for curve in own] for arm, (own, _) in usable.items()}
+    costs: dict[Arm, list[tuple[float, Cost]]] = {arm: [] for arm in usable}
+    for i, target in enumerate(targets):
+        there = {
+            arm: ([run[i] for run in ends[arm]], [run[i] for run in base_ends[: len(base)]])
+            for arm, (_, base) in usable.items()
+            if len(inside[arm]) >= 2 and i in inside[arm]
+        }
+        for arm, cost in token_costs(there, paired=paired, alpha=alphas, moderated=moderated).items():
+            # A bound is no estimate, and has no place in a band of intervals.
+            exact = cost if cost.kind in ("interval", "point") else Cost(kind="none")
+            costs[arm].append((target, exact))
+    return {
+        arm: Sweep(
+            targets=tuple(target for target, _ in found),
+            costs=tuple(cost for _, cost in found),
+            n=len(usable[arm][0]),
+            n_baseline=len(usable[arm][1]),
         )
-        for target in targets
-    ]
+        for arm, found in costs.items()
+        if any(cost.estimate is not None for _, cost in found)
+    }
 
-    # A bound is no estimate, and has no place in a band of intervals.
-    exact = tuple(cost if cost.kind in ("interval", "point") else Cost(kind="none") for cost in costs)
-    if all(cost.estimate is None for cost in exact):
+
+def _finished(own: Sequence[Curve], base: Sequence[Curve]) -> Sides | None:
+    """Return both sides' curves with a result; None where one has none, or a run that diverged."""
+    left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (own, base))
+    every = (*left, *right)
+    if not left or not right or any(curve.end == "diverged" or not len(curve.loss) for curve in every):
         return None
-    return Sweep(targets=tuple(targets.tolist()), costs=exact, n=len(left), n_baseline=len(right))
+    return left, right
 
 
-def _targets(left: Sequence[Curve], right: Sequence[Curve]) -> np.ndarray:
-    """Return the losses of the baseline's mean curve within the common range: even in training."""
-    curves = [curve for curve in (*left, *right) if len(curve.loss)]
-    if len(curves) < len(left) + len(right):
-        return np.empty(0)
-    lowest = max(float(curve.loss.min()) for curve in curves)
-    highest = min(float(curve.loss[0]) for curve in curves)
-    along = np.minimum.accumulate(common_grid(right).mean)
-    within = np.unique(along[(along >= lowest) & (along < highest)])[::-1]
+def _range(own: Sequence[Curve], base: Sequence[Curve]) -> tuple[float, float]:
+    """Return the lowest loss that all runs reach, and the lowest first evaluation."""
+    curves = (*own, *base)
+    return (
+        max(float(curve.loss.min()) for curve in curves),
+        min(float(curve.loss[0]) for curve in curves),
+    )
+
+
+def _targets(base: Sequence[Curve], ranges: Iterable[tuple[float, float]]) -> list[float]:
+    """Return the losses of the baseline's mean curve that any arm covers, falling: even in training."""
+    along = np.unique(np.minimum.accumulate(common_grid(base).mean))[::-1]
+    lows, highs = zip(*ranges, strict=True)
+    within = along[(along >= min(lows)) & (along < max(highs))]
     if len(within) > MOST_TARGETS:
         within = within[np.linspace(0, len(within) - 1, MOST_TARGETS).round().astype(int)]
-    if len(within) and within[-1] > lowest:
-        within = np.append(within, lowest)
-    return within
+    return [float(target) for target in within]
 
 
-def outcomes_at(curves: Sequence[Curve], target: float, rule: Rule) -> list[Outcome]:
-    """Return how the runs, all of which have finished, stand to another target (nats per token)."""
-    return [
-        outcome(
-            seed=curve.seed, state="finished", tokens=curve.tokens, loss=curve.loss, target=float(target),
-            rule=rule, budget_tokens=float(curve.tokens[-1]),
-        )
-        for curve in curves
-    ]  # fmt: skip
+def _outcomes(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Outcome]:
+    """Return how a finished run stands to each target (nats per token)."""
+    return outcomes(
+        seed=curve.seed, tokens=curve.tokens, loss=curve.loss, targets=targets, rule=rule, fit=curve.fit
+    )
 
 
-def cost_growth(
-    arm: Sequence[Curve],
-    baseline: Sequence[Curve],
+def cost_growths(
+    sides: Mapping[Arm, Sides],
+    alphas: Mapping[Arm, float],
     target: float,
     *,
+    decay_begins: Mapping[Arm, int | None],
     rule: Rule = "confirmed",
     paired: bool = False,
-    alpha: float = ALPHA,
-    decay_begins: int | None = None,
-) -> Cost:
-    """Return by what share (1 + token cost) grows from half-way to the target (nats per token) on.
+    moderated: bool = True,
+) -> dict[Arm, Cost]:
+    """Return by what share each (1 + token cost) grows from half-way to the target (nats per token) on.
 
     Half-way is the loss that the baseline reaches, in the mean over its runs, after half of its tokens to
     target; the interval leaves out that this place comes from the baseline's runs. What each run's tokens
@@ -116,27 +141,42 @@ def cost_growth(
 
     ``decay_begins``: the tokens after which the learning rate of either falls at the end.
     """
-    left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (arm, baseline))
-    if any(curve.end == "diverged" for curve in (*left, *right)):
-        return Cost(kind="none", reason="runs diverged")
-    ends = [outcomes_at(curves, target, rule) for curves in (left, right)]
+    found: dict[Arm, Cost] = {}
+    grown: dict[Arm, tuple[list[Outcome], list[Outcome]]] = {}
+    for arm, (own, base) in sides.items():
+        ratios = _growth(own, base, target, rule, decay_begins[arm])
+        if isinstance(ratios, str):
+            found[arm] = Cost(kind="none", reason=ratios)
+        else:
+            grown[arm] = ratios
+    return found | token_costs(grown, paired=paired, alpha=alphas, moderated=moderated)
+
+
+def _growth(
+    own: Sequence[Curve], base: Sequence[Curve], target: float, rule: Rule, decay_begins: int | None
+) -> tuple[list[Outcome], list[Outcome]] | str:
+    """Return what each run's tokens grow by, or why that is not known."""
+    both = [[curve for curve in curves if curve.end != "missing"] for curves in (own, base)]
+    if any(curve.end == "diverged" for side in both for curve in side):
+        return "runs diverged"
+    ends = [[_outcomes(curve, [target], rule)[0] for curve in side] for side in both]
     if not all(ends) or not all(run.exact for side in ends for run in side):
-        return Cost(kind="none", reason="not every run has reached the target")
+        return "not every run has reached the target"
     if decay_begins is not None and any(run.high > decay_begins for side in ends for run in side):
-        return Cost(kind="none", reason="the target was crossed while the learning rate fell")
+        return "the target was crossed while the learning rate fell"
     half = 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
-    grid = common_grid(right)
+    grid = common_grid(both[1])
     if not len(grid.tokens) or half < grid.tokens[0]:
-        return Cost(kind="none", reason="no evaluation before half of the way")
+        return "no evaluation before half of the way"
     between = float(np.interp(half, grid.tokens, grid.mean))
-    before = [outcomes_at(curves, between, rule) for curves in (left, right)]
+    before = [[_outcomes(curve, [between], rule)[0] for curve in side] for side in both]
     if not all(run.exact for side in before for run in side):
-        return Cost(kind="none", reason="a run has no evaluation before half of the way")
-    ratios = [
+        return "a run has no evaluation before half of the way"
+    left, right = (
         [_grown(*pair) for pair in zip(earlier, later, strict=True)]
         for earlier, later in zip(before, ends, strict=True)
-    ]
-    return token_cost(ratios[0], ratios[1], paired=paired, alpha=alpha)
+    )
+    return left, right
 
 
 def _grown(earlier: Outcome, later: Outcome) -> Outcome:

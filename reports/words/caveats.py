@@ -5,6 +5,7 @@ Each is one line, and each is computed, so that a report never carries a caution
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ from ablate.reports.words import words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.reports.findings.results import Analysis
+    from ablate.reports.findings.results import Analysis, ArmResult
 
+_WHOLE = 0.98
+"""Share of the budget from which on a loss is that of its end."""
 _NO_SETTINGS = ("submission_platform",)
 """In what imported runs may differ without training otherwise."""
 
@@ -48,7 +51,7 @@ def notices(analysis: Analysis) -> Iterator[str]:
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cautions that apply to these figures."""
-    parts = (_resolution, _samples, _tuning, _schedule, _growth, _runs, _settings, _throughput)
+    parts = (_resolution, _samples, _budgets, _tuning, _schedule, _growth, _runs, _settings, _throughput)
     found = [warning for part in parts for warning in part(analysis)]
     return (*found, *(f"Left out: {fault}" for fault in faults))
 
@@ -74,8 +77,56 @@ def _samples(analysis: Analysis) -> Iterator[str]:
     if least == 1:
         single = [name for name, n in sizes.items() if n == 1]
         yield f"One result only, so no interval: {', '.join(single)}. Add seeds."
-    if least == 2:
+    if least == 2 and analysis.plan.is_moderated and len(sizes) > 2:
+        yield (
+            "With 2 results an arm the intervals are mostly of the other arms' spread: an arm that spreads "
+            "otherwise is hardly seen. Add seeds."
+        )
+    elif least == 2:
         yield "With 2 results an arm the intervals are wide and lean on the normal distribution: add seeds."
+
+
+def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
+    """Return the tokens at which an arm's loss difference is read, where that is not at the end of both."""
+    budgets = [
+        max((run.budget for run in one.runs if run.end not in ("missing", "unused")), default=0)
+        for one in (arm, analysis.baseline_arm)
+    ]
+    at = arm.difference.tokens
+    return at if at is not None and at < _WHOLE * min(budgets) else None
+
+
+def _budgets(analysis: Analysis) -> Iterator[str]:
+    """Name differences that are read early, and costs that unequal budgets alone may make."""
+    early = {arm.name: at for arm in analysis.others if (at := early_difference(arm, analysis)) is not None}
+    if early:
+        listed = ", ".join(f"{name} at {words.tokens(at)}" for name, at in early.items())
+        yield (
+            f"Not the final loss difference: {listed}, the last evaluation that all runs of both have. What "
+            "came after is left out."
+        )
+    schedule = analysis.plan.training.get("schedule")
+    known = schedule in ("constant", "wsd")
+    base = analysis.baseline_arm
+    unequal = []
+    for arm in () if known else analysis.others:
+        ratio = _budget(arm) / _budget(base) if _budget(base) and _budget(arm) else 1.0
+        cost = arm.token_cost.estimate
+        if cost is None or abs(ratio - 1) <= 1 - _WHOLE:
+            continue
+        if abs(math.log1p(cost)) <= abs(math.log(ratio)):
+            shown = f"{words.percent(ratio - 1)} of budget, {words.percent(cost)} of cost"
+            unequal.append(f"{arm.name} ({shown})")
+    if unequal:
+        yield (
+            f"The budgets differ and the cost is no greater than that: {', '.join(unequal)}. A schedule that "
+            f"is tied to the budget{' (unknown here)' if schedule is None else ''} stretches the curve by as "
+            "much, whatever the recipe."
+        )
+
+
+def _budget(arm: ArmResult) -> int:
+    return max((run.budget for run in arm.runs if run.end in ("hit", "censored")), default=0)
 
 
 def _tuning(analysis: Analysis) -> Iterator[str]:
@@ -108,7 +159,13 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
             "or take a lower target."
         )
-    if analysis.plan.training.get("schedule") == "cosine":
+    told = analysis.plan.training
+    if analysis.timing.kind == "logged" and not any("schedule" in key for key in told):
+        yield (
+            "The learning rate's schedule is not known: where it falls towards the end of the budget, a "
+            "crossing belongs to that budget alone."
+        )
+    if told.get("schedule") == "cosine":
         yield (
             "The cosine schedule is tied to the token budget: a crossing before its end is read at a "
             "learning rate that a shorter run would not have had. Prefer a constant rate or "

@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """Return the words of the report with what they mean in this study."""
     if analysis.plan.paired_seeds:
-        test = "by Student's t on the differences of seeds in common (the study declares its seeds paired)"
+        test = "by Student's t on the differences of seeds in common, which share weights and data order"
     else:
         test = "by Welch's t on log T"
+    if analysis.plan.is_moderated:
+        test += (
+            "; each arm's variance is drawn towards those of the others (moderated), so that coverage is the "
+            "average over the study's comparisons"
+        )
     ratios = [(arm.name, arm.token_cost.pairing_variance_ratio) for arm in analysis.others]
     if gains := ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios if ratio):
         test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {gains}"
@@ -28,7 +33,8 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     of_target = words.share(analysis.resolution.share_of_tokens_to_target)
     found = {
         "Target": f"{target_text(analysis.plan.target)}.",
-        "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}; over seeds the geometric mean.",
+        "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}{_where(analysis)}; over seeds the "
+        "geometric mean.",
         "Token cost": "exp(mean log T of the arm − mean log T of the baseline) − 1, with its "
         f"{words.coverage(analysis.plan.stop)} interval {test}.",
         "Not reached": "censored: the budget ended before the target. Diverged is an end of its own and "
@@ -39,11 +45,34 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         "Learning-rate schedule": f"{analysis.plan.training.get('schedule', 'not recorded')}.",
         "Timing": _timing(analysis),
     }
+    if (within := analysis.plan.target.within) is not None:
+        found["Margin"] = (
+            f"{words.margin(within)}. Within: the 90\u00a0% interval lies inside (two one-sided tests at "
+            "5\u00a0%); outside: it lies outside; else open."
+        )
     if analysis.plan.stop is not None:
         found["Early stops"] = f"{'; '.join(_stops(analysis.plan.stop))}."
     if analysis.waived:
         found["Waived"] = f"runs that differ in {', '.join(analysis.waived)} are pooled."
     return tuple(found.items())
+
+
+def _where(analysis: Analysis) -> str:
+    """Say how the place of each crossing was read."""
+    if analysis.plan.target.crossing == "first_eval":
+        return ""
+    hits = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
+    fitted = sum(run.fitted is not None for run in hits)
+    interpolated = "interpolated in ln tokens"
+    if not fitted:
+        return f", {interpolated}"
+    local = "where a local fit (LOWESS) of the curve over ln tokens meets the target"
+    if fitted == len(hits):
+        return f", {local}"
+    return (
+        f", {local}, in {fitted} of {words.plural(len(hits), 'run')}; else {interpolated}, because the "
+        "learning rate is not known to be constant around the crossing"
+    )
 
 
 def _stops(rule: StopRule) -> Iterator[str]:
@@ -57,6 +86,12 @@ def _stops(rule: StopRule) -> Iterator[str]:
             f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
             f"spending, nominal levels {words.levels(levels_of(rule.hopeless))} (repeated confidence "
             "intervals)"
+        )
+    if rule.settled is not None:
+        first, last = rule.settled.looks[0], rule.settled.looks[-1]
+        yield (
+            f"an arm gets more seeds until it is settled: looks after each of {first} to {last} seeds, "
+            f"nominal levels {words.levels(levels_of(rule.settled))} (repeated confidence intervals)"
         )
 
 

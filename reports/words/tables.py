@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.statistics.power import MOST_SEEDS
-from ablate.reports.words import words
+from ablate.reports.words import caveats, words
 from ablate.reports.words.table import Table, make_table
 
 if TYPE_CHECKING:
@@ -28,25 +28,39 @@ def headline(analysis: Analysis) -> Table:
     def difference(arm: ArmResult) -> str:
         if arm.name == analysis.baseline:
             return f"(loss {words.loss(arm.final_loss.estimate)})"
-        return words.loss_interval(arm.difference, difference=True)
+        found = words.loss_interval(arm.difference, difference=True)
+        early = caveats.early_difference(arm, analysis)
+        return found if early is None else f"{found} at {words.tokens(early)}"
 
+    def cost(arm: ArmResult) -> str:
+        own = arm.token_cost.own
+        if not arm.token_cost.stands_out or own is None or own.low is None:
+            return words.cost(arm.token_cost)
+        return f"{words.cost(arm.token_cost)}, own {words.percent_range(own.low, own.high)}"
+
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Arm": lambda arm: arm.name,
+        "Recipe": lambda arm: arm.recipe,
+        "n": results,
+        "hit / cens. / div.": words.ends,
+        "Tokens to target": lambda arm: words.tokens_interval(arm.tokens_to_target),
+        "Token cost": cost,
+        "Break-even": lambda arm: "1" if arm.name == analysis.baseline else words.break_even(arm),
+        "Final loss difference": difference,
+    }
+    margin = analysis.plan.target.within
+    within = ""
+    if margin is not None:
+        columns["Margin"] = lambda arm: arm.standing or words.DASH
+        within = f" Margin: {words.margin(margin)}; two one-sided tests at 5\u00a0%."
     return make_table(
         "Arms against the baseline. n: results (runs that finished or diverged), of which hit / censored "
         f"/ diverged. Brackets: {words.coverage(analysis.plan.stop)} intervals over seeds, each for its own "
         "comparison. > : a bound, because not every run reached the target. Break-even: the throughput over "
         "the baseline's from which the arm pays. Loss difference: at the last evaluation that all runs of "
-        "both have, nats/token.",
+        f"both have, nats/token.{within}",
         analysis.arms,
-        {
-            "Arm": lambda arm: arm.name,
-            "Recipe": lambda arm: arm.recipe,
-            "n": results,
-            "hit / cens. / div.": words.ends,
-            "Tokens to target": lambda arm: words.tokens_interval(arm.tokens_to_target),
-            "Token cost": lambda arm: words.cost(arm.token_cost),
-            "Break-even": lambda arm: "1" if arm.name == analysis.baseline else words.break_even(arm),
-            "Final loss difference": difference,
-        },
+        columns,
         numeric=range(2, 8),
     )
 
@@ -87,14 +101,19 @@ def effect_table(analysis: Analysis) -> Table:
         "Effects of the factors on log tokens to target. Levels: tokens over the geometric mean of the "
         "factor's levels, the other factors averaged. p: F tests (type II) over "
         f"{found.runs} runs, residual s.d. {words.share(found.residual)}, adjusted together after Holm; "
-        "the last column is the same for the final loss. Interactions (×) say that one factor's effect "
-        "depends on the other.",
+        "the last column is the same for the final loss. "
+        f"{'Each seed is a block. ' if analysis.plan.paired_seeds else ''}"
+        "Interactions (×) say that one factor's effect depends on the other.",
         found.terms,
         {
             "Factor": lambda effect: effect.term,
             "Levels": lambda effect: levels(effect) or words.DASH,
             "F": lambda effect: words.DASH if effect.f is None else f"{effect.f:.1f}",
-            "d.f.": lambda effect: str(effect.degrees),
+            "d.f.": lambda effect: (
+                str(effect.degrees)
+                if effect.degrees in (0, effect.full_degrees)
+                else f"{effect.degrees} of {effect.full_degrees}"
+            ),
             "p (Holm)": lambda effect: words.p_value(effect.p_holm),
             "p (Holm), final loss": lambda effect: words.p_value(p_on_loss.get(effect.term)),
         },
@@ -128,7 +147,8 @@ def power_table(analysis: Analysis) -> Table:
         f"and of {analysis.baseline}"
         + (", and of the differences between runs of one seed" if paired else "")
         + ". Smallest cost: what these seeds would have shown with a chance of 80\u00a0% (5\u00a0% "
-        f"level, two-sided, {'paired where there are pairs' if paired else 'unpaired'}). More seeds: of "
+        f"level, two-sided, {'paired where there are pairs' if paired else 'unpaired'}"
+        f"{', moderated as the intervals are' if analysis.plan.is_moderated else ''}). More seeds: of "
         "each arm, to settle what is open if the cost is what it seems. For planning: with few seeds the "
         "spread is itself uncertain.",
         known,

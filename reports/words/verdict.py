@@ -84,15 +84,37 @@ def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
     parts = [f"{n} {phrases[tone][n > 1]}" for tone in phrases if (n := tones[tone])]
     arms = words.plural(tones.total(), "arm")
     compared = f"{arms} compared with {analysis.baseline} at {target_text(analysis.plan.target)}"
-    return f"Of {compared}, {words.listed(parts)}."
+    return f"Of {compared}, {words.listed(parts)}.{_margin_lead(analysis)}"
+
+
+def _margin_lead(analysis: Analysis) -> str:
+    """Say how many arms are shown to be within the margin."""
+    margin = analysis.plan.target.within
+    if margin is None:
+        return ""
+    counts = Counter(arm.standing for arm in analysis.others if not arm.planned.again)
+    parts = [f"{counts[place]} {place}" for place in ("within", "outside", "open") if counts[place]]
+    return f" Of the margin of {words.margin(margin)}: {words.listed(parts)}."
 
 
 def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     """Say what was found on an arm, and whether it was stopped early."""
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
-    stopped = "" if arm.stopped is None else f" Stopped early: {arm.stopped.reason}."
-    return Finding(tone=tone, text=text + stopped)
+    more = ""
+    if arm.behind.estimate is not None:
+        more += (
+            f" At equal tokens its loss differs by {words.signed(arm.difference.estimate or 0.0, 4)} "
+            f"nats/token: over the slope of {base.name}'s curve there, about "
+            f"{words.percent_interval(arm.behind)} in tokens, at that loss and not at the target."
+        )
+    if arm.standing == "open":
+        more += " Whether it is within the margin is open."
+    elif arm.standing is not None:
+        more += f" It is shown to be {'within' if arm.standing == 'within' else 'outside of'} the margin."
+    if arm.stopped is not None:
+        more += f" Stopped early: {arm.stopped.reason}."
+    return Finding(tone=tone, text=text + more)
 
 
 def _counts(arm: ArmResult) -> str:
@@ -163,13 +185,24 @@ def _notes(analysis: Analysis) -> Iterator[str]:
     yield from _tuning_notes(analysis)
     yield from _gemm_note(analysis)
     yield from _speed_notes(analysis)
+    for arm in analysis.others:
+        own = arm.token_cost.own
+        if arm.token_cost.stands_out and own is not None and own.low is not None:
+            yield (
+                f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
+                f"{words.percent_range(own.low, own.high)}, is the safer one."
+            )
     count = sum(arm.token_cost.kind == "interval" for arm in analysis.others)
     if count:
         many = (
             f", each for its own comparison and not adjusted for there being {count}: the chance that one of "
             "them misses is greater than 5\u00a0%"
         )
-        yield f"Brackets are {words.coverage(analysis.plan.stop)} intervals{many if count > 1 else ''}."
+        moderated = ", moderated by the other arms' spread" if analysis.plan.is_moderated else ""
+        yield (
+            f"Brackets are {words.coverage(analysis.plan.stop)} intervals{moderated}"
+            f"{many if count > 1 else ''}."
+        )
     yield from _stop_notes(analysis)
     if analysis.timing.kind == "logged":
         yield (
@@ -204,17 +237,17 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
 
 def _stop_notes(analysis: Analysis) -> Iterator[str]:
     """Say what early stops mean for the figures, and what they saved."""
-    hopeless = None if analysis.plan.stop is None else analysis.plan.stop.hopeless
-    if hopeless is not None:
+    looked = None if analysis.plan.stop is None else analysis.plan.stop.sequential
+    if looked is not None:
         yield (
             "The study could stop arms at looks after "
-            f"{words.listed([str(n) for n in hopeless.looks])} seeds. Repeated intervals hold over all looks "
+            f"{words.listed([str(n) for n in looked.looks])} seeds. Repeated intervals hold over all looks "
             "together in 95\u00a0% of studies, whether and when an arm was stopped; at each look the nominal "
-            f"level is stricter ({words.levels(levels_of(hopeless))})."
+            f"level is stricter ({words.levels(levels_of(looked))})."
         )
-    if any(arm.stopped is not None and arm.stopped.kind == "hopeless" for arm in analysis.stopped):
+    if any(arm.stopped is not None and arm.stopped.seeds is not None for arm in analysis.stopped):
         yield (
-            "The estimate of an arm that was stopped for its cost is biased away from zero; its interval "
+            "The estimate of an arm that was stopped at a look is biased away from zero; its interval "
             "takes the stop into account."
         )
     if analysis.stopped:

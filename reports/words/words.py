@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.intervals import Interval
     from ablate.reports.statistics.losses import Band
     from ablate.reports.statistics.sweep import Sweep
-    from ablate.store.lock import StopRule
+    from ablate.store.lock import Margin, StopRule
 
 DASH = "–"
 NBSP = "\u00a0"
 MINUS = "−"
 
 RULES = {
-    "confirmed": "first crossing confirmed by the next evaluation, interpolated",
+    "confirmed": "first crossing confirmed by the next evaluation",
     "first_eval": "first evaluation at or under the target",
 }
 
@@ -198,14 +198,21 @@ def timed_alone(value: Throughput) -> str:
     )
 
 
+def margin(value: Margin) -> str:
+    """Return ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
+    if value.kind == "cost":
+        return f"±{100 * value.value:g}{NBSP}% in token cost"
+    return f"±{value.value:g} nats/token in final loss"
+
+
 def levels(alphas: Sequence[float]) -> str:
-    """Return nominal significance levels: ``0.079, 0.74, 2.2 and 4.2 %``."""
+    """Return nominal significance levels: ``0.069, 0.64, 1.9 and 3.7 %``."""
     return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
 
 
 def coverage(*rules: StopRule | None) -> str:
     """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
-    repeated = any(rule is not None and rule.hopeless is not None for rule in rules)
+    repeated = any(rule is not None and rule.sequential is not None for rule in rules)
     return f"repeated 95{NBSP}%" if repeated else f"95{NBSP}%"
 
 

@@ -56,7 +56,7 @@ def test_a_stop_rule_with_its_looks_and_their_levels(here):
     text = plan("study.yaml")
     assert "stop      an arm after 2 diverged runs" in text
     assert "an arm whose token cost is shown to be above 12.5 %: looks after 2, 3, 4 and 5 seeds, at" in text
-    assert "nominal levels of 0.079, 0.74, 2.2 and 4.2\u00a0% (obrien-fleming)" in text
+    assert "nominal levels of 0.069, 0.64, 1.9 and 3.7\u00a0% (obrien-fleming)" in text
     content = json.loads(plan("study.yaml", "--json"))
     assert content["stop"]["hopeless"]["looks"] == [2, 3, 4, 5]
 

@@ -67,6 +67,7 @@ def test_the_lock_file_is_as_documented(plan):
             "baseline",
             "target",
             "paired_seeds",
+            "intervals",
             "waive",
             "stop",
             "training",
@@ -74,7 +75,7 @@ def test_the_lock_file_is_as_documented(plan):
             "dropped",
         )
     ]
-    assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
+    assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed", "within": None}
     assert lock["training"]["tokens"] == 10_000
     fprop = lock["arms"][1]
     assert fprop == {

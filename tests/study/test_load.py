@@ -18,7 +18,8 @@ def arms_of(study, text):
 def test_defaults(study):
     loaded = study(HEAD + "arms: {a: }\n")
     assert loaded.seeds == (0, 1)
-    assert loaded.paired_seeds is False
+    assert loaded.paired_seeds is True
+    assert loaded.intervals == "moderated"
     assert (loaded.target.kind, loaded.target.value, loaded.target.crossing) == ("val_loss", 3.3, "confirmed")
     assert loaded.description is None
     (arm,) = loaded.arms

@@ -122,7 +122,7 @@ def test_where_the_rate_falls_the_ground_is_grey(make_study, decay, grey):
     ],
 )
 def test_a_sweep_is_grey_where_either_of_the_two_is_in_its_decay(make_study, arm, grey):
-    base = line(3.2, 2.9, 2.7, 2.4, 2.2)
+    base = line(3.2, 2.9, 2.7, 2.55, 2.2)
     store = make_study(
         {"a": [base, base], "b": [line(*arm)] * 2},
         training={"schedule": "wsd", "decay_tokens": 100, "tokens": 500},

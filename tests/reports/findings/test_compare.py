@@ -40,7 +40,10 @@ def call(*arguments):
 
 
 def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
-    left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.2, 2)
+    left, right = (
+        study(tmp_path, name, cost, seed, intervals="own")
+        for name, cost, seed in (("a", 0.05, 1), ("b", 0.2, 2))
+    )
     found = both(left, right)
     arm = next(one for one in found.arms if one.name == "fp4")
     logs = [

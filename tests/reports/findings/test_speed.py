@@ -34,6 +34,8 @@ def timed(pairs):
             tokens=20,
             budget=20,
             tokens_to_target=tokens,
+            interpolated=tokens,
+            fitted=None,
             left_bound=False,
             last_loss=1.0,
             message=None,

@@ -43,10 +43,10 @@ def test_costs_are_those_against_the_other_arm(frames):
     assert there.baseline == "all"
     assert there.plan.target.value == 2.0
     mended = next(arm for arm in there.arms if arm.name == "mended")
-    # 21 tokens to a loss of 2.0 against the mean of 25 and 25: by hand.
-    assert mended.tokens_to_target.estimate == pytest.approx(21.0)
-    assert there.baseline_arm.tokens_to_target.estimate == pytest.approx(25.0)
-    assert mended.token_cost.estimate == pytest.approx(21 / 25 - 1)
+    # A tenth of the way from 20 to 30 tokens, in logarithms, against half of it: by hand.
+    assert mended.tokens_to_target.estimate == pytest.approx(20 * 1.5**0.1)
+    assert there.baseline_arm.tokens_to_target.estimate == pytest.approx(20 * 1.5**0.5)
+    assert mended.token_cost.estimate == pytest.approx(1.5**-0.4 - 1)
     assert [arm.name for arm in there.others] == ["bf16", "mended"]
 
 

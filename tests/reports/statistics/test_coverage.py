@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from simulation import (
+    by_arms,
+    by_estimator,
     by_hits_only,
     by_naive_looks,
     by_report,
+    by_settled,
     by_single_runs,
     by_speed_up,
     by_stopping,
@@ -33,6 +36,42 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(n, cost, repeats):
     if cost == 0.0:
         least = 0.03 if n == 3 else 0.04
         assert least - error(repeats) <= tally.positive <= 0.06 + error(repeats)
+
+
+@pytest.mark.parametrize("repeats", [300, pytest.param(3000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("paired", "n", "width"),
+    [(True, 2, 0.4), (True, 3, 0.72), (True, 5, 0.92), (False, 2, 0.45), (False, 3, 0.82), (False, 5, 0.97)],
+)
+def test_moderated_intervals_hold_the_truth_as_often_in_less_width(paired, n, width, repeats):
+    held, wide, _ = by_arms(n, repeats, paired=paired, seed=n)
+    own_held, own_wide, _ = by_arms(n, repeats, paired=paired, moderated=False, seed=n)
+    # The seven arms of a study share their baseline, so they are fewer than seven times as many draws.
+    assert 0.94 - error(2 * repeats) <= held <= 0.98
+    assert 0.94 - error(2 * repeats) <= own_held
+    assert wide < width * own_wide
+
+
+def test_an_arm_of_another_spread_is_covered_less_often_and_its_own_interval_is_not():
+    assert 0.86 < by_arms(3, 1000, odd=2.0)[2] < 0.93
+    assert 0.83 < by_arms(3, 1000, odd=3.0)[2] < 0.90
+    assert by_arms(3, 1000, odd=3.0, moderated=False)[2] > 0.93
+
+
+@pytest.mark.parametrize("repeats", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("cost", "fewer"), [(0.0, None), (0.08, 0.95), (0.15, 0.8), (0.3, 0.75)])
+def test_seeds_until_settled_hold_at_every_look_and_are_fewer(cost, fewer, repeats):
+    held, used = by_settled(cost, repeats)
+    _, own_used = by_settled(cost, repeats, moderated=False)
+    assert held >= 0.95 - error(repeats)
+    assert fewer is None or used < fewer * own_used
+    assert (used > 7) == (cost == 0.0)
+
+
+def test_the_local_fit_spreads_less_and_is_hardly_biased():
+    fit, crossing = by_estimator(400).T
+    assert fit.std() < 0.7 * crossing.std()
+    assert abs(fit.mean()) < 0.005
 
 
 @pytest.mark.parametrize("repeats", REPEATS)

@@ -11,8 +11,14 @@ from synthetic_study import smooth_curve
 
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.effects import factor_effects, holm
+from ablate.reports.statistics.effects import factor_effects as effects_of_runs
+from ablate.reports.statistics.effects import holm
 from ablate.reports.words.tables import effect_table
+
+
+def factor_effects(rows):
+    """Of runs whose seeds are no pairs."""
+    return effects_of_runs([(factors, seed, value) for seed, (factors, value) in enumerate(rows)])
 
 
 def design(rng, *, a=0.0, b=0.0, ab=0.0, noise=0.02, n=4, cells=None):
@@ -101,6 +107,38 @@ def test_a_missing_cell_leaves_the_interaction_out():
     assert found["gemm × stabiliser"].p is None
     assert set(found["gemm × stabiliser"].aliased_with) >= {"gemm", "stabiliser"}
     assert found["gemm"].p < 0.01
+
+
+def test_a_seed_is_a_block_where_seeds_are_pairs():
+    """What all arms share of a seed is no error: the F of a two-way layout with blocks, by hand."""
+    rng = np.random.default_rng(8)
+    seeds = rng.normal(0, 0.2, 4)
+    rows = [
+        ({"a": a, "b": b}, seed, 0.03 * a + seeds[seed] + rng.normal(0, 0.01))
+        for a in (0, 1) for b in (0, 1) for seed in range(4)
+    ]  # fmt: skip
+    y = np.array([value for *_, value in rows]).reshape(2, 2, 4)
+    by_seed = y - y.mean(axis=(0, 1))
+    rest = by_seed - by_seed.mean(axis=2, keepdims=True)
+    f = 8 * ((by_seed.mean(axis=(1, 2))) ** 2).sum() / ((rest**2).sum() / (16 - 4 - 3))
+    paired, apart = (effects_of_runs(rows, paired=paired) for paired in (True, False))
+    assert by_term(paired)["a"].f == pytest.approx(f)
+    assert paired.residual_degrees == 9
+    assert by_term(paired)["a"].p < 0.01 < by_term(apart)["a"].p
+    assert by_term(paired)["a"].levels == pytest.approx(by_term(apart)["a"].levels)
+
+
+def test_one_dropped_cell_leaves_what_the_others_tell_of_the_interaction():
+    """The rest of a real interaction must not be counted as error."""
+    rng = np.random.default_rng(9)
+    cells = [(a, b) for a in range(3) for b in range(3) if (a, b) != (2, 2)]
+    rows = [({"a": a, "b": b}, 0.1 * (a == b == 1) + rng.normal(0, 0.01)) for a, b in cells for _ in range(3)]
+    found = factor_effects(rows)
+    both = by_term(found)["a × b"]
+    assert (both.degrees, both.full_degrees) == (3, 4)
+    assert both.p < 1e-6
+    assert found.residual == pytest.approx(0.01, rel=0.5)
+    assert found.residual_degrees == len(rows) - len(cells)
 
 
 @pytest.mark.parametrize(

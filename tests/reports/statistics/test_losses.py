@@ -4,12 +4,26 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.reports.statistics.losses import Curve, common_grid, difference_band, final_difference, final_loss
+from ablate.reports.statistics.losses import (
+    Curve,
+    common_grid,
+    difference_bands,
+    final_differences,
+    final_loss,
+)
 
 
 def curve(losses, *, seed=0, end="hit", tokens=None, arm="a"):
     at = np.arange(1, len(losses) + 1) * 100 if tokens is None else np.array(tokens)
     return Curve(run_id=f"{arm}{seed}", arm=arm, seed=seed, end=end, tokens=at, loss=np.array(losses, float))
+
+
+def final_difference(arm, base, *, paired=False):
+    return final_differences({"a": (arm, base)}, {"a": 0.05}, paired=paired, moderated=False)["a"]
+
+
+def difference_band(arm, base, *, paired=False):
+    return difference_bands({"a": (arm, base)}, {"a": 0.05}, paired=paired, moderated=False)["a"]
 
 
 def test_the_grid_holds_the_evaluations_that_all_runs_have():

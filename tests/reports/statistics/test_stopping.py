@@ -20,6 +20,7 @@ from ablate.reports.statistics.cost import token_cost
 from ablate.reports.statistics.stopping import (
     alpha_of,
     decide,
+    expected_seeds,
     levels_of,
     nominal_alphas,
     spent,
@@ -27,7 +28,7 @@ from ablate.reports.statistics.stopping import (
 from ablate.reports.words import caveats, words
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
-from ablate.store.lock import Hopeless, StopRule
+from ablate.store.lock import Hopeless, Margin, Settled, StopRule
 
 FIFTHS = tuple(k / 5 for k in range(1, 6))
 
@@ -86,13 +87,15 @@ RULE = StopRule(diverged=2, hopeless=Hopeless(cost_above=0.1, spending="pocock",
 
 
 def verdicts(arm, base=BASE, rule=RULE, **more):
-    return decide({"base": base, "arm": arm}, rule, baseline="base", **more).get("arm")
+    return decide({"base": base, "arm": arm}, rule, baseline="base", moderated=False, **more).stopped.get(
+        "arm"
+    )
 
 
 def test_an_arm_is_stopped_at_the_first_look_where_its_interval_is_above_the_bound():
     stop = verdicts([*hits(145, 155, 150), *missing(2, 3)])
     assert (stop.kind, stop.look, stop.seeds) == ("hopeless", 2, 3)
-    assert stop.alpha == nominal_alphas((0.4, 0.6, 1.0), "pocock")[1]
+    assert stop.alpha == levels_of(RULE.hopeless)[1] < nominal_alphas((0.4, 0.6, 1.0), "pocock")[1]
     assert stop.reason == "its token cost is shown to be above 10 % after 3 of 5 seeds"
     assert verdicts([*hits(145, 155, 150), *missing(2, 3)], rule=StopRule(diverged=2, hopeless=None)) is None
 
@@ -115,6 +118,77 @@ def test_the_decision_is_taken_at_the_looks_own_level():
     assert verdicts(arm).look == 1
 
 
+def test_the_levels_of_students_t_keep_the_error_rate_over_all_looks():
+    """The levels of the normal theory let paired t intervals of two to eight seeds err too often."""
+    rng, repeats, looks = np.random.default_rng(5), 20_000, tuple(range(2, 9))
+    drawn = rng.normal(0, 1, (repeats, looks[-1]))
+    p = np.array([stats.ttest_1samp(drawn[:, :n], 0, axis=1).pvalue for n in looks])
+    normal = np.array(nominal_alphas(tuple(n / looks[-1] for n in looks), "pocock"))
+    ours = np.array(levels_of(Settled(looks=looks)))
+    error = 2 * math.sqrt(0.05 * 0.95 / repeats)
+    assert (p < normal[:, None]).any(axis=0).mean() > 0.06
+    assert abs((p < ours[:, None]).any(axis=0).mean() - 0.05) < error
+
+
+SETTLED = StopRule(settled=Settled(looks=(2, 3, 4, 5)))
+
+
+def test_an_arm_is_settled_when_its_interval_leaves_zero_out():
+    found = {"base": BASE, "costly": [*hits(150, 152, 149), *missing(2, 3)], "open": hits(98, 108, 101, 99)}
+    found["open"] += missing(1, 4)
+    going_on = {**found, "open": [*found["open"][:2], *missing(3, 2)]}
+    early, late = (decide(one, SETTLED, baseline="base", paired=True) for one in (going_on, found))
+    assert set(early.stopped) == set(late.stopped) == {"costly"}
+    assert (early.stopped["costly"].kind, early.seeds) == ("settled", 3)
+    assert late.seeds == 5
+    assert "settled after 2 of at most 5 seeds" in late.stopped["costly"].reason
+    # When no arm needs another run, the baseline needs none, nor its second arm.
+    alone = {"base": [*BASE[:2], *missing(3, 2)], "costly": [*hits(150, 152), *missing(3, 2)]}
+    alone["base again"] = [*hits(100, 101), *missing(3, 2)]
+    done = decide(alone, SETTLED, baseline="base", paired=True, never=frozenset({"base again"}))
+    assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(alone, 2)
+    assert done.seeds == 2
+
+
+def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first():
+    quick, slow = [*hits(150, 152), *missing(3, 2)], [*hits(100), *missing(4, 1)]
+    assert decide({"base": BASE, "a": quick, "b": slow}, SETTLED, baseline="base").seeds == 2
+    assert decide({"base": BASE, "a": quick, "b": slow}, SETTLED, baseline="base").stopped == {}
+    # A run that failed is not waited for.
+    slow[1] = replace(slow[1], lost=True)
+    assert set(decide({"base": BASE, "a": quick, "b": slow}, SETTLED, baseline="base").stopped) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("arm", "margin", "stopped"),
+    [
+        ((100.1, 101, 99.1), Margin(kind="cost", value=0.05), "inside of the margin"),
+        ((120, 121, 119), Margin(kind="cost", value=0.05), "outside of the margin"),
+        ((103, 104.2, 101.8), Margin(kind="cost", value=0.03), None),  # settled, but the margin is not
+    ],
+)
+def test_with_a_margin_it_is_the_margin_that_is_settled(arm, margin, stopped):
+    runs = {"base": BASE, "arm": [*hits(*arm), *missing(2, 3)]}
+    found = decide(runs, SETTLED, baseline="base", paired=True, margin=margin).stopped.get("arm")
+    assert (found is None) == (stopped is None)
+    assert found is None or stopped in found.reason
+
+
+def test_an_interval_that_is_narrow_enough_is_settled_too():
+    rule = StopRule(settled=Settled(looks=(2, 3, 4, 5), narrower_than=0.2))
+    arm = {"base": BASE, "arm": [*hits(100.1, 101.3, 99), *missing(2, 3)]}
+    assert "narrower than 20 %" in decide(arm, rule, baseline="base", paired=True).stopped["arm"].reason
+    assert decide(arm, SETTLED, baseline="base", paired=True).stopped == {}
+
+
+def test_what_seeds_until_settled_are_expected_to_take():
+    rule = Settled(looks=tuple(range(2, 9)))
+    cheap, dear = (expected_seeds(rule, cost, 0.035, arms=4, margin=None) for cost in (0.02, 0.3))
+    assert 2 <= dear < 2.5
+    assert 6 < cheap <= 8
+    assert expected_seeds(rule, 0.0, 0.035, arms=4, margin=Margin(kind="cost", value=0.2)) < 4
+
+
 def test_later_results_change_nothing_at_a_look():
     early = verdicts([*hits(145, 155, 150), *missing(2, 3)])
     late = verdicts([*hits(145, 155, 150, 100), *missing(1, 4)])
@@ -124,7 +198,7 @@ def test_later_results_change_nothing_at_a_look():
 def test_the_baseline_and_its_second_arm_are_never_stopped():
     arm = [*hits(145, 155, 150), *missing(2, 3)]
     assert verdicts(arm, never=frozenset({"arm"})) is None
-    assert decide({"base": arm, "arm": BASE}, RULE, baseline="base") == {}
+    assert decide({"base": arm, "arm": BASE}, RULE, baseline="base").stopped == {}
 
 
 def test_diverged_runs_stop_an_arm_whatever_came_of_the_others():
@@ -172,7 +246,7 @@ def stopped(make_study):
     states = {("bad", 3): "stopped", ("bad", 4): "pending"}
     states |= {("wild", seed): "diverged" for seed in (0, 1)}
     states |= {("wild", seed): "pending" for seed in (2, 3, 4)}
-    return make_study(curves, states=states, target={"value": 2.14}, stop=STOP)
+    return make_study(curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own")
 
 
 def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
@@ -193,7 +267,7 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     assert wild.token_cost.kind == "bound"
     assert wild.token_cost.restricted is None
     assert wild.tokens_saved == 3_000_000
-    alphas = nominal_alphas((0.4, 0.6, 0.8, 1.0), "pocock")
+    alphas = levels_of(stopped.plan().stop.hopeless)
     assert fair.alpha == alphas[-1]
     assert fair.stopped is None
     assert analysis.missing == 0

@@ -80,10 +80,22 @@ def test_restricted_mean_without_censoring_is_the_mean_of_cut_times():
         found = restricted_mean([hit(time) for time in times], horizon)
         cut = np.minimum(times, horizon)
         assert found.estimate == pytest.approx(cut.mean())
-        # Greenwood's variance without censoring is that of a mean, with n below it.
-        half = 1.959963984540054 * cut.std() / 2
+        # Without censoring it is the t interval of a mean.
+        half = stats.t.ppf(0.975, 3) * cut.std(ddof=1) / 2
         assert found.low == pytest.approx(cut.mean() - half)
         assert found.high == pytest.approx(min(cut.mean() + half, horizon))
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_the_restricted_means_interval_holds_the_truth_as_often_as_it_says(n):
+    rng, horizon = np.random.default_rng(n), 110.0
+    truth = np.minimum(rng.normal(100, 10, 400_000), horizon).mean()
+    held = 0
+    for times in rng.normal(100, 10, (2000, n)):
+        runs = [hit(t) if t < horizon else censored(horizon) for t in map(float, times)]
+        found = restricted_mean(runs, horizon)
+        held += found.low is not None and found.low <= truth <= (found.high or 0)
+    assert 0.92 <= held / 2000 <= 0.97
 
 
 def test_restricted_mean_counts_diverged_runs_to_the_horizon():

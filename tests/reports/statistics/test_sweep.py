@@ -13,8 +13,17 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import is_settled, token_cost
 from ablate.reports.statistics.losses import Curve
-from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growth, target_sweep
+from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, target_sweeps
 from ablate.run.outcome import outcome
+
+
+def target_sweep(arm, base):
+    return target_sweeps({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+
+
+def cost_growth(arm, base, target, *, decay_begins=None, paired=False):
+    sides, falls = {"a": (arm, base)}, {"a": decay_begins}
+    return cost_growths(sides, {"a": 0.05}, target, decay_begins=falls, paired=paired, moderated=False)["a"]
 
 
 def curve(seed, stretch, *, points=40, noise=0.0, end="hit", every=1000):
@@ -66,7 +75,7 @@ def test_each_target_is_read_as_the_studys_own():
 
 def test_many_evaluations_are_thinned():
     runs = [curve(seed, 1.0 + 0.01 * seed, points=1000) for seed in range(4)]
-    assert len(target_sweep(runs[:2], runs[2:]).targets) <= MOST_TARGETS + 1
+    assert len(target_sweep(runs[:2], runs[2:]).targets) <= MOST_TARGETS
 
 
 HIGH = Curve(run_id="1", arm="b", seed=1, end="censored", tokens=np.arange(3), loss=np.full(3, 9.0))
@@ -116,7 +125,7 @@ def flat(seed, lag=0.0, pace=1.0, end="hit", last=None):
 
 
 def at(one, loss):
-    return float(np.interp(-loss, -one.loss, one.tokens))
+    return float(np.exp(np.interp(-loss, -one.loss, np.log(one.tokens))))
 
 
 @pytest.mark.parametrize("paired", [False, True])

@@ -1,0 +1,46 @@
+"""Whether an arm is as good as the baseline, up to a margin that the study names.
+
+Two one-sided tests (Schuirmann 1987): an arm is *within* where its 90 % interval lies inside of the margin on
+both sides, which errs in 5 % of studies; *outside* where the interval lies outside; else *open*. That an
+interval holds zero says nothing of the kind: a wide one holds zero and a large cost alike.
+
+How it fails: it does not raise. Without an interval an arm is open, unless its bound alone is outside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from ablate.reports.statistics.intervals import ALPHA, t_interval
+
+if TYPE_CHECKING:
+    from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.intervals import Estimate
+    from ablate.store.lock import Margin
+
+Standing = Literal["within", "outside", "open"]
+
+
+def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
+    """Return where an arm stands to the margin.
+
+    ``cost``: its token cost; ``loss``: its difference in final loss, nats per token, where it is known. A
+    margin in cost is the same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the
+    chance that each of the two tests errs.
+    """
+    figure, limit = (
+        (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
+    )
+    if figure is not None:
+        interval = t_interval(figure, 2 * alpha)
+        if interval.low is None or interval.high is None:
+            return "open"
+        if -limit < interval.low and interval.high < limit:
+            return "within"
+        return "outside" if interval.low > limit or interval.high < -limit else "open"
+    # Runs that were cut at the budget cost more than is seen, but never less.
+    cut = cost.restricted
+    if margin.kind == "cost" and cut is not None and cut.low is not None and cut.low > margin.value:
+        return "outside"
+    return "open"
