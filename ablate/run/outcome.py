@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Rule = Literal["confirmed", "first_eval"]
-End = Literal["hit", "censored", "diverged", "missing", "unused"]
+End = Literal["hit", "censored", "ended", "diverged", "missing", "unused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,9 @@ class Outcome:
     """How one run ended, and the range of its tokens to target.
 
     ``low == high`` means a known value. A censored or diverged run never reached the target: ``low`` is its
-    budget and ``high`` is infinity. ``missing`` means no result. ``unused`` describes a run of an arm that
-    was stopped earlier, whatever the run's result; compared outcomes never have it.
+    budget and ``high`` is infinity. ``ended``: a finished run where there is no target. ``missing`` means no
+    result. ``unused`` describes a run of an arm that was stopped earlier, whatever the run's result; compared
+    outcomes never have it.
     """
 
     seed: int
@@ -101,11 +102,13 @@ def outcome(
     state: str,
     tokens: ArrayLike,
     loss: ArrayLike,
-    target: float,
+    target: float | None,
     rule: Rule,
     budget_tokens: float,
 ) -> Outcome:
     """Return how a run ended. Only finished and diverged runs are results; all others are missing.
+
+    ``target``: nats per token, None without one.
 
     A running run that has crossed is missing too: counting it would favour fast runs.
     """
@@ -113,6 +116,8 @@ def outcome(
         return Outcome(seed=seed, end="diverged", low=budget_tokens)
     if state != "finished" or not np.size(np.asarray(tokens)):
         return Outcome(seed=seed, end="missing")
+    if target is None:
+        return Outcome(seed=seed, end="ended", low=budget_tokens)
     crossing = find_crossing(tokens, loss, target, rule)
     if crossing is None:
         # Censored at the last evaluation: the rest was not observed.

@@ -161,7 +161,8 @@ class LockedTuning:
 class LockedPlan:
     """The content of a study's plan. ``training``: the base's section, which most arms share.
 
-    ``waive``: settings in which runs may differ. ``tuning``: None for a study without tuning.
+    ``target``: None where final losses are compared, of others' logs alone. ``waive``: settings in which runs
+    may differ. ``tuning``: None for a study without tuning.
     ``imported``: built from the logs of others.
     """
 
@@ -169,7 +170,7 @@ class LockedPlan:
     study: Text
     description: Text | None = None
     baseline: Text
-    target: Target
+    target: Target | None
     paired_seeds: Flag = False
     waive: tuple[Text, ...] = ()
     stop: StopRule | None = None

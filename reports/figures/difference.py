@@ -38,7 +38,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         )
         for arm in analysis.others
     }
-    bands = {name: band for name, band in bands.items() if len(band.tokens)}
+    bands = {name: band for name, band in bands.items() if band.tokens.any()}
     if not bands:
         return None
     without = [arm.name for arm in analysis.others if arm.name not in bands]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ablate.store.lock import LockedArm, LockedPlan
     from ablate.store.records import Environment
 
+NO_TARGET = "no target was given"
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid",
@@ -129,9 +130,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     base = runs[plan.baseline]
     setting = _Setting(
         plan=plan,
-        timing=timing_of_runs(frames.environments, frames.attempts),
+        timing=timing_of_runs(frames.environments, frames.attempts, plan),
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
-        horizon=common_horizon(own.outcomes for own in runs.values()),
+        horizon=None if plan.target is None else common_horizon(own.outcomes for own in runs.values()),
     )
     arms = tuple(_arm_result(entry, runs[entry.name], base, setting) for entry in plan.arms)
     curves = tuple(curve for own in runs.values() for curve in own.curves)
@@ -271,6 +272,11 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
     paired, target, alpha = setting.plan.paired_seeds, setting.plan.target, own.alpha
     cost = Cost(kind="baseline") if is_baseline else own.cost_over(baseline, paired=paired)
     mean = mean_tokens(own.outcomes, alpha)
+    if target is None:
+        mean = Interval(note=NO_TARGET)
+        cost = (
+            cost if is_baseline else Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+        )
     falls, base_falls = (
         None if one.config is None else decay_begins(one.config.training) for one in (own, base)
     )
@@ -285,10 +291,10 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
         if is_baseline
         else final_difference(own.curves, base.curves, alpha, paired=paired),
         sweep=None
-        if is_baseline
+        if is_baseline or target is None
         else target_sweep(own.curves, base.curves, rule=target.crossing, paired=paired, alpha=alpha),
         cost_growth=Cost(kind="baseline" if is_baseline else "none")
-        if is_baseline or own.is_selected
+        if is_baseline or own.is_selected or target is None
         else cost_growth(
             own.curves,
             base.curves,
@@ -298,8 +304,10 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
             alpha=alpha,
             decay_begins=min((at for at in (falls, base_falls) if at is not None), default=None),
         ),
-        reached=None if own.is_selected else reached(own.outcomes, alpha),
-        restricted_mean=Interval(note="stopped early" if own.is_selected else "no results")
+        reached=None if own.is_selected or target is None else reached(own.outcomes, alpha),
+        restricted_mean=Interval(
+            note="stopped early" if own.is_selected else NO_TARGET if target is None else "no results"
+        )
         if own.is_selected or setting.horizon is None
         else restricted_mean(own.outcomes, setting.horizon, alpha),
         power=None
@@ -326,9 +334,17 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
         return speed.alone_speed(
             rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha
         )
-    if setting.timing.kind != "native":
+    if setting.timing.kind != "native" and (setting.timing.kind != "logged" or name in setting.timing.untold):
         return None
-    return speed.measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
+    found = speed.measured_speed(
+        own.results,
+        base.results,
+        timed="in its runs" if setting.timing.kind == "native" else "as logged",
+        paired=setting.plan.paired_seeds,
+        alpha=own.alpha,
+    )
+    # Logs need not tell the time.
+    return None if found.timed == "as logged" and found.throughput.estimate is None else found
 
 
 def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:

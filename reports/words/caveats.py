@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ablate.reports.read.imported import PRECISION
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.words import words
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis
 
-_NO_SETTINGS = ("submission_platform",)
-"""In what imported runs may differ without training otherwise."""
+_NO_SETTINGS = ("submission_platform", "number_of_nodes", "hardware", *PRECISION)
+"""In what imported runs may differ without training otherwise, but for the recipe."""
 
 
 def notices(analysis: Analysis) -> Iterator[str]:

@@ -26,6 +26,16 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {gains}"
     interval = words.tokens(analysis.resolution.tokens)
     of_target = words.share(analysis.resolution.share_of_tokens_to_target)
+    if analysis.plan.target is None:
+        test = "the differences of seeds in common" if analysis.plan.paired_seeds else "Welch's t"
+        return (
+            ("Target", f"{target_text(None)}."),
+            (
+                "Final loss difference",
+                f"mean of the arm − mean of the baseline, with its 95\u00a0% interval by {test}.",
+            ),
+            ("Timing", _timing(analysis)),
+        )
     found = {
         "Target": f"{target_text(analysis.plan.target)}.",
         "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}; over seeds the geometric mean.",
