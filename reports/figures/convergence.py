@@ -40,13 +40,12 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     if not any(curve.tokens.any() for curve in curves):
         return None
     results = sum(curve.end != "missing" for curve in curves)
+    target = "" if analysis.plan.target is None else "Dashed across: the target. "
     caption = (
         f"Validation loss (nats/token) over training tokens, {words.plural(results, 'result')} of "
         f"{words.plural(len(analysis.arms), 'arm')}. Thin: each seed. Thick: the mean over seeds, drawn "
-        "as far as all runs of the arm go. Right: the late part, enlarged."
+        f"as far as all runs of the arm go. {target}Right: the late part, enlarged."
     )
-    if analysis.plan.target is not None:
-        caption += " Dashed across: the target."
     caption += canvas.decay_caption(analysis.decay_begins)
     if any(curve.end == "diverged" for curve in curves):
         caption += " × marks where a run diverged."

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -92,9 +94,15 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def read_jsonl(path: Path) -> tuple[list[Row], list[str]]:
-    """Return the objects of a file of JSON lines with their line numbers, and the faults."""
+    """Return the objects of a file of JSON lines with their line numbers, and the faults.
+
+    A file that is one array has its objects numbered instead.
+    """
     text, faults = _text(path)
     rows = []
+    if text.lstrip().startswith("["):
+        with suppress(ValueError):
+            text = "\n".join(json.dumps(one) for one in parse_json(text))
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

@@ -106,6 +106,13 @@ def test_jsonl(tmp_path):
     assert more == [f"{path}:6: expected a number in 'tokens', got None"]
 
 
+def test_an_array_of_objects_is_read_too(tmp_path):
+    content = [{"tokens": n, "val_loss": 5 - n, "seed": 1} for n in (1, 2)]
+    rows, faults = read_jsonl(write(tmp_path, "a.json", json.dumps(content, indent=1)))
+    assert faults == []
+    assert rows == [(1, content[0]), (2, content[1])]
+
+
 def test_a_chart_of_wandb(tmp_path):
     header = '"Step","fp8-0 - val_loss","fp8-0 - val_loss__MIN","fp8-0 - val_loss__MAX","fp4-0 - val_loss"'
     path = write(tmp_path, "chart.csv", f'{header}\n"1","4.0","4.0","4.0",""\n"2","3.0","3.0","3.0","3.5"\n')
