@@ -43,8 +43,8 @@ class OpenStudy:
         study of logs without a target; ``tokens``: trained; ``tokens_to_target``: tokens, NaN without a hit;
         ``left_bound``: whether the target was reached at or before the first evaluation; ``last_loss``: nats
         per token; ``seconds``: from start to end; ``tokens_per_sec``: the median in training;
-        ``backend_mode``: ``native``, ``upcast``, ``emulated``, ``reference`` or ``imported``; ``message``: why
-        it ended so.
+        ``backend_mode``: ``native``, ``upcast``, ``emulated``, ``reference`` or ``imported``; ``message``:
+        why it ended so.
         """
         figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
         return run_frame(self.analysis).infer_objects().astype(dict.fromkeys(figures, float))

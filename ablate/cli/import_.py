@@ -107,6 +107,8 @@ def _import(
         machine(shown["hardware"])
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
+    if target is None and crossing != "confirmed":
+        raise UserError("--crossing: there is no --target to cross (give one, or leave it out)")
     parsed = None if target is None else _target(target, crossing)
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
@@ -271,8 +273,11 @@ def wandb_export(file: Path, arms: tuple[str, ...], metric: str | None, sizes: S
     """Read FILE, the CSV that a W&B chart exports: columns 'RUN - METRIC'."""
     from ablate.reports.read.tables import Columns, by_pattern, read_wandb_chart, runs_of
 
+    stages = _stages_of(sizes, _named(arms))
+    if len(set(stages.values())) > 1:
+        raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
     rows, faults = read_wandb_chart(file, metric)
-    found, wrong = runs_of(file, rows, Columns(names={}, stages=_stages_of(sizes, ())[""]))
+    found, wrong = runs_of(file, rows, Columns(names={}, stages=stages[""]))
     runs = found.get(None, [])
     names = [run.source.removeprefix(f"{file} (").removesuffix(")") for run in runs]
     sorted_runs, unsorted = by_pattern(runs, names, _named(arms))

@@ -201,7 +201,7 @@ def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row
     except OSError as error:
         return [], [f"{path}: cannot be read: {error.strerror or error}"]
     if not rows:
-        return [], [f"{path}: no line has the --pattern's val_loss"]
+        return [], [f"{path}: no line matches the --pattern of val_loss"]
     return [(number, {**row, "seed": seed}) for number, row in rows], []
 
 

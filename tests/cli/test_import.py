@@ -208,6 +208,14 @@ def test_final_losses_to_report(logs):
         ([*CSV[:-2], "--columns", "tokens=step"], "arm 'fp8' has no run that could be read"),
         ([*TEXT[:-2], "--tokens-per-step", "1"], "--arm fp8: old does not exist"),
         (["import", "text", "--arm", "fp8=fp8.csv", "--pattern", "(", *COMMON], "is no regular expression: "),
+        ([*CSV[:-2], "--crossing", "first_eval"], "--crossing: there is no --target to cross"),
+        (
+            [
+                *["import", "wandb-export", "fp8.csv", "--arm", "fp8=*", "--tokens-per-step", "fp8=3"],
+                *COMMON,
+            ],
+            "--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)",
+        ),
         (
             ["import", "text", "--arm", "fp8=fp8.csv", *PATTERNS, *COMMON],
             "--tokens-per-step: needed, because the pattern gives steps (a number, or stages)",

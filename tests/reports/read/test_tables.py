@@ -196,7 +196,7 @@ def test_text_by_patterns(tmp_path):
     assert faults == []
     assert (run.seed, run.evals, run.state) == (42, ((0, 10.5), (1000, 4.5)), "diverged")
     assert text_runs(write(tmp_path, "b.txt", "nothing here"), STEP) == (
-        [], [f"{tmp_path}/b.txt: no line has the --pattern's val_loss"],
+        [], [f"{tmp_path}/b.txt: no line matches the --pattern of val_loss"],
     )  # fmt: skip
     assert "cannot be read" in text_runs(tmp_path / "absent.txt", STEP)[1][0]
 
