@@ -231,7 +231,7 @@ def text_(arms: tuple[str, ...], patterns: tuple[str, ...], sizes: StepSizes) ->
             if counts_steps
             else "--tokens-per-step: the pattern gives tokens, and no steps (leave the option out)"
         )
-    names = {"tokens": "step"} if counts_steps else {}
+    names = {"seconds": "seconds", "ms": "ms"} | ({"tokens": "step"} if counts_steps else {})
     for name, path in _files_of(places, ("*.txt", "*.log", "*.out")):
         rows, wrong = read_text(path, ready)
         runs, more = runs_of(path, rows, Columns(names=names, stages=stages[name]))
@@ -337,6 +337,12 @@ def _tables(
     asked = chain(_files_of(places, patterns), ((None, path) for path in everywhere))
     for wanted, path in asked:
         rows, wrong = read(path)
+        has = {column for _, row in rows for column in row}
+        for column in names.values() if rows else ():
+            if column not in has:
+                raise UserError(
+                    f"--columns: {path} has no column '{column}' (has {', '.join(map(str, has))})"
+                )
         mapping = Columns(names=names, stages=stages[wanted or ""])
         runs, more = runs_of(path, rows, mapping)
         faults += [*wrong, *more]

@@ -93,7 +93,9 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
         own = pair[1] if pair else base
         if own is None or base is None:
             whose = plan.baseline if base is None else name
-            found[name] = f"the logs of {whose} do not tell their devices (`ablate import --hardware`)"
+            found[name] = (
+                f"the logs of {whose} do not tell one kind and number of devices (`ablate import --hardware`)"
+            )
         elif own != base:
             found[name] = f"{name} was trained on {own}, {plan.baseline} on {base}"
     if len(found) == len(plan.arms) - 1:

@@ -127,8 +127,7 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
     _make_room(store)
     base = settings[study.baseline]
     entries = tuple(
-        _write_arm(store, name, runs, settings[name], None if name == study.baseline else base, longest)
-        for name, runs in arms.items()
+        _write_arm(store, name, runs, settings[name], base, longest) for name, runs in arms.items()
     )
     store.write_plan(
         LockedPlan(
@@ -231,19 +230,12 @@ def _write_arm(
     name: str,
     runs: Sequence[ImportedRun],
     own: dict[str, Any],
-    base: dict[str, Any] | None,
+    base: dict[str, Any],
     longest: int,
 ) -> LockedArm:
-    """Write an arm's runs. ``base``: the baseline's settings, None for itself; ``longest``: in tokens."""
-    differs = (
-        {
-            key: (base.get(key), own.get(key))
-            for key in dict.fromkeys((*base, *own))
-            if base.get(key) != own.get(key)
-        }
-        if base is not None
-        else {}
-    )
+    """Write an arm's runs. ``own``, ``base``: its settings and the baseline's; ``longest`` run: in tokens."""
+    keys = dict.fromkeys((*base, *own))
+    differs = {key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)}
     told = [f"{part} {own[key]}" for key, part in PRECISION.items() if own.get(key)]
     tokens = [_write_run(store, run, longest) for run in runs]
     entries = tuple(LockedRun(id=_run_id(run), seed=run.seed or 0) for run in runs)

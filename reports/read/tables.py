@@ -15,6 +15,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -55,7 +56,8 @@ def tokens_at(step: float, stages: Stages) -> float:
 class Columns:
     """What the columns are called: ours → theirs. Without ``run`` a file is one run, or one for each seed.
 
-    ``stages``: the tokens of a step, where the ``tokens`` column counts steps.
+    ``stages``: the tokens of a step, where the ``tokens`` column counts steps. ``seconds`` and ``ms``, since
+    training began, are read only if they are named: a column of that name may be the time of a step.
     """
 
     names: Mapping[str, str]
@@ -241,19 +243,24 @@ def runs_of(
             return {}, [f"{path}:{number}: a second loss of one run, and {wanted} {listed}"]
         tokens = round(tokens_at(step, columns.stages))
         run.losses[tokens] = loss
-        seconds, ms = _number(told["seconds"]), _number(told["ms"])
+        seconds, ms = (_number(told[name]) if name in columns.names else None for name in ("seconds", "ms"))
         if seconds is not None or ms is not None:
             run.seconds[tokens] = (ms or 0.0) / 1e3 if seconds is None else seconds
     found: dict[str | None, list[ImportedRun]] = {}
     for key, run in runs.items():
         arm, name, seed = key[:3]
+        source = f"{path}{f' ({name})' if name else ''}"
+        times = [run.seconds[tokens] for tokens in sorted(run.seconds)]
+        rises = all(one <= other for one, other in pairwise(times))
+        if not rises:
+            faults.append(f"{source}: the time falls, so it is not since the training began: not read")
         found.setdefault(arm, []).append(
             run_of_losses(
                 run.losses,
                 [path.name, *key],
-                source=f"{path}{f' ({name})' if name else ''}",
+                source=source,
                 seed=seed,
-                throughput=_throughput(run.seconds),
+                throughput=_throughput(run.seconds) if rises else (),
             )
         )
     return found, faults

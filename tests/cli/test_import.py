@@ -140,6 +140,16 @@ def test_plain_text_to_report(texts):
     assert fp4["measured"]["end_to_end_speed"]["estimate"] == pytest.approx(1.5 * 3000 / 4000)
 
 
+def test_pairs_by_the_place_in_a_file_are_refused(logs):
+    for arm in ("fp8", "fp4"):
+        Path(f"{arm}.csv").write_text(Path(f"{arm}.csv").read_text().replace("seed", "run"))
+    assert call(*CSV).exit_code == 0
+    with pytest.raises(
+        UserError, match=r"--paired: fp8.csv \(0\) \(arm 'fp8'\) tells no seed, so it has no pair"
+    ):
+        call(*CSV, "--paired")
+
+
 def test_final_losses_to_report(logs):
     rows = [
         f"{arm},{seed},{3 + seed / 100 + shift}" for arm, shift in (("a", 0), ("b", 0.5)) for seed in (0, 1)
@@ -190,7 +200,7 @@ def test_final_losses_to_report(logs):
             [*CSV, "--columns", "loss=x"],
             "--columns: no column of ours is 'loss' (expected tokens, val_loss, run",
         ),
-        ([*CSV, "--columns", "tokens=step"], "arm 'fp8' has no run that could be read"),
+        ([*CSV, "--columns", "tokens=step"], "--columns: fp8.csv has no column 'step' (has "),
         ([*CSV, "--tokens-per-step", "0"], "--tokens-per-step: expected a number, or stages from step 0 on"),
         ([*CSV, "--tokens-per-step", "5:10"], "--tokens-per-step: expected a number, or stages from step 0"),
         ([*CSV, "--tokens-per-step", "0:10,5:x"], "--tokens-per-step: expected a number, or stages from"),
@@ -204,8 +214,7 @@ def test_final_losses_to_report(logs):
             [*CSV, "--hardware", "H100"],
             "--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got 'H100'",
         ),
-        ([*CSV, "--columns", "seed=none", "--paired"], "--paired: fp8.csv (arm 'fp8') tells no seed"),
-        ([*CSV[:-2], "--columns", "tokens=step"], "arm 'fp8' has no run that could be read"),
+        ([*CSV, "--columns", "seed=s"], "--columns: fp8.csv has no column 's' (has "),
         ([*TEXT[:-2], "--tokens-per-step", "1"], "--arm fp8: old does not exist"),
         (["import", "text", "--arm", "fp8=fp8.csv", "--pattern", "(", *COMMON], "is no regular expression: "),
         ([*CSV[:-2], "--crossing", "first_eval"], "--crossing: there is no --target to cross"),

@@ -11,6 +11,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import write_record
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
+from ablate.reports.read.against import read_against
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.words.caveats import warnings
@@ -206,9 +207,9 @@ def test_speed_as_logged_on_equal_hardware(tmp_path):
     ("base", "arm", "why"),
     [
         (H100, B200, "b was trained on 8x NVIDIA B200, a on 8x NVIDIA H100"),
-        ({}, B200, "the logs of a do not tell their devices (`ablate import --hardware`)"),
-        (H100, {}, "the logs of b do not tell their devices"),
-        ({}, {}, "the logs of a do not tell their devices"),
+        ({}, B200, "the logs of a do not tell one kind and number of devices (`ablate import --hardware`)"),
+        (H100, {}, "the logs of b do not tell one kind and number of devices"),
+        ({}, {}, "the logs of a do not tell one kind and number of devices"),
     ],
 )
 def test_no_speed_where_the_logs_do_not_say_equal_hardware(tmp_path, base, arm, why):
@@ -216,6 +217,18 @@ def test_no_speed_where_the_logs_do_not_say_equal_hardware(tmp_path, base, arm, 
     _, found, text = measured(tmp_path, **arms)
     assert found[1] is None
     assert f"no claim on speed is made: {why}" in text
+
+
+def test_speed_as_logged_against_another_arm(tmp_path):
+    runs = {
+        name: [timed(i, 4, 2, settings=own)]
+        for i, (name, own) in enumerate(zip("abc", (B200, H100, H100), strict=True))
+    }
+    store, _ = write_study(study(**runs), tmp_path / "s")
+    measured = {
+        arm.name: arm.measured for arm in analyse(read_against(load_frames(store), baseline="b")).arms
+    }
+    assert [name for name, found in measured.items() if found] == ["b", "c"]
 
 
 def test_the_user_may_say_the_hardware_but_not_against_a_log(tmp_path):

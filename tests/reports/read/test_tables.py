@@ -165,11 +165,17 @@ def test_final_losses_are_a_run_a_row(tmp_path):
 def test_a_time_column_is_the_speed_of_the_whole_run(tmp_path):
     text = "tokens,val_loss,ms\n0,9,0\n1000,4,1000\n9000,3,5000\n"
     path = write(tmp_path, "a.csv", text)
-    (run,) = runs_of(path, read_csv(path)[0], Columns(names={}))[0][None]
+    rows, _ = read_csv(path)
+    (run,) = runs_of(path, rows, Columns(names={"ms": "ms"}))[0][None]
     assert run.throughput == ((9000, 1800.0),)
-    path = write(tmp_path, "b.csv", text.replace("ms", "s"))
-    (run,) = runs_of(path, read_csv(path)[0], Columns(names={"seconds": "s"}))[0][None]
+    (run,) = runs_of(path, rows, Columns(names={"seconds": "ms"}))[0][None]
     assert run.throughput == ((9000, 1.8),)
+    (run,) = runs_of(path, rows, Columns(names={}))[0][None]
+    assert run.throughput == ()  # what is not named may be the time of a step
+    path = write(tmp_path, "b.csv", text.replace("5000", "900"))
+    runs, faults = runs_of(path, read_csv(path)[0], Columns(names={"ms": "ms"}))
+    assert runs[None][0].throughput == ()
+    assert faults == [f"{path}: the time falls, so it is not since the training began: not read"]
 
 
 STEP = r"step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+)"
