@@ -337,7 +337,7 @@ def _tables(
     asked = chain(_files_of(places, patterns), ((None, path) for path in everywhere))
     for wanted, path in asked:
         rows, wrong = read(path)
-        has = {column for _, row in rows for column in row}
+        has = dict.fromkeys(column for _, row in rows for column in row)
         for column in names.values() if rows else ():
             if column not in has:
                 raise UserError(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
 
+_MOST_REASONS = 3
 Tone = Literal["more", "diverged", "fewer", "open", "none"]
 
 
@@ -200,16 +201,17 @@ def _logged_note(analysis: Analysis) -> str:
             f". Speed as logged ({', '.join(timed)}) is of the same kind and number of devices, and holds "
             "whatever else differs: software, clocks, network"
         )
+    untimed = [arm for arm in analysis.others if arm.measured is None]
     reasons = dict.fromkeys(
         analysis.timing.untold.get(arm.name, f"the logs tell no time to set {arm.name} beside it")
-        for arm in analysis.others
-        if arm.measured is None
+        for arm in untimed
     )
     if not reasons:
         return f"{text}."
-    return (
-        f"{text}{'. For other arms' if timed else ', and'} no claim on speed is made: {'; '.join(reasons)}."
-    )
+    text += f"{'. For other arms' if timed else ', and'} no claim on speed is made: "
+    named = [*reasons][:_MOST_REASONS]
+    left = f"; and {len(reasons) - len(named)} more" * (len(reasons) > len(named))
+    return f"{text}{'; '.join(named)}{left}."
 
 
 def _by_final_loss(analysis: Analysis) -> Verdict:
