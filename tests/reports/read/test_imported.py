@@ -207,6 +207,7 @@ def test_speed_as_logged_on_equal_hardware(tmp_path):
     ("base", "arm", "why"),
     [
         (H100, B200, "b was trained on 8x NVIDIA B200, a on 8x NVIDIA H100"),
+        (H100, {"hardware": "16x NVIDIA H100"}, "b was trained on 16x NVIDIA H100, a on 8x NVIDIA H100"),
         ({}, B200, "the logs of a do not tell one kind and number of devices (`ablate import --hardware`)"),
         (H100, {}, "the logs of b do not tell one kind and number of devices"),
         ({}, {}, "the logs of a do not tell one kind and number of devices"),
@@ -214,7 +215,8 @@ def test_speed_as_logged_on_equal_hardware(tmp_path):
 )
 def test_no_speed_where_the_logs_do_not_say_equal_hardware(tmp_path, base, arm, why):
     arms = {"a": [timed(0, 4, 2, settings=base)], "b": [timed(1, 4, 2, settings=arm)]}
-    _, found, text = measured(tmp_path, **arms)
+    analysis, found, text = measured(tmp_path, **arms)
+    assert [arm.n for arm in analysis.arms] == [1, 1]  # tokens are compared all the same
     assert found[1] is None
     assert f"no claim on speed is made: {why}" in text
 
