@@ -39,11 +39,12 @@ class OpenStudy:
         """Return one row a run of the plan, as ``tables/runs.csv`` has them.
 
         ``run_id``, ``arm``, ``seed``; ``state``, as ``ablate status`` shows it; ``end``: ``hit``,
-        ``censored``, ``diverged``, ``missing``, or ``unused`` where its arm was stopped early; ``tokens``:
-        trained; ``tokens_to_target``: tokens, NaN without a hit; ``left_bound``: whether the target was
-        reached at or before the first evaluation; ``last_loss``: nats per token; ``seconds``: from start
-        to end; ``tokens_per_sec``: the median in training; ``backend_mode``: ``native``, ``upcast``,
-        ``emulated``, ``reference`` or ``imported``; ``message``: why it ended so.
+        ``censored``, ``diverged``, ``missing``, ``unused`` where its arm was stopped early, or ``ended`` in a
+        study of logs without a target; ``tokens``: trained; ``tokens_to_target``: tokens, NaN without a hit;
+        ``left_bound``: whether the target was reached at or before the first evaluation; ``last_loss``: nats
+        per token; ``seconds``: from start to end; ``tokens_per_sec``: the median in training;
+        ``backend_mode``: ``native``, ``upcast``, ``emulated``, ``reference`` or ``imported``; ``message``:
+        why it ended so.
         """
         figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
         return run_frame(self.analysis).infer_objects().astype(dict.fromkeys(figures, float))

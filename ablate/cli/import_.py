@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import partial, wraps
-from itertools import chain
+from itertools import chain, pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,15 +16,18 @@ from ablate.base.errors import UserError
 from ablate.cli.common import AT_LEAST_1, storage_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
+    from ablate.reports.read.tables import Stages
     from ablate.store.lock import Target
 
     Crossing = Literal["confirmed", "first_eval"]
     _Decorator = Callable[[Any], Any]
     _Found = tuple[Mapping[str, Sequence[ImportedRun]], list[str]]
     """Runs by arm, and a line for each fault."""
+    StepSizes = dict[str, Stages]
+    """The tokens of a step by arm; '' of every other."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -31,7 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def command() -> None:
     """Make a study of logs that others wrote, so that `ablate report` and MLflow work on it.
 
-    What does not parse is named by file and line, the rest goes on, and the exit code is then 1.
+    What does not parse is named by file and line, the rest goes on, and the exit code is then 1. Folders are
+    searched with all that is in them. Without --target the arms are compared by their final losses.
 
     \b
     Examples:
@@ -40,6 +46,10 @@ def command() -> None:
       ablate import csv --study mine --arm fp8=fp8.csv --arm fp4=fp4.csv --baseline fp8 \\
           --target perplexity=20 --columns tokens=step,val_loss=eval/loss --tokens-per-step 524288
       ablate import csv evaluations.csv --study theirs --baseline bf16 --target val_loss=1.8 --paired
+      ablate import text --study nano --arm old=logs/old --arm new=logs/new --arm new=more/new \\
+          --pattern 'step:(?P<step>\\d+)/\\d+ val_loss:(?P<val_loss>\\S+) train_time:(?P<ms>\\d+)ms' \\
+          --tokens-per-step 393216 --baseline old --target val_loss=3.3 --hardware '8x NVIDIA H100'
+      ablate import csv final.csv --study ends --baseline bf16
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
 
 
@@ -52,7 +62,10 @@ def _importer(name: str, *own_options: _Decorator) -> Callable[[Callable[..., _F
             "--baseline", "baselines", multiple=True, required=True,
             help="The arm that costs are stated against.",
         ),
-        click.option("--target", required=True, help="val_loss=3.3 (nats per token) or perplexity=27.1."),
+        click.option(
+            "--target",
+            help="val_loss=3.3 (nats per token) or perplexity=27.1. Default: final losses are compared.",
+        ),
         click.option(
             "--crossing", type=click.Choice(["confirmed", "first_eval"]), default="confirmed",
             show_default=True, help="How tokens to target are read.",
@@ -64,6 +77,10 @@ def _importer(name: str, *own_options: _Decorator) -> Callable[[Callable[..., _F
         click.option(
             "--waive", "waived", multiple=True,
             help="Pool the runs of an arm although they differ in this.",
+        ),
+        click.option(
+            "--hardware", metavar="'8x NVIDIA H100'",
+            help="What all runs were trained on, where no log tells: for the speed-up as logged.",
         ),
         click.option("--description", help="Free text, shown in the report."),
         partial(storage_option, other_names=("--out",)),
@@ -82,16 +99,21 @@ def _import(
     read: Callable[..., _Found], study: str, baselines: tuple[str, ...], storage: Path, **options: Any
 ) -> None:
     """Read logs, write them as a study, and say what there is; exit code 1 if something was left out."""
-    from ablate.reports.read.imported import ImportedStudy, write_study
+    from ablate.reports.read.imported import ImportedStudy, machine, write_study
 
     target, crossing = options.pop("target"), options.pop("crossing")
-    shown = {key: options.pop(key) for key in ("paired_seeds", "waived", "description")}
-    found, faults = read(**options)
+    shown = {key: options.pop(key) for key in ("paired_seeds", "waived", "hardware", "description")}
+    if shown["hardware"] is not None:
+        machine(shown["hardware"])
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
-    parsed = _target(target, crossing)
+    if target is None and crossing != "confirmed":
+        raise UserError("--crossing: there is no --target to cross (give one, or leave it out)")
+    parsed = None if target is None else _target(target, crossing)
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
+    found, faults = read(**options)
+    faults = list(dict.fromkeys(faults))
     for fault in faults:
         click.echo(fault, err=True)
     made = ImportedStudy(name=study, arms=found, baseline=baselines[0], target=parsed, **shown)
@@ -111,17 +133,51 @@ def _arm_option(text: str, *, required: bool = True) -> _Decorator:
     return click.option("--arm", "arms", multiple=True, required=required, help=f"NAME={text}; repeat it.")
 
 
+def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> StepSizes:
+    """Read ``524288``, ``0:65536,1000:131072`` (from which step on), or ``ARM=`` and one of these."""
+    found: StepSizes = {}
+    for text in texts:
+        arm, _, value = text.rpartition("=")
+        parts = [part.partition(":") for part in (value if ":" in value else f"0:{value}").split(",")]
+        try:
+            stages = tuple((float(start), float(tokens)) for start, _, tokens in parts)
+        except ValueError:
+            stages = ()
+        starts = [start for start, _ in stages]
+        rising = starts[:1] == [0] and all(one < other < inf for one, other in pairwise(starts))
+        if not rising or not all(0 < tokens < inf for _, tokens in stages):
+            expected = "a number, or stages from step 0 on such as 0:65536,1000:131072"
+            raise UserError(f"--tokens-per-step: expected {expected}, got '{text}'")
+        if arm in found:
+            raise UserError(f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}")
+        found[arm] = stages
+    return found
+
+
+def _stages_of(sizes: StepSizes, arms: Collection[str]) -> dict[str, Stages]:
+    """Return each arm's stages; raise ``UserError`` for an arm that is none. '' is an arm of any name."""
+    from ablate.reports.read.tables import TOKENS
+
+    for name in sizes:
+        if name and name not in arms:
+            raise UserError(f"--tokens-per-step: no --arm {name}=… is given")
+    return {arm: sizes.get(arm, sizes.get("", TOKENS)) for arm in ("", *arms)}
+
+
 _tokens_per_step = click.option(
-    "--tokens-per-step", type=float, default=1.0, help="Where the tokens column counts steps."
-)
+    "--tokens-per-step", "sizes", multiple=True, callback=_step_sizes, metavar="[ARM=]NUMBER|STAGES",
+    help="Where steps are counted. Stages: 0:65536,1000:131072 for 131,072 tokens from step 1,000 on. "
+    "Repeat it for an arm of other steps.",
+)  # fmt: skip
 _of_tables: tuple[_Decorator, ...] = (
-    click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path)),
     _arm_option("FILE or NAME=FOLDER, in place of FILES", required=False),
     click.option(
-        "--columns", default="", help="Ours=theirs, e.g. tokens=step,val_loss=eval/loss,run=name,seed=seed."
+        "--columns", default="",
+        help="Ours=theirs, e.g. tokens=step,val_loss=eval/loss,run=name,seed=seed,seconds=time (or ms=…).",
     ),
     _tokens_per_step,
-)
+)  # fmt: skip
 
 
 @_importer(
@@ -142,9 +198,51 @@ def mllog(arms: tuple[str, ...], tokens_per_sample: int | None) -> _Found:
     return found, faults
 
 
+@_importer(
+    "text",
+    _arm_option("FILE or NAME=FOLDER"),
+    click.option(
+        "--pattern", "patterns", multiple=True, required=True,
+        help="A regular expression with named groups: val_loss, and step or tokens; seconds or ms since "
+        "training began; seed. Several may share them; what an earlier line said holds on.",
+    ),
+    _tokens_per_step,
+)  # fmt: skip
+def text_(arms: tuple[str, ...], patterns: tuple[str, ...], sizes: StepSizes) -> _Found:
+    """Read plain-text logs by patterns; each file is a run.
+
+    A loss is best taken as \\S+, so that nan is read as a divergence. Lines 'step:500/5100 val_loss:4.1
+    train_time:89000ms' are read by
+
+    \b
+      --pattern 'step:(?P<step>\\d+)/\\d+ val_loss:(?P<val_loss>\\S+) train_time:(?P<ms>\\d+)ms'
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from ablate.reports.read.tables import Columns, check_patterns, read_text, runs_of
+
+    places = _named(arms)
+    stages = _stages_of(sizes, places)
+    found: dict[str, list[ImportedRun]] = {name: [] for name in places}
+    faults: list[str] = []
+    ready = check_patterns(patterns)
+    counts_steps = any("step" in pattern.groupindex for pattern in ready)
+    if counts_steps != bool(sizes):
+        raise UserError(
+            "--tokens-per-step: needed, because the pattern gives steps (a number, or stages)"
+            if counts_steps
+            else "--tokens-per-step: the pattern gives tokens, and no steps (leave the option out)"
+        )
+    names = {"seconds": "seconds", "ms": "ms"} | ({"tokens": "step"} if counts_steps else {})
+    for name, path in _files_of(places, ("*.txt", "*.log", "*.out")):
+        rows, wrong = read_text(path, ready)
+        runs, more = runs_of(path, rows, Columns(names=names, stages=stages[name]))
+        faults += [*wrong, *more]
+        found[name] += runs.get(None, [])
+    return found, faults
+
+
 @_importer("csv", *_of_tables)
 def csv_(**options: Any) -> _Found:
-    """Read CSV files with one row an evaluation.
+    """Read CSV files with one row an evaluation; or, without a column of tokens, a final loss a row.
 
     FILES have a column `arm`, as the evaluations.csv of a report of ours has; or name each arm's by --arm.
     """
@@ -155,7 +253,7 @@ def csv_(**options: Any) -> _Found:
 
 @_importer("jsonl", *_of_tables)
 def jsonl(**options: Any) -> _Found:
-    """Read files of JSON lines with one object an evaluation.
+    """Read files of JSON lines with one object an evaluation; or, without a key of tokens, a final loss each.
 
     FILES have a key `arm`; or name each arm's by --arm.
     """
@@ -171,12 +269,15 @@ def jsonl(**options: Any) -> _Found:
     click.option("--metric", help="Where the chart has several."),
     _tokens_per_step,
 )
-def wandb_export(file: Path, arms: tuple[str, ...], metric: str | None, tokens_per_step: float) -> _Found:
+def wandb_export(file: Path, arms: tuple[str, ...], metric: str | None, sizes: StepSizes) -> _Found:
     """Read FILE, the CSV that a W&B chart exports: columns 'RUN - METRIC'."""
     from ablate.reports.read.tables import Columns, by_pattern, read_wandb_chart, runs_of
 
+    stages = _stages_of(sizes, _named(arms))
+    if len(set(stages.values())) > 1:
+        raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
     rows, faults = read_wandb_chart(file, metric)
-    found, wrong = runs_of(file, rows, Columns(names={}, tokens_per_unit=tokens_per_step))
+    found, wrong = runs_of(file, rows, Columns(names={}, stages=stages[""]))
     runs = found.get(None, [])
     names = [run.source.removeprefix(f"{file} (").removesuffix(")") for run in runs]
     sorted_runs, unsorted = by_pattern(runs, names, _named(arms))
@@ -195,11 +296,14 @@ def wandb_export(file: Path, arms: tuple[str, ...], metric: str | None, tokens_p
     ),
     _tokens_per_step,
 )
-def mlflow(tracking_uri: str, experiment: str, arms: tuple[str, ...], **options: Any) -> _Found:
+def mlflow(
+    tracking_uri: str, experiment: str, arms: tuple[str, ...], sizes: StepSizes, **options: Any
+) -> _Found:
     """Read the runs of an experiment on any MLflow tracking server."""
     from ablate.reports.read.tracking import read_mlflow
 
-    return read_mlflow(tracking_uri, experiment, arms=_named(arms), **options)
+    named = _named(arms)
+    return read_mlflow(tracking_uri, experiment, arms=named, stages=_stages_of(sizes, named), **options)
 
 
 def _tables(
@@ -209,24 +313,37 @@ def _tables(
     files: tuple[Path, ...],
     arms: tuple[str, ...],
     columns: str,
-    tokens_per_step: float,
+    sizes: StepSizes,
 ) -> _Found:
     from ablate.reports.read.tables import NEEDED, OPTIONAL, Columns, runs_of
 
     if bool(files) == bool(arms):
         raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
-    names = _pairs(columns.split(","), "--columns", "tokens=step") if columns else {}
+    names: dict[str, str] = {}
+    for name, column in _pairs(columns.split(","), "--columns", "tokens=step") if columns else ():
+        if name in names:
+            raise UserError(f"--columns: '{name}' is given twice")
+        names[name] = column
     known = (*NEEDED, *OPTIONAL)
     for name in names:
         if name not in known:
             raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(known)})")
-    mapping = Columns(names=names, tokens_per_unit=tokens_per_step)
-    found: dict[str, list[ImportedRun]] = {name: [] for name in _named(arms)}
+    places = _named(arms)
+    stages = _stages_of(sizes, places)
+    found: dict[str, list[ImportedRun]] = {name: [] for name in places}
     faults: list[str] = []
     asked: Iterator[tuple[str | None, Path]]
-    asked = chain(_files_of(_named(arms), patterns), ((None, path) for path in files))
+    everywhere = chain.from_iterable(_found_in(path, "FILES", patterns) for path in files)
+    asked = chain(_files_of(places, patterns), ((None, path) for path in everywhere))
     for wanted, path in asked:
         rows, wrong = read(path)
+        has = dict.fromkeys(column for _, row in rows for column in row)
+        for column in names.values() if rows else ():
+            if column not in has:
+                raise UserError(
+                    f"--columns: {path} has no column '{column}' (has {', '.join(map(str, has))})"
+                )
+        mapping = Columns(names=names, stages=stages[wanted or ""])
         runs, more = runs_of(path, rows, mapping)
         faults += [*wrong, *more]
         for arm, own in runs.items():
@@ -239,34 +356,52 @@ def _tables(
     return found, faults
 
 
-def _named(arms: Sequence[str]) -> dict[str, str]:
-    return _pairs(arms, "--arm", "FP8=logs/fp8")
+def _named(arms: Sequence[str]) -> dict[str, list[str]]:
+    """Return what is given for each arm, of which there may be several."""
+    found: dict[str, list[str]] = {}
+    for name, value in _pairs(arms, "--arm", "FP8=logs/fp8"):
+        found.setdefault(name, []).append(value)
+    return found
 
 
-def _pairs(parts: Sequence[str], option: str, example: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _pairs(parts: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
     for part in parts:
         name, equals, value = part.partition("=")
         if not (name.strip() and equals and value.strip()):
             raise UserError(f"{option}: expected NAME=VALUE, got '{part}' (such as {example})")
-        if name.strip() in found:
-            raise UserError(f"{option}: '{name.strip()}' is given twice")
-        found[name.strip()] = value.strip()
-    return found
+        yield name.strip(), value.strip()
 
 
-def _files_of(arms: Mapping[str, str], patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield each arm's file, or the files of its folder in order: of the first pattern that finds any."""
-    for arm, where in ((arm, Path(text)) for arm, text in arms.items()):
-        if where.is_file():
-            yield arm, where
-            continue
-        if not where.exists():
-            raise UserError(f"--arm {arm}: {where} does not exist")
-        found = next(filter(None, (sorted(where.glob(pattern)) for pattern in patterns)), None)
-        if found is None:
-            raise UserError(f"--arm {arm}: nothing like {' or '.join(patterns)} in {where}")
-        yield from ((arm, path) for path in found)
+def _files_of(arms: Mapping[str, Sequence[str]], patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield each arm's files."""
+    for arm, places in arms.items():
+        for path in dict.fromkeys(
+            chain.from_iterable(_found_in(Path(one), f"--arm {arm}", patterns) for one in places)
+        ):
+            yield arm, path
+
+
+def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
+    """Return a file; or of a folder and those in it the files of the first pattern that any has, in order.
+
+    Hidden files are none. How many others there are is said.
+    """
+    if where.is_file():
+        return [where]
+    if not where.exists():
+        raise UserError(f"{option}: {where} does not exist")
+    everything = sorted(
+        path
+        for path in where.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(where).parts)
+    )
+    for pattern in patterns:
+        found = [path for path in everything if fnmatchcase(path.name, pattern)]
+        if found:
+            left = f", {len(everything) - len(found)} others not read" if len(found) < len(everything) else ""
+            click.echo(f"{where}: {len(found)} files like {pattern}{left}")
+            return found
+    raise UserError(f"{option}: nothing like {' or '.join(patterns)} in {where} or its folders")
 
 
 def _target(text: str, crossing: Crossing) -> Target:

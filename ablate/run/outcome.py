@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ablate.run.local_fit import LocalFit
 
 Rule = Literal["confirmed", "first_eval"]
-End = Literal["hit", "censored", "diverged", "missing", "unused"]
+End = Literal["hit", "censored", "ended", "diverged", "missing", "unused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,11 @@ class Outcome:
     """How one run ended, and the range of its tokens to target.
 
     ``low == high`` means a known value. A censored or diverged run never reached the target: ``low`` is its
-    budget and ``high`` is infinity. ``missing`` means no result. ``unused`` describes a run of an arm that
-    was stopped earlier, whatever the run's result; compared outcomes never have it. ``lost``: of a missing
-    one, that no result is to come unless somebody asks for it again. ``interpolated`` and ``fitted``: of a
-    hit, the crossing by either way, in tokens; the fit's is the value where there is one.
+    budget and ``high`` is infinity. ``ended``: a finished run where there is no target. ``missing`` means no
+    result. ``unused`` describes a run of an arm that was stopped earlier, whatever the run's result; compared
+    outcomes never have it. ``lost``: of a missing one, that no result is to come unless somebody asks for it
+    again. ``interpolated`` and ``fitted``: of a hit, the crossing by either way, in tokens; the fit's is the
+    value where there is one.
     """
 
     seed: int
@@ -114,20 +115,22 @@ def outcome(
     state: str,
     tokens: ArrayLike,
     loss: ArrayLike,
-    target: float,
+    target: float | None,
     rule: Rule,
     budget_tokens: float,
     fit: LocalFit | None = None,
 ) -> Outcome:
     """Return how a run ended. Only finished and diverged runs are results; all others are missing.
 
-    A running run that has crossed is missing too: counting it would favour fast runs. ``fit``: of the same
-    evaluations; ``first_eval`` does not ask it.
+    A running run that has crossed is missing too: counting it would favour fast runs. ``target``: nats per
+    token, None without one. ``fit``: of the same evaluations; ``first_eval`` does not ask it.
     """
     if state == "diverged":
         return Outcome(seed=seed, end="diverged", low=budget_tokens)
     if state != "finished" or not np.size(np.asarray(tokens)):
         return Outcome(seed=seed, end="missing", lost=state in ("failed", "set apart"))
+    if target is None:
+        return Outcome(seed=seed, end="ended", low=budget_tokens)
     return outcomes(seed=seed, tokens=tokens, loss=loss, targets=(target,), rule=rule, fit=fit)[0]
 
 

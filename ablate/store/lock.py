@@ -197,8 +197,9 @@ class LockedTuning:
 class LockedPlan:
     """The content of a study's plan. ``training``: the base's section, which most arms share.
 
-    ``paired_seeds``: equal seeds are pairs. ``intervals``: whether an arm's variance is moderated by those of
-    the other arms. ``waive``: settings in which runs may differ. ``tuning``: None for a study without tuning.
+    ``target``: None where final losses are compared, of others' logs alone. ``paired_seeds``: equal seeds are
+    pairs. ``intervals``: whether an arm's variance is moderated by those of the other arms. ``waive``:
+    settings in which runs may differ. ``tuning``: None for a study without tuning.
     ``imported``: built from the logs of others.
     """
 
@@ -206,7 +207,7 @@ class LockedPlan:
     study: Text
     description: Text | None = None
     baseline: Text
-    target: Target
+    target: Target | None
     paired_seeds: Flag = False
     intervals: Literal["moderated", "own"] = "moderated"
     waive: tuple[Text, ...] = ()
@@ -216,6 +217,11 @@ class LockedPlan:
     dropped: tuple[DroppedCell, ...] = ()
     tuning: LockedTuning | None = None
     imported: Flag = False
+
+    @property
+    def margin(self) -> Margin | None:
+        """How far an arm may be from the baseline and still count as equal; None without one."""
+        return None if self.target is None else self.target.within
 
     @property
     def is_moderated(self) -> bool:

@@ -183,7 +183,7 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
     target, arms = plan.target, plan.arms
     runs = sum(len(arm.runs) for arm in arms)
     facts = {
-        "Target": _TARGETS[target.kind].format(text(target.value)),
+        "Target": "none" if target is None else _TARGETS[target.kind].format(text(target.value)),
         "Baseline": f"`{plan.baseline}`",
         "Design": f"{len(arms)} arms, {runs} runs",
         "Schedule": text(plan.training.get("schedule")),

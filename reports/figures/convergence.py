@@ -35,15 +35,16 @@ class _Window:
 
 @canvas.drawing("convergence", "Convergence")
 def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
-    """Draw validation loss over tokens; None where no run has an evaluation."""
+    """Draw validation loss over tokens; None where no run has an evaluation after a token."""
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
-    if not curves:
+    if not any(curve.tokens.any() for curve in curves):
         return None
     results = sum(curve.end != "missing" for curve in curves)
+    target = "" if analysis.plan.target is None else "Dashed across: the target. "
     caption = (
         f"Validation loss (nats/token) over training tokens, {words.plural(results, 'result')} of "
         f"{words.plural(len(analysis.arms), 'arm')}. Thin: each seed. Thick: the mean over seeds, drawn "
-        "as far as all runs of the arm go. Dashed across: the target. Right: the late part, enlarged."
+        f"as far as all runs of the arm go. {target}Right: the late part, enlarged."
     )
     caption += canvas.decay_caption(analysis.decay_begins)
     if any(curve.end == "diverged" for curve in curves):
@@ -58,6 +59,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
 
 def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     names = [arm.name for arm in analysis.arms]
+    target = _target(analysis)
     style = canvas.looks(names, analysis.baseline)
     grids = {name: common_grid([curve for curve in curves if curve.arm == name]) for name in names}
     height = max(4.4, 1.6 + 0.2 * len(names))
@@ -69,12 +71,12 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
             _thin(axis, curve, style[curve.arm])
         for name in (*[n for n in names if n != analysis.baseline], analysis.baseline):
             _thick(axis, grids[name], style[name], window if axis is zoom else None)
-        axis.axhline(
-            analysis.plan.target.val_loss, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5
-        )
+        if target is not None:
+            axis.axhline(target, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5)
     largest = max(float(curve.tokens[-1]) for curve in curves)
     first = max(float(curve.loss[0]) for curve in curves)
-    least = min([analysis.plan.target.val_loss, *(float(curve.loss.min()) for curve in curves)])
+    least = min(float(curve.loss.min()) for curve in curves)
+    least = least if target is None else min(target, least)
     room = 0.05 * (first - least) or 0.05
     full.set_xlim(0, largest * 1.01)
     full.set_ylim(least - room, first + room)
@@ -87,7 +89,8 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
         canvas.token_axis(axis, largest)
         canvas.shade_decay(axis, analysis.decay_begins)
         _crosses(axis, curves, style)
-        _name_target(axis, analysis.plan.target.val_loss)
+        if target is not None:
+            _name_target(axis, target)
     _label_ends(zoom, curves, grids, style, window)
     return figure
 
@@ -131,9 +134,9 @@ def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, CurveGrid]
     ends = [float(grid.mean[-1]) for grid in grids.values() if len(grid.tokens) and grid.tokens[-1] >= start]
     lasts = ends or [float(curve.loss[-1]) for curve in curves]
     near = _without_outliers(lasts)
-    target = analysis.plan.target.val_loss
+    target = _target(analysis)
     # The target belongs in the picture, unless it lies so far off that nothing else could be told apart.
-    if crossings or target > min(near) - max(max(near) - min(near), 0.1):
+    if target is not None and (crossings or target > min(near) - max(max(near) - min(near), 0.1)):
         near.append(target)
     values = [
         value
@@ -153,6 +156,10 @@ def _without_outliers(values: list[float]) -> list[float]:
     middle = float(np.median(values))
     reach = 4 * max(middle - min(values), 0.02)
     return [value for value in values if value <= middle + reach]
+
+
+def _target(analysis: Analysis) -> float | None:
+    return None if analysis.plan.target is None else analysis.plan.target.val_loss
 
 
 def _name_target(axis: Any, loss: float) -> None:

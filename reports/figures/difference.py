@@ -41,7 +41,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         paired=analysis.plan.paired_seeds,
         moderated=analysis.plan.is_moderated,
     )
-    bands = {name: band for name, band in bands.items() if len(band.tokens)}
+    bands = {name: band for name, band in bands.items() if band.tokens.any()}
     if not bands:
         return None
     without = [arm.name for arm in analysis.others if arm.name not in bands]

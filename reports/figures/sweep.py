@@ -79,6 +79,7 @@ def _first(costs: Sequence[Cost]) -> float:
 def _draw(analysis: Analysis, sweeps: dict[str, Sweep], falls: dict[str, float]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, lowest = canvas.panels(sweeps, "token cost (%)")
+    assert analysis.plan.target is not None  # without one there is no sweep
     for axis, (name, sweep) in zip(axes, sweeps.items(), strict=True):
         rows = [(one.estimate, one.low, one.high) for one in sweep.costs]
         cost, below, above = np.array(rows, dtype=float).T

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ablate.store.lock import LockedArm, LockedPlan
     from ablate.store.records import Environment
 
+NO_TARGET = "no target was given"
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid",
@@ -160,15 +161,15 @@ def _compare(runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> _Compared:
         name: min((at for one in (own, base) if (at := one.decay_begins) is not None), default=None)
         for name, own in others.items()
     }
-    crossing = plan.target.crossing
     complete = {name: side for name, side in sides.items() if not others[name].is_selected}
+    target = plan.target
     return _Compared(
         costs=_costs_over(plan.baseline, runs, plan),
         differences=final_differences(sides, alphas, **how),
-        sweeps=target_sweeps(sides, alphas, rule=crossing, **how),
-        growths=cost_growths(
-            complete, alphas, plan.target.val_loss, decay_begins=falls, rule=crossing, **how
-        ),
+        sweeps={} if target is None else target_sweeps(sides, alphas, rule=target.crossing, **how),
+        growths={}
+        if target is None
+        else cost_growths(complete, alphas, target.val_loss, decay_begins=falls, rule=target.crossing, **how),
     )
 
 
@@ -184,9 +185,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     base = runs[plan.baseline]
     setting = _Setting(
         plan=plan,
-        timing=timing_of_runs(frames.environments, frames.attempts),
+        timing=timing_of_runs(frames.environments, frames.attempts, plan),
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
-        horizon=common_horizon(own.outcomes for own in runs.values()),
+        horizon=None if plan.target is None else common_horizon(own.outcomes for own in runs.values()),
     )
     compared = _compare(runs, plan)
     arms = tuple(_arm_result(entry, runs[entry.name], base, setting, compared) for entry in plan.arms)
@@ -336,11 +337,16 @@ def _arm_result(
     """Return one arm against the baseline; of the baseline as many seeds as the arm was stopped at."""
     base = baseline.first(own.seeds)
     is_baseline = own is baseline
-    alpha = own.alpha
+    alpha, target = own.alpha, setting.plan.target
     cost = Cost(kind="baseline") if is_baseline else compared.costs[entry.name]
     mean = mean_tokens(own.outcomes, alpha)
     difference = compared.differences.get(entry.name, LossDifference(note="baseline"))
-    margin = setting.plan.target.within
+    margin = setting.plan.margin
+    if target is None:
+        mean = Interval(note=NO_TARGET)
+        cost = (
+            cost if is_baseline else Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+        )
     return ArmResult(
         planned=entry,
         alpha=alpha,
@@ -355,8 +361,10 @@ def _arm_result(
         else Interval(),
         sweep=compared.sweeps.get(entry.name),
         cost_growth=compared.growths.get(entry.name, Cost(kind="baseline" if is_baseline else "none")),
-        reached=None if own.is_selected else reached(own.outcomes, alpha),
-        restricted_mean=Interval(note="stopped early" if own.is_selected else "no results")
+        reached=None if own.is_selected or target is None else reached(own.outcomes, alpha),
+        restricted_mean=Interval(
+            note="stopped early" if own.is_selected else NO_TARGET if target is None else "no results"
+        )
         if own.is_selected or setting.horizon is None
         else restricted_mean(own.outcomes, setting.horizon, alpha),
         power=None if is_baseline or own.stopped is not None else power_of(cost, own.outcomes, base.outcomes),
@@ -389,9 +397,17 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
         return speed.alone_speed(
             rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha
         )
-    if setting.timing.kind != "native":
+    if setting.timing.kind != "native" and (setting.timing.kind != "logged" or name in setting.timing.untold):
         return None
-    return speed.measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
+    found = speed.measured_speed(
+        own.results,
+        base.results,
+        timed="in its runs" if setting.timing.kind == "native" else "as logged",
+        paired=setting.plan.paired_seeds,
+        alpha=own.alpha,
+    )
+    # Logs need not tell the time.
+    return None if found.timed == "as logged" and found.throughput.estimate is None else found
 
 
 def _resolution(runs: Iterable[_ArmRuns], baseline: Sequence[Outcome]) -> Resolution:

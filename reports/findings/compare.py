@@ -107,7 +107,7 @@ def study_differences(
     heads = [
         {
             "target": target_text(analysis.plan.target),
-            "crossing": analysis.plan.target.crossing,
+            "crossing": NOT_TOLD if analysis.plan.target is None else analysis.plan.target.crossing,
             "baseline": analysis.baseline,
             "paired seeds": _text(analysis.plan.paired_seeds),
             "timing": analysis.timing.kind,

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from ablate.store.records import RecordedConfig
 
 
-def target_text(target: Target) -> str:
+def target_text(target: Target | None) -> str:
     """Return the target with its unit."""
+    if target is None:
+        return "none (final losses are compared)"
     if target.kind == "perplexity":
         return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
     return f"a validation loss of {target.value:g} nats/token"
@@ -58,8 +60,8 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
             state="set apart" if run_id in apart else str(row["state"]),
             tokens=tokens,
             loss=loss,
-            target=target.val_loss,
-            rule=target.crossing,
+            target=None if target is None else target.val_loss,
+            rule="confirmed" if target is None else target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
             fit=fit,
         )
@@ -97,7 +99,7 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Cu
         )
         return {arm: one.figure for arm, one in found.items() if one.figure is not None}
 
-    margin = plan.target.within
+    margin = plan.margin
     return decide(
         {arm: [end for end, _ in own] for arm, own in runs.items()},
         plan.stop,

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ablate.store.lock import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
 
+Timed = Literal["alone", "in its runs", "as logged"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
@@ -53,12 +56,12 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Native timing: throughput and end-to-end speed over the baseline's, and device-hours to target.
+    """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``timed``: alone by ``ablate throughput``, or in its runs.
+    ``timed``: alone by ``ablate throughput``, in its runs, or as the logs of others say.
     """
 
-    timed: Literal["alone", "in its runs"]
+    timed: Timed
     throughput: Interval
     end_to_end: Interval
     hours: Interval
@@ -126,7 +129,7 @@ class ArmResult:
     @property
     def n(self) -> int:
         """How many of its runs are results."""
-        return self.hit + self.censored + self.diverged
+        return self.hit + self.censored + self._count("ended") + self.diverged
 
     @property
     def hit(self) -> int:
@@ -285,6 +288,11 @@ class Analysis:
     def baseline_arm(self) -> ArmResult:
         """The arm that costs are stated against."""
         return next(arm for arm in self.arms if arm.name == self.baseline)
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether losses belong to token counts, which final losses that others noted do not."""
+        return self.plan.target is not None or any(curve.tokens.any() for curve in self.curves)
 
     @property
     def others(self) -> tuple[ArmResult, ...]:

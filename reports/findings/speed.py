@@ -1,11 +1,12 @@
-"""What an arm gains in time: measured, where timing is native and unshared; modelled, on named hardware.
+"""What an arm gains in time: measured, where timing is native and unshared; as logged; modelled.
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
 Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
 errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
 
-How it fails: it does not raise. Emulated, shared or logged timing gives no measured figure; an arm without a
-resolved configuration, as of logs that others wrote, no modelled one.
+How it fails: it does not raise. Emulated or shared timing gives no measured figure, nor do logs of others
+that do not tell both arms to have had the same devices; an arm without a resolved configuration, as of such
+logs, has no modelled one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.recipes import Recipe
-    from ablate.reports.findings.results import RunResult
+    from ablate.reports.findings.results import RunResult, Timed
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
     from ablate.run.config import RunConfig
@@ -44,9 +45,14 @@ _NOT_ALL = Interval(note="not every run has a figure")
 
 
 def measured_speed(
-    arm: Sequence[RunResult], baseline: Sequence[RunResult], *, paired: bool, alpha: float = ALPHA
+    arm: Sequence[RunResult],
+    baseline: Sequence[RunResult],
+    *,
+    timed: Timed = "in its runs",
+    paired: bool,
+    alpha: float = ALPHA,
 ) -> Measured:
-    """Return what native timing shows; runs without a throughput leave no figure."""
+    """Return what the runs' own timing shows; runs without a throughput leave no figure."""
 
     def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
@@ -57,7 +63,7 @@ def measured_speed(
 
     hours = [-pace - math.log(_HOUR_SEC) for _, pace in _of_all(arm, _device_pace)]
     return Measured(
-        timed="in its runs",
+        timed=timed,
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
         hours=exponential(mean_interval(hours, alpha)) if hours else _NOT_ALL,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ablate.reports.read.comparable import trained_on
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.read.load import StudyFrames
     from ablate.store.leases import Attempt
+    from ablate.store.lock import LockedPlan
     from ablate.store.records import Environment, Speed, SpeedRecord
 
 _TURNS = 2
@@ -32,10 +33,12 @@ class RunTiming:
     """The runs' own timing. ``native``: in every run, unshared. ``reasons``: why not, with numbers of runs.
 
     ``unvouched``: native arithmetic, but not known to be unshared. ``logged``: read from others' logs.
+    ``untold``: of logged runs, why an arm's speed cannot be set beside the baseline's, by arm.
     """
 
     kind: Literal["native", "unvouched", "emulated", "logged"]
     reasons: tuple[tuple[str, int], ...] = ()
+    untold: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,12 @@ class Throughput:
     not_used: dict[str, str]
 
 
-def timing_of_runs(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> RunTiming:
+def timing_of_runs(
+    environments: Mapping[str, Environment], attempts: Mapping[str, Attempt], plan: LockedPlan
+) -> RunTiming:
     """Return whether every run that ran vouches for its timing, and what speaks against it."""
     if any(environment.backend_mode == "imported" for environment in environments.values()):
-        return RunTiming(kind="logged")
+        return RunTiming(kind="logged", untold=_untold(plan))
     reasons: Counter[str] = Counter()
     emulated = False
     for environment in environments.values():
@@ -76,6 +81,26 @@ def timing_of_runs(environments: Mapping[str, Environment], attempts: Mapping[st
     if not reasons:
         return RunTiming(kind="native")
     return RunTiming(kind="emulated" if emulated else "unvouched", reasons=tuple(reasons.items()))
+
+
+def _untold(plan: LockedPlan) -> dict[str, str]:
+    """Return the arms whose logs do not say that they had the baseline's hardware, and what they say."""
+    pairs = {arm.name: arm.differs.get("hardware") for arm in plan.arms}
+    # Read against another arm, what arms differ in is told from that one.
+    base = next((pair[0] for pair in pairs.values() if pair), plan.training.get("hardware"))
+    found = {}
+    for name, pair in pairs.items():
+        own = pair[1] if pair else base
+        if own is None or base is None:
+            whose = plan.baseline if base is None else name
+            found[name] = (
+                f"the logs of {whose} do not tell one kind and number of devices (`ablate import --hardware`)"
+            )
+        elif own != base:
+            found[name] = f"{name} was trained on {own}, {plan.baseline} on {base}"
+    if len(found) == len(plan.arms) - 1:
+        found.setdefault(plan.baseline, "no arm to compare it with")
+    return found
 
 
 def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> dict[str, str]:

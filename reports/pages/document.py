@@ -78,7 +78,8 @@ def report_document(
     return {
         "format": FORMAT,
         **_object(analysis.plan, "study description baseline"),
-        "target": _object(analysis.plan.target, "kind value val_loss crossing within"),
+        "target": analysis.plan.target
+        and _object(analysis.plan.target, "kind value val_loss crossing within"),
         "verdict": list(verdict.sentences),
         "notices": list(notices),
         "warnings": list(warnings),

@@ -121,6 +121,7 @@ def write_report(
         "environments": [
             (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
             for environment, count in analysis.environments
+            if environment
         ],
         "training": ", ".join(training),
         "target": target_text(analysis.plan.target),
@@ -187,7 +188,11 @@ def _sections(
             title="Cost and break-even",
             short="Cost",
             tables=(
-                ("measured", "Measured", speed_tables.measured_table(analysis, prices)),
+                (
+                    "measured",
+                    "As logged" if analysis.timing.kind == "logged" else "Measured",
+                    speed_tables.measured_table(analysis, prices),
+                ),
                 ("modelled", own, speed_tables.modelled_table(analysis, prices)),
                 ("modelled-8b", llama, speed_tables.large_table(analysis)),
                 (None, "How good the model is", speed_tables.check_table(analysis)),

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ablate.base.errors import Problem, UserError
+from ablate.store.lock import Target
 
 if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
@@ -42,8 +43,11 @@ def read_against(
             )
     if target is not None:
         if not math.isfinite(target) or target <= 0:
-            raise UserError(f"--target: {target:g} is no {plan.target.kind} (expected above 0)")
-        plan = replace(plan, target=replace(plan.target, value=target))
+            raise UserError(f"--target: {target:g} is no {_kind(plan)} (expected above 0)")
+        if not frames.evals["tokens"].any():
+            raise UserError(f"--target: study '{plan.study}' has no curves to read it on")
+        named = plan.target or Target(kind=_kind(plan), value=target)
+        plan = replace(plan, target=replace(named, value=target))
     if baseline is not None:
         plan = _against_arm(plan, baseline)
     return replace(frames, plan=plan)
@@ -76,7 +80,12 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
         )
     losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
     loss = sum(losses) / len(losses)
-    return round(math.exp(loss) if plan.target.kind == "perplexity" else loss, 3)
+    return round(math.exp(loss) if _kind(plan) == "perplexity" else loss, 3)
+
+
+def _kind(plan: LockedPlan) -> Literal["val_loss", "perplexity"]:
+    """Return the kind of the study's target; without one (of logs alone) a loss is asked for."""
+    return "val_loss" if plan.target is None else plan.target.kind
 
 
 def _against_arm(plan: LockedPlan, baseline: str) -> LockedPlan:

@@ -74,7 +74,8 @@ def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setti
     data, training = config.data or {}, config.training or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.whole.get("vocab_size")]
     code = environment.code or _text([environment.ablate, environment.git_commit])
-    world_size = environment.world_size
+    # The logs of others may be of any devices, as of any kind of GPU.
+    world_size = None if environment.backend_mode == "imported" else environment.world_size
     # The evaluation set: its size, where its text comes from, and which windows of that.
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
     if training.get("eval_windows", "spread") != "spread":

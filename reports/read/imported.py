@@ -1,7 +1,8 @@
 """What every importer makes: runs as plain data, and a run store of them.
 
 The runs of one arm must agree in every setting that a log tells, unless the user waives one by name; where
-arms differ in a setting the report's table of arms shows it.
+arms differ in a setting the report's table of arms shows it. A log does not tell the budget of a run that
+diverged: it counts with the longest run of the study, as if it had been meant to go as far.
 
 How it fails: a run that does not parse is a line in ``faults``, and the rest goes on; what leaves no study at
 all (an arm without runs, settings that disagree within an arm) is a ``UserError``.
@@ -10,11 +11,12 @@ all (an arm without runs, settings that disagree within an arm) is a ``UserError
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 IMPORTED = "imported"
 """``backend_mode`` of runs whose arithmetic and timing are known from a log alone."""
+PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear", "attn", "comm")}
+"""The settings that are the recipe, by MLPerf's keys: of linear layers, attention and communication."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,13 @@ class ImportedRun:
     """One run of a log.
 
     ``evals`` are (tokens, validation loss in nats per token); ``throughput`` (tokens, tokens per second).
-    ``settings`` is what makes runs comparable: batch, learning rate, data, world size; never the seed.
-    ``source`` names it for people; ``content`` is hashed to its id.
+    ``settings`` is what makes runs comparable: batch, learning rate, data, hardware; never the seed, which is
+    None where the log does not tell it. ``source`` names it for people; ``content`` is hashed to its id.
     """
 
     source: str
     content: bytes
-    seed: int
+    seed: int | None
     evals: tuple[tuple[int, float], ...]
     state: State = "finished"
     message: str | None = None
@@ -74,12 +78,16 @@ def run_of_losses(
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedStudy:
-    """Arms by name with their runs, and how they are to be compared."""
+    """Arms by name with their runs, and how they are to be compared; without a target by final losses.
+
+    ``hardware``: ``8x NVIDIA H100``, what the user says that all runs had.
+    """
 
     name: str
     arms: Mapping[str, Sequence[ImportedRun]]
     baseline: str
-    target: Target
+    target: Target | None
+    hardware: str | None = None
     paired_seeds: bool = False
     description: str | None = None
     waived: tuple[str, ...] = ()
@@ -91,23 +99,35 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
     A second import of the same logs writes the same store; another study of that name is refused.
 
     Raises:
-        UserError: an arm without runs, an unknown baseline, runs of one arm that do not compare, a folder
-            that holds a study of another kind.
+        UserError: an arm without runs, an unknown baseline, runs of one arm that do not compare, a log in
+            two arms, a folder that holds a study of another kind, pairs that no log tells.
     """
     faults: list[str] = []
     arms = {name: _distinct(name, runs, faults) for name, runs in study.arms.items()}
+    if study.hardware is not None:
+        arms = {name: [_run_on(run, study.hardware) for run in runs] for name, runs in arms.items()}
     for name, runs in arms.items():
         if not runs:
             raise UserError(f"arm '{name}' has no run that could be read")
+    owner: dict[str, str] = {}
+    for name, run in ((name, run) for name, runs in arms.items() for run in runs):
+        if (other := owner.setdefault(_run_id(run), name)) != name:
+            raise UserError(f"{run.source} is in arm '{other}' and in arm '{name}' (expected one)")
     if study.baseline not in arms:
         raise UserError(f"--baseline: no arm '{study.baseline}' (arms: {', '.join(arms)})")
+    arms = {name: _seeded(name, runs, paired=study.paired_seeds) for name, runs in arms.items()}
     settings = {name: _common_settings(name, runs, study.waived) for name, runs in arms.items()}
+    longest = max(_last(run) for runs in arms.values() for run in runs)
+    if study.target is not None and not longest:
+        raise UserError(
+            "--target: the logs hold final losses alone (no column 'tokens'): leave the option out to "
+            "compare those, or see --columns"
+        )
     store = StudyStore(folder)
     _make_room(store)
     base = settings[study.baseline]
     entries = tuple(
-        _write_arm(store, name, runs, settings[name], {} if name == study.baseline else base)
-        for name, runs in arms.items()
+        _write_arm(store, name, runs, settings[name], base, longest) for name, runs in arms.items()
     )
     store.write_plan(
         LockedPlan(
@@ -168,24 +188,80 @@ def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Iterable[str
     return common
 
 
+def _run_on(run: ImportedRun, hardware: str) -> ImportedRun:
+    """Return a run with the hardware that the user names; raise ``UserError`` where its log tells another."""
+    told = run.settings.get("hardware", hardware)
+    if told != hardware:
+        raise UserError(f"--hardware: {run.source} was trained on {told} (leave the option out)")
+    return replace(run, settings={**run.settings, "hardware": hardware})
+
+
+def machine(hardware: str) -> dict[str, Any]:
+    """Return ``8x NVIDIA H100`` as an environment has it, its kind and number of devices.
+
+    Raises:
+        UserError: it does not begin with a number of devices.
+    """
+    count, _, name = hardware.partition("x ")
+    if not (count.isdecimal() and int(count) and name.strip()):
+        raise UserError(f"--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got '{hardware}'")
+    return {"gpu": name.strip(), "world_size": int(count)}
+
+
+def _seeded(arm: str, runs: Sequence[ImportedRun], *, paired: bool) -> list[ImportedRun]:
+    """Give the runs whose log tells no seed a free number; raise ``UserError`` where pairs need the seed."""
+    known = Counter(run.seed for run in runs if run.seed is not None)
+    if paired:
+        unknown = next((run for run in runs if run.seed is None), None)
+        if unknown is not None:
+            raise UserError(
+                f"--paired: {unknown.source} (arm '{arm}') tells no seed, so it has no pair: name the "
+                "column or group that holds it (seed), or leave --paired out"
+            )
+        twice = next((seed for seed, count in known.items() if count > 1), None)
+        if twice is not None:
+            raise UserError(f"--paired: arm '{arm}' has several runs of seed {twice} (leave --paired out)")
+    free = (number for number in itertools.count() if number not in known)
+    return [run if run.seed is not None else replace(run, seed=next(free)) for run in runs]
+
+
 def _write_arm(
-    store: StudyStore, name: str, runs: Sequence[ImportedRun], own: dict[str, Any], base: dict[str, Any]
+    store: StudyStore,
+    name: str,
+    runs: Sequence[ImportedRun],
+    own: dict[str, Any],
+    base: dict[str, Any],
+    longest: int,
 ) -> LockedArm:
-    keys = dict.fromkeys((*base, *own)) if base else {}
+    """Write an arm's runs. ``own``, ``base``: its settings and the baseline's; ``longest`` run: in tokens."""
+    keys = dict.fromkeys((*base, *own))
     differs = {key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)}
-    tokens = [_write_run(store, run) for run in runs]
-    entries = tuple(LockedRun(id=_run_id(run), seed=run.seed) for run in runs)
-    return LockedArm(name=name, recipe="as logged", tokens=max(tokens), differs=differs, runs=entries)
+    told = [f"{part} {own[key]}" for key, part in PRECISION.items() if own.get(key)]
+    tokens = [_write_run(store, run, longest) for run in runs]
+    entries = tuple(LockedRun(id=_run_id(run), seed=run.seed or 0) for run in runs)
+    return LockedArm(
+        name=name,
+        recipe=f"as logged{': ' if told else ''}{', '.join(told)}",
+        tokens=max(tokens),
+        differs=differs,
+        runs=entries,
+    )
 
 
-def _write_run(store: StudyStore, run: ImportedRun) -> int:
-    """Write one run; returns the tokens of its last evaluation."""
+def _last(run: ImportedRun) -> int:
+    return run.evals[-1][0] if run.evals else 0
+
+
+def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
+    """Write one run; returns its budget in tokens."""
     target = store.run(_run_id(run))
-    last = run.evals[-1][0] if run.evals else 0
-    target.create({"training": {"tokens": last, **run.settings}, "seed": run.seed, "source": run.source})
+    last = _last(run)
+    budget = longest if run.state == "diverged" else last
+    target.create({"training": {"tokens": budget, **run.settings}, "seed": run.seed, "source": run.source})
+    devices = machine(run.settings["hardware"]) if "hardware" in run.settings else {}
     write_record(
         target.environment_path,
-        {**run.environment, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
+        {**run.environment, **devices, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
     )
     rows = [
         {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}
@@ -206,4 +282,4 @@ def _write_run(store: StudyStore, run: ImportedRun) -> int:
             started_unix=run.started_unix, ended_unix=run.ended_unix,
         )
     )  # fmt: skip
-    return last
+    return budget

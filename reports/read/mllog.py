@@ -1,17 +1,23 @@
 """MLPerf training logs: ``:::MLLOG`` JSON lines, with other text before, between and after them.
 
 Read are the evaluations (``eval_accuracy``, by ``samples_count`` or ``epoch_num``), the run's status, seed,
-hyper-parameters and throughput. Several ranks that log the same evaluation count once.
+hyper-parameters and throughput. Several ranks that log the same evaluation count once. What a run was trained
+on is in the submission's system description, beside the results: the platform that a log names is free text,
+equal for different devices in public logs, or the template's that nobody filled in.
+
+How it fails: what does not parse is a line in the faults, and the rest goes on.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
-from ablate.reports.read.imported import ImportedRun
+from ablate.reports.read.imported import PRECISION, ImportedRun, machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +32,23 @@ _SETTINGS = (
     "init_checkpoint_step", "opt_name", "opt_base_learning_rate", "opt_end_learning_rate",
     "opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps", "opt_learning_rate_decay_schedule",
     "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon", "opt_adamw_weight_decay",
-    "opt_gradient_clip_norm", "target_accuracy", "submission_platform",
+    "opt_gradient_clip_norm", "target_accuracy", "submission_platform", *PRECISION,
 )  # fmt: skip
+_OLDER = {"lowest_numerical_precision_linear": "lowest_numerical_precision_in_linear"}
+"""Keys that were called otherwise before."""
+_UNFILLED = re.compile(r"(?:(\d+)x)?SUBMISSION_PLATFORM_PLACEHOLDER")
 _WANTED = tuple(
     f'"{key}"'.encode()
-    for key in (*_SETTINGS, "eval_accuracy", "tracked_stats", "seed", "run_start", "run_stop")
+    for key in (
+        *_SETTINGS,
+        *_OLDER,
+        "submission_org",
+        "eval_accuracy",
+        "tracked_stats",
+        "seed",
+        "run_start",
+        "run_stop",
+    )
 )
 
 
@@ -46,7 +64,6 @@ class _Log:
     status: str | None = None
     started_ms: float | None = None
     stopped_ms: float | None = None
-    organisation: str | None = None
 
 
 def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[ImportedRun | None, list[str]]:
@@ -75,8 +92,6 @@ def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[Imp
     per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
     if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
         return None, [*faults, f"{path}: the length of a sample is not in it: give --tokens-per-sample"]
-    if log.seed is None:
-        faults.append(f"{path}: no seed in it: counted as seed 0")
     state, message = _ending(log)
     if state == "interrupted":
         faults.append(f"{path}: {message}: no result")
@@ -85,10 +100,19 @@ def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[Imp
     train_samples = settings.get("train_samples")
     if _is_count(train_samples) and train_samples <= 1.05 * max(log.evals):
         del settings["train_samples"]
+    platform = settings.pop("submission_platform", None)
+    told = {} if platform is None else {"submission_platform": platform}
+    if isinstance(platform, str) and (unfilled := _UNFILLED.fullmatch(platform)):
+        platform = "not named (the template's text was left in its place)"
+        told = {"number_of_nodes": int(unfilled[1])} if unfilled[1] else {}
+    organisation = log.settings.get("submission_org")
+    if (trained_on := _hardware(path, faults)) is not None:
+        told = {"hardware": trained_on}
+    settings |= told
     run = ImportedRun(
         source=str(path),
         content=content,
-        seed=log.seed or 0,
+        seed=log.seed,
         evals=tuple((at * per_sample, loss) for at, loss in sorted(log.evals.items()) if math.isfinite(loss)),
         state=state,
         message=message,
@@ -96,9 +120,34 @@ def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[Imp
         settings=settings,
         started_unix=None if log.started_ms is None else log.started_ms / 1e3,
         ended_unix=None if log.stopped_ms is None else log.stopped_ms / 1e3,
-        environment={"platform": log.settings.get("submission_platform"), "organisation": log.organisation},
+        environment={
+            "platform": platform,
+            "organisation": None if organisation == "SUBMISSION_ORG_PLACEHOLDER" else organisation,
+        },
     )
     return run, faults
+
+
+def _hardware(path: Path, faults: list[str]) -> str | None:
+    """Return ``8x NVIDIA H100`` from the description of a submission's system, None where there is none.
+
+    It stands as ``ORG/systems/SYSTEM.json`` beside ``ORG/results/SYSTEM/BENCHMARK/result_0.txt``.
+    """
+    folders = path.resolve().parents
+    if len(folders) < 4:
+        return None
+    file = folders[3] / "systems" / f"{folders[1].name}.json"
+    try:
+        told = parse_json(file.read_bytes())
+        nodes, each = (int(told[key]) for key in ("number_of_nodes", "accelerators_per_node"))
+        hardware = f"{nodes * each}x {' '.join(str(told['accelerator_model_name']).split())}"
+        machine(hardware)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+        faults.append(f"{file}: it does not tell the accelerators and their number: {first_line(error)}")
+        return None
+    return hardware
 
 
 def _records(path: Path, content: bytes, faults: list[str]) -> list[tuple[int, dict[str, Any]]]:
@@ -149,8 +198,10 @@ def _take(log: _Log, record: dict[str, Any], where: str, faults: list[str]) -> N
         time_ms = record.get("time_ms")
         if _is_count(time_ms) and time_ms < _LATEST_MS:
             setattr(log, "started_ms" if key == "run_start" else "stopped_ms", time_ms)
-    elif isinstance(key, str) and key in _SETTINGS:
-        log.settings.setdefault(key, value)
+    elif isinstance(key, str) and value not in ("", None):
+        key = _OLDER.get(key, key)
+        if key in _SETTINGS or key == "submission_org":
+            log.settings.setdefault(key, value)
 
 
 def _ending(log: _Log) -> tuple[State, str | None]:

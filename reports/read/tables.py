@@ -1,18 +1,29 @@
-"""Long tables of evaluations: CSV and JSON lines with columns by any name, and charts exported by W&B."""
+"""Long tables of evaluations: CSV, JSON lines, charts exported by W&B, and plain text by the user's patterns.
+
+A table without a column of tokens is one of final losses, a row a run.
+
+How it fails: a row that does not fit is a line in the faults, and the rest goes on. A pattern that cannot
+work is a ``UserError``.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import UserError
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ablate.reports.read.imported import ImportedRun
@@ -20,21 +31,40 @@ if TYPE_CHECKING:
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula in a spreadsheet."""
 NEEDED = ("tokens", "val_loss")
-OPTIONAL = ("run", "seed", "arm")
+OPTIONAL = ("run", "seed", "arm", "seconds", "ms")
+_GROUPS = ("step", "tokens", "val_loss", "seconds", "ms", "seed")
 _EXTREMES = ("__MIN", "__MAX")
 _LARGEST = 1 << 62
+_LONGEST_LINE = 1 << 16
+"""Characters of a text's line that are looked at together: a file need not have any line breaks."""
+
+Stages = tuple[tuple[float, float], ...]
+"""(first step, tokens of a step from there on), steps rising from 0."""
+TOKENS: Stages = ((0.0, 1.0),)
+"""Where what is called a step is a token."""
+
+
+def tokens_at(step: float, stages: Stages) -> float:
+    """Return the tokens of so many steps, whose size may change from stage to stage."""
+    ends = [start for start, _ in stages[1:]] + [step]
+    return sum(
+        max(0.0, min(step, end) - start) * tokens for (start, tokens), end in zip(stages, ends, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What the columns are called: ours → theirs. Without ``run`` a file is one run, or one for each seed."""
+    """What the columns are called: ours → theirs. Without ``run`` a file is one run, or one for each seed.
+
+    ``stages``: the tokens of a step, where the ``tokens`` column counts steps. ``seconds`` and ``ms``, since
+    training began, are read only if they are named: a column of that name may be the time of a step.
+    """
 
     names: Mapping[str, str]
-    tokens_per_unit: float = 1.0
-    """Tokens of one unit of the ``tokens`` column: the tokens of a step, where it counts steps."""
+    stages: Stages = TOKENS
 
     def of(self, name: str) -> str:
-        """Return the column that holds ``tokens``, ``val_loss``, ``run``, ``seed`` or ``arm``."""
+        """Return the column that holds ours of that name."""
         return self.names.get(name, name)
 
 
@@ -66,9 +96,15 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def read_jsonl(path: Path) -> tuple[list[Row], list[str]]:
-    """Return the objects of a file of JSON lines with their line numbers, and the faults."""
+    """Return the objects of a file of JSON lines with their line numbers, and the faults.
+
+    A file that is one array has its objects numbered instead.
+    """
     text, faults = _text(path)
     rows = []
+    if text.lstrip().startswith("["):
+        with suppress(ValueError):
+            text = "\n".join(json.dumps(one) for one in parse_json(text))
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -121,55 +157,143 @@ def _text(path: Path) -> tuple[str, list[str]]:
         return "", [f"{path}: not UTF-8: {error.reason} at byte {error.start}"]
 
 
+def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+    """Return regular expressions ready for use.
+
+    Raises:
+        UserError: one that is none, a group of another name, or no group for what is needed.
+    """
+    found = []
+    for text in patterns:
+        try:
+            found.append(re.compile(text))
+        except re.error as error:
+            raise UserError(f"--pattern: '{text}' is no regular expression: {error}") from None
+    groups = {name for pattern in found for name in pattern.groupindex}
+    expected = f"(expected {', '.join(_GROUPS)})"
+    for name in groups:
+        if name not in _GROUPS:
+            raise UserError(f"--pattern: no group of ours is '{name}' {expected}")
+    for one_of in (("val_loss",), ("step", "tokens")):
+        if not groups.intersection(one_of):
+            wanted = " or ".join(f"(?P<{name}>…)" for name in one_of)
+            raise UserError(f"--pattern: no group {wanted} {expected}")
+    if {"step", "tokens"} <= groups:
+        raise UserError("--pattern: groups for step and for tokens (expected one of them)")
+    return tuple(found)
+
+
+def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row], list[str]]:
+    """Return a row for each ``val_loss`` that a pattern finds in a text, and the faults.
+
+    What a group found in an earlier line holds until it finds again. A file is a run; its first seed counts.
+    """
+    rows: list[Row] = []
+    known: dict[str, Any] = {}
+    seed = None
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
+                for match in filter(None, (pattern.search(line) for pattern in patterns)):
+                    found = {name: text for name, text in match.groupdict().items() if text is not None}
+                    seed = found.pop("seed", None) if seed is None else seed
+                    known |= found
+                    if "val_loss" in found:
+                        rows.append((number, known.copy()))
+    except OSError as error:
+        return [], [f"{path}: cannot be read: {error.strerror or error}"]
+    if not rows:
+        return [], [f"{path}: no line matches the --pattern of val_loss"]
+    return [(number, {**row, "seed": seed}) for number, row in rows], []
+
+
 def runs_of(
-    path: Path, rows: Iterable[Row], columns: Columns
+    path: Path, rows: Sequence[Row], columns: Columns
 ) -> tuple[dict[str | None, list[ImportedRun]], list[str]]:
     """Group rows into runs, by arm where there is such a column; returns them and the faults."""
+    has = dict.fromkeys(name for _, row in rows for name in row)
+    finals = "tokens" not in {*columns.names, *has}
+    lacking = [columns.of(name) for name in NEEDED[finals:] if columns.of(name) not in has]
+    listed = f"(has {', '.join(map(str, has))}); see --columns"
+    if rows and lacking:
+        return {}, [f"{path}:{rows[0][0]}: no column '{lacking[0]}' {listed}"]
     faults: list[str] = []
-    points: dict[tuple[str | None, str, int | None], dict[int, float]] = {}
+    runs: dict[tuple[Any, ...], _Rows] = {}
     for number, row in rows:
-        where = f"{path}:{number}"
-        missing = [columns.of(name) for name in NEEDED if columns.of(name) not in row]
-        if missing:
-            faults.append(
-                f"{where}: no column '{missing[0]}' (has {', '.join(map(str, row))}); see --columns"
-            )
-            break
-        tokens, loss = (_number(row[columns.of(name)]) for name in NEEDED)
-        if loss is None and row[columns.of("val_loss")] in ("", None):
+        told = {name: row.get(columns.of(name)) for name in (*NEEDED, *OPTIONAL)}
+        if told["val_loss"] in ("", None):
             continue  # a row of training between evaluations
-        if tokens is None or not 0 <= tokens * columns.tokens_per_unit < _LARGEST or loss is None:
-            bad = columns.of("tokens" if loss is not None else "val_loss")
-            faults.append(f"{where}: expected a number in '{bad}', got {row[bad]!r}")
+        step, loss = (0.0 if finals else _number(told["tokens"])), _number(told["val_loss"])
+        if (
+            step is None
+            or not 0 <= step < _LARGEST
+            or loss is None
+            or tokens_at(step, columns.stages) >= _LARGEST
+        ):
+            bad = "val_loss" if loss is None else "tokens"
+            faults.append(f"{path}:{number}: expected a number in '{columns.of(bad)}', got {told[bad]!r}")
             continue
-        seed = _seed(row.get(columns.of("seed")))
-        arm = row.get(columns.of("arm"))
-        key = (None if arm is None else str(arm), str(row.get(columns.of("run"), "")), seed)
-        points.setdefault(key, {})[round(tokens * columns.tokens_per_unit)] = loss
+        arm, name, seed = told["arm"], told["run"], _seed(told["seed"])
+        # Of final losses two files may well say the same.
+        own = (str(path),) if finals else ()
+        key = (None if arm is None else str(arm), "" if name is None else str(name), seed, *own)
+        run = runs.setdefault(key, _Rows(losses={}, seconds={}))
+        if finals and run.losses:
+            wanted = f"no column 'tokens'{'' if name or seed is not None else ', run or seed'}"
+            return {}, [f"{path}:{number}: a second loss of one run, and {wanted} {listed}"]
+        tokens = round(tokens_at(step, columns.stages))
+        run.losses[tokens] = loss
+        seconds, ms = (_number(told[name]) if name in columns.names else None for name in ("seconds", "ms"))
+        if seconds is not None or ms is not None:
+            run.seconds[tokens] = (ms or 0.0) / 1e3 if seconds is None else seconds
     found: dict[str | None, list[ImportedRun]] = {}
-    for (arm, name, seed), curve in points.items():
-        own = found.setdefault(arm, [])
-        own.append(
+    for key, run in runs.items():
+        arm, name, seed = key[:3]
+        source = f"{path}{f' ({name})' if name else ''}"
+        times = [run.seconds[tokens] for tokens in sorted(run.seconds)]
+        rises = all(one <= other for one, other in pairwise(times))
+        if not rises:
+            faults.append(f"{source}: the time falls, so it is not since the training began: not read")
+        found.setdefault(arm, []).append(
             run_of_losses(
-                curve,
-                [path.name, arm, name, seed],
-                source=f"{path}{f' ({name})' if name else ''}",
-                seed=len(own) if seed is None else seed,
+                run.losses,
+                [path.name, *key],
+                source=source,
+                seed=seed,
+                throughput=_throughput(run.seconds) if rises else (),
             )
         )
     return found, faults
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """One run's rows: losses, and seconds since the training's start, by tokens."""
+
+    losses: dict[int, float]
+    seconds: dict[int, float]
+
+
+def _throughput(seconds: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    """Return the tokens/s of a whole run, from its first time to its last: a stage is not the run."""
+    if len(seconds) < 2:
+        return ()
+    first, last = min(seconds), max(seconds)
+    passed = seconds[last] - seconds[first]
+    return ((last, (last - first) / passed),) if 0 < passed < _LARGEST else ()
+
+
 def by_pattern(
-    runs: Sequence[ImportedRun], names: Sequence[str], arms: Mapping[str, str]
+    runs: Sequence[ImportedRun], names: Sequence[str], arms: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, list[ImportedRun]], list[str]]:
     """Sort runs into arms by shell patterns on their names; a run of no arm is a fault."""
     found: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
+    patterns = ", ".join(one for own in arms.values() for one in own)
     faults = []
     for run, name in zip(runs, names, strict=True):
-        arm = next((arm for arm, pattern in arms.items() if fnmatchcase(name, pattern)), None)
+        arm = next((arm for arm, own in arms.items() if any(fnmatchcase(name, one) for one in own)), None)
         if arm is None:
-            faults.append(f"{run.source}: in no arm (patterns: {', '.join(arms.values())})")
+            faults.append(f"{run.source}: in no arm (patterns: {patterns})")
         else:
             found[arm].append(run)
     return found, faults

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ablate.reports.read.imported import PRECISION
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.words import words
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 _WHOLE = 0.98
 """Share of the budget from which on a loss is that of its end."""
-_NO_SETTINGS = ("submission_platform",)
-"""In what imported runs may differ without training otherwise."""
+_NO_SETTINGS = ("submission_platform", "number_of_nodes", "hardware", *PRECISION)
+"""In what imported runs may differ without training otherwise, but for the recipe."""
 
 
 def notices(analysis: Analysis) -> Iterator[str]:

@@ -31,6 +31,16 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test += f"; realised gain of pairing (variance unpaired over paired, above 1 is a gain): {gains}"
     interval = words.tokens(analysis.resolution.tokens)
     of_target = words.share(analysis.resolution.share_of_tokens_to_target)
+    if analysis.plan.target is None:
+        test = "the differences of seeds in common" if analysis.plan.paired_seeds else "Welch's t"
+        return (
+            ("Target", f"{target_text(None)}."),
+            (
+                "Final loss difference",
+                f"mean of the arm − mean of the baseline, with its 95\u00a0% interval by {test}.",
+            ),
+            ("Timing", _timing(analysis)),
+        )
     found = {
         "Target": f"{target_text(analysis.plan.target)}.",
         "Tokens to target": f"{words.RULES[analysis.plan.target.crossing]}{_where(analysis)}; over seeds the "
@@ -45,7 +55,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         "Learning-rate schedule": f"{analysis.plan.training.get('schedule', 'not recorded')}.",
         "Timing": _timing(analysis),
     }
-    if (within := analysis.plan.target.within) is not None:
+    if (within := analysis.plan.margin) is not None:
         found["Margin"] = (
             f"{words.margin(within)}. Within: the 90\u00a0% interval lies inside (two one-sided tests at "
             "5\u00a0%); outside: it lies outside; else open."
@@ -59,7 +69,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 def _where(analysis: Analysis) -> str:
     """Say how the place of each crossing was read."""
-    if analysis.plan.target.crossing == "first_eval":
+    if analysis.plan.target is None or analysis.plan.target.crossing == "first_eval":
         return ""
     hits = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
     fitted = sum(run.fitted is not None for run in hits)

@@ -21,8 +21,14 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
     price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
     timed = {measured.timed for _, measured in known}
+    logged = timed == {"as logged"}
     caption = (
-        f"Measured, native timing. Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
+        (
+            "As the logs of others say, on devices of one kind and number"
+            if logged
+            else "Measured, native timing"
+        )
+        + f". Throughput and end-to-end speed over {analysis.baseline}'s, the latter "
         "the ratio of the times to target, which is throughput / (1 + token cost): above 1 the arm pays. "
         f"Intervals ({words.coverage(analysis.plan.stop)}) on logs, with the errors of throughput and of "
         "token cost both in the latter. GPU-hours: of one run to the target, evaluation left out."
@@ -32,7 +38,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
             f" Timed alone: by `ablate throughput` on {words.timed_alone(analysis.throughput)}; its errors "
             "are those of repeats on that one machine."
         )
-    if timed != {"alone"}:
+    if "in its runs" in timed:
         caption += " Timed in its runs: the runs' own tokens/s, errors over runs."
 
     def over(text: Callable[[ArmResult, Measured], str]) -> Callable[[tuple[ArmResult, Measured]], str]:

@@ -13,7 +13,7 @@ from ablate.reports.words.table import Table, make_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis, ArmResult, RunResult
     from ablate.reports.statistics.effects import Effect
     from ablate.reports.statistics.power import Power
 
@@ -38,6 +38,28 @@ def headline(analysis: Analysis) -> Table:
             return words.cost(arm.token_cost)
         return f"{words.cost(arm.token_cost)}, own {words.percent_range(own.low, own.high)}"
 
+    if analysis.plan.target is None:
+        where = (
+            "at the last evaluation that all runs of both have"
+            if analysis.has_curves
+            else "of the final losses"
+        )
+        return make_table(
+            "Arms against the baseline. n: results (runs that finished or diverged). Brackets: 95\u00a0% "
+            f"intervals over runs, each for its own comparison. Loss difference: {where}, nats/token.",
+            analysis.arms,
+            {
+                "Arm": lambda arm: arm.name,
+                "Recipe": lambda arm: arm.recipe,
+                "n": results,
+                "diverged": lambda arm: str(arm.diverged),
+                "Final loss": lambda arm: words.loss_interval(arm.final_loss),
+                "Final loss difference": lambda arm: (
+                    "baseline" if arm.name == analysis.baseline else difference(arm)
+                ),
+            },
+            numeric=range(2, 6),
+        )
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Arm": lambda arm: arm.name,
         "Recipe": lambda arm: arm.recipe,
@@ -48,7 +70,7 @@ def headline(analysis: Analysis) -> Table:
         "Break-even": lambda arm: "1" if arm.name == analysis.baseline else words.break_even(arm),
         "Final loss difference": difference,
     }
-    margin = analysis.plan.target.within
+    margin = analysis.plan.margin
     within = ""
     if margin is not None:
         columns["Margin"] = lambda arm: arm.standing or words.DASH
@@ -267,25 +289,37 @@ def arm_table(analysis: Analysis) -> Table:
 
 def run_table(analysis: Analysis) -> Table:
     """Return the ledger: every run of the plan."""
+    has_target = analysis.plan.target is not None
+    columns: dict[str, Callable[[RunResult], str]] = {
+        "Run": lambda run: run.run_id,
+        "Arm": lambda run: run.arm,
+        "Seed": lambda run: str(run.seed),
+        "State": lambda run: run.state,
+        "End": lambda run: run.end,
+        "Tokens": lambda run: words.tokens(run.tokens),
+        "Tokens to target": lambda run: ("≤ " if run.left_bound else "") + words.tokens(run.tokens_to_target),
+        "Last loss": lambda run: words.loss(run.last_loss),
+        "Message": lambda run: run.message or "",
+    }
+    if not has_target:
+        del columns["End"], columns["Tokens to target"]
+    if not analysis.has_curves:
+        del columns["Tokens"]
     return make_table(
-        "Every run of the plan. End: hit, censored (budget ended before the target), diverged, or "
-        "missing (no result). ≤ : at the target by its first evaluation. Losses in nats/token."
+        "Every run of the plan."
+        + (
+            " End: hit, censored (budget ended before the target), diverged, or missing (no result). ≤ : at "
+            "the target by its first evaluation."
+            if has_target
+            else ""
+        )
+        + " Losses in nats/token."
         + (" Unused: its arm was stopped early." if analysis.stopped else ""),
         [run for arm in analysis.every_arm for run in arm.runs],
-        {
-            "Run": lambda run: run.run_id,
-            "Arm": lambda run: run.arm,
-            "Seed": lambda run: str(run.seed),
-            "State": lambda run: run.state,
-            "End": lambda run: run.end,
-            "Tokens": lambda run: words.tokens(run.tokens),
-            "Tokens to target": lambda run: (
-                ("≤ " if run.left_bound else "") + words.tokens(run.tokens_to_target)
-            ),
-            "Last loss": lambda run: words.loss(run.last_loss),
-            "Message": lambda run: run.message or "",
+        columns,
+        numeric={
+            i for i, name in enumerate(columns) if name in ("Seed", "Tokens", "Tokens to target", "Last loss")
         },
-        numeric={2, 5, 6, 7},
     )
 
 

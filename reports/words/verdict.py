@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
 
+_MOST_REASONS = 3
 Tone = Literal["more", "diverged", "fewer", "open", "none"]
 
 
@@ -55,6 +56,8 @@ def write_verdict(analysis: Analysis) -> Verdict:
         return Verdict(lead=f"No results yet: none of the {runs} has finished or diverged.")
     if not analysis.others:
         return Verdict(lead=_baseline_alone(analysis))
+    if analysis.plan.target is None:
+        return _by_final_loss(analysis)
     found = [(arm.planned.again, _finding(arm, analysis.baseline_arm)) for arm in analysis.others]
     judged = Counter(finding.tone for again, finding in found if not again)
     return Verdict(
@@ -67,6 +70,8 @@ def write_verdict(analysis: Analysis) -> Verdict:
 def _baseline_alone(analysis: Analysis) -> str:
     base = analysis.baseline_arm
     text = f"The study has one arm, {base.name}: there is nothing to compare it with."
+    if analysis.plan.target is None:
+        return f"{text} Its final loss is {words.loss_interval(base.final_loss)} nats/token, n = {base.n}."
     if base.hit == base.n:
         reached = words.tokens_interval(base.tokens_to_target)
         return f"{text} It reaches {target_text(analysis.plan.target)} after {reached} tokens, n = {base.n}."
@@ -89,7 +94,7 @@ def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
 
 def _margin_lead(analysis: Analysis) -> str:
     """Say how many arms are shown to be within the margin."""
-    margin = analysis.plan.target.within
+    margin = analysis.plan.margin
     if margin is None:
         return ""
     counts = Counter(arm.standing for arm in analysis.others if not arm.planned.again)
@@ -192,7 +197,17 @@ def _notes(analysis: Analysis) -> Iterator[str]:
                 f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
                 f"{words.percent_range(own.low, own.high)}, is the safer one."
             )
-    count = sum(arm.token_cost.kind == "interval" for arm in analysis.others)
+    yield from _bracket_note(analysis, sum(arm.token_cost.kind == "interval" for arm in analysis.others))
+    yield from _stop_notes(analysis)
+    if analysis.timing.kind == "logged":
+        yield _logged_note(analysis)
+    elif not any(arm.measured for arm in analysis.others):
+        reasons = words.timing_reasons(analysis.timing)
+        yield f"The runs' own timing does not count, so no claim on speed is made: {reasons}."
+
+
+def _bracket_note(analysis: Analysis, count: int) -> Iterator[str]:
+    """Say what the brackets of so many comparisons are."""
     if count:
         many = (
             f", each for its own comparison and not adjusted for there being {count}: the chance that one of "
@@ -203,15 +218,83 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f"Brackets are {words.coverage(analysis.plan.stop)} intervals{moderated}"
             f"{many if count > 1 else ''}."
         )
-    yield from _stop_notes(analysis)
-    if analysis.timing.kind == "logged":
-        yield (
-            "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
-            "computed, is theirs to vouch for, and no claim on speed is made."
+
+
+def _logged_note(analysis: Analysis) -> str:
+    """Say what logs of others are worth, and of which arms they do not tell the speed."""
+    text = (
+        "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
+        "computed, is theirs to vouch for"
+    )
+    if analysis.plan.target is None:
+        return f"{text}."
+    timed = [arm.name for arm in analysis.others if arm.measured is not None]
+    if timed:
+        text += (
+            f". Speed as logged ({', '.join(timed)}) is of the same kind and number of devices, and holds "
+            "whatever else differs: software, clocks, network"
         )
-    elif not any(arm.measured for arm in analysis.others):
-        reasons = words.timing_reasons(analysis.timing)
-        yield f"The runs' own timing does not count, so no claim on speed is made: {reasons}."
+    untimed = [arm for arm in analysis.others if arm.measured is None]
+    reasons = dict.fromkeys(
+        analysis.timing.untold.get(arm.name, f"the logs tell no time to set {arm.name} beside it")
+        for arm in untimed
+    )
+    if not reasons:
+        return f"{text}."
+    text += f"{'. For other arms' if timed else ', and'} no claim on speed is made: "
+    named = [*reasons][:_MOST_REASONS]
+    left = f"; and {len(reasons) - len(named)} more" * (len(reasons) > len(named))
+    return f"{text}{'; '.join(named)}{left}."
+
+
+def _by_final_loss(analysis: Analysis) -> Verdict:
+    """Put a study without a target into words: arms are compared by their final losses."""
+    found = [_loss_finding(arm, analysis) for arm in analysis.others]
+    phrases: dict[Tone, str] = {
+        "more": "above it",
+        "fewer": "below it",
+        "open": "not settled",
+        "none": "without a figure",
+    }
+    tones = Counter(finding.tone for finding in found)
+    parts = [f"{n} {phrase}" for tone, phrase in phrases.items() if (n := tones[tone])]
+    arms = words.plural(len(found), "arm")
+    notes = [*_bracket_note(analysis, sum(arm.difference.low is not None for arm in analysis.others))]
+    notes.append(
+        "No target was given, so that nothing is said of tokens: `ablate report --target` reads one off the "
+        "curves."
+        if analysis.has_curves
+        else "The logs hold final losses alone: that the runs went equally far is for their owners to vouch."
+    )
+    if analysis.timing.kind == "logged":
+        notes.append(_logged_note(analysis))
+    return Verdict(
+        lead=f"Final loss of {arms} against {analysis.baseline}: {words.listed(parts)}.",
+        findings=tuple(found),
+        notes=tuple(notes),
+    )
+
+
+def _loss_finding(arm: ArmResult, analysis: Analysis) -> Finding:
+    """Say how far an arm's final loss is from the baseline's."""
+    found, base = arm.difference, analysis.baseline
+    if found.estimate is None:
+        return Finding(tone="none", text=f"{arm.name} has no loss difference ({found.note}).")
+    verb, at = ("is", f" after {words.tokens(found.tokens)} tokens") if analysis.has_curves else ("ends", "")
+    size = f"{abs(found.estimate):.4f} nats/token {'above' if found.estimate > 0 else 'below'} {base}"
+    if found.low is None or found.high is None:
+        return Finding(
+            tone="open", text=f"{arm.name} {verb} {size}{at}, but that is no finding ({found.note})."
+        )
+    brackets = f"[{words.signed(found.low, 4)}, {words.signed(found.high, 4)}], {words.results(found)}"
+    if found.low <= 0 <= found.high:
+        excludes = (
+            f"the interval holds zero, and excludes differences above {max(-found.low, found.high):.4f}"
+        )
+        return Finding(tone="open", text=f"{arm.name} is inconclusive: {size}{at} {brackets}; {excludes}.")
+    return Finding(
+        tone="more" if found.low > 0 else "fewer", text=f"{arm.name} {verb} {size}{at} {brackets}."
+    )
 
 
 def _tuning_notes(analysis: Analysis) -> Iterator[str]:
@@ -289,7 +372,9 @@ def _speed_notes(analysis: Analysis) -> Iterator[str]:
             outcome = "so whether it is faster is not settled"
         else:
             outcome = f"so it is {'faster' if found.low > 1 else 'slower'}"
-        timed = "timed alone" if arm.measured.timed == "alone" else "as timed in its runs"
+        timed = {"alone": "timed alone", "in its runs": "as timed in its runs"}.get(
+            arm.measured.timed, "as logged"
+        )
         yield (
             f"End to end, throughput over token cost, {arm.name} goes to the target at {words.times(found)} "
             f"the speed of {analysis.baseline}, {timed}: {outcome}."

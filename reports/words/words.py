@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Interval
-    from ablate.reports.statistics.losses import Band
+    from ablate.reports.statistics.losses import Band, LossDifference
     from ablate.reports.statistics.sweep import Sweep
     from ablate.store.lock import Margin, StopRule
 
@@ -162,7 +162,7 @@ def counts(value: Cost) -> str:
     return results(value) if value.pairs is None else f"n{NBSP}={NBSP}{value.pairs} pairs"
 
 
-def results(value: Cost | Band | Sweep) -> str:
+def results(value: Cost | Band | Sweep | LossDifference) -> str:
     """Return the numbers of results on both sides, one number where they are equal."""
     own = f"n{NBSP}={NBSP}{value.n}"
     return own if value.n == value.n_baseline else f"{own} against {value.n_baseline}"

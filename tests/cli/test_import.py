@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ablate.base.errors import UserError
 from ablate.cli import cli, main
 
 ROWS = "tokens,val_loss,seed\n" + "".join(
@@ -88,6 +89,80 @@ def test_jsonl_and_wandb(logs):
     assert "fp4: 1 runs, 3 evaluations" in result.output
 
 
+def test_folders_are_searched_and_several_make_an_arm(logs):
+    head, *rows = ROWS.splitlines(keepends=True)
+    for seed, place in zip("012", ("b/deep/er", "b", "a"), strict=True):
+        Path(place).mkdir(parents=True, exist_ok=True)
+        own = [row for row in rows if row.endswith(f",{seed}\n")]
+        Path(place, "log.csv").write_text("".join([head, *own]))
+    Path("b/.hidden.csv").write_text("nothing")
+    Path("b/notes.md").write_text("nothing")
+    arms = ["--arm", "fp8=b", "--arm", "fp8=a", "--arm", "fp4=fp4.csv"]
+    result = call("import", "csv", *arms, *COMMON)
+    assert result.exit_code == 0, result.output
+    assert "b: 2 files like *.csv, 1 others not read\na: 1 files like *.csv\nfp8: 3 runs" in result.output
+    plan = json.loads(Path("ablate-runs/s/plan.lock.json").read_text())
+    assert [run["seed"] for run in plan["arms"][0]["runs"]] == [0, 1, 2]  # b/deep/er before b/log.csv
+    with pytest.raises(UserError, match=r"b/deep/er/log.csv: no column 'arm'"):
+        call("import", "csv", "b", "a", *COMMON)
+
+
+LINES = "a line\nseed 5\n" + "".join(
+    f"step:{n}/400 val_loss:{loss} train_time:{n}ms\n" for n, loss in ((0, 9.0), (200, 4.0), (400, 3.0))
+)
+PATTERNS = [
+    "--pattern", r"step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms",
+    "--pattern", r"seed (?P<seed>\d+)",
+]  # fmt: skip
+TEXT = ["import", "text", "--arm", "fp8=old", "--arm", "fp4=new", *PATTERNS, *COMMON]
+
+
+@pytest.fixture
+def texts(logs):
+    for number, place in enumerate(("old", "old", "new", "new")):
+        Path(place).mkdir(exist_ok=True)
+        Path(place, f"{number}.txt").write_text(LINES.replace("seed 5", f"seed {number}"))
+    return logs
+
+
+def test_plain_text_to_report(texts):
+    sizes = ["--tokens-per-step", "10", "--tokens-per-step", "fp4=0:10,200:20"]
+    result = call(*TEXT, *sizes, "--hardware", "2x NVIDIA H100")
+    assert result.exit_code == 0, result.output
+    content = json.loads(call("report", "s", "--json").output)
+    fp8, fp4 = content["arms"]
+    assert [(run["seed"], run["tokens"]) for run in fp8["runs"]] == [(0, 4000), (1, 4000)]
+    assert [run["tokens"] for run in fp4["runs"]] == [6000, 6000]
+    assert fp4["token_cost"]["estimate"] == pytest.approx(1.5**0.5 - 1)  # half-way in ln tokens
+    assert fp4["measured"]["timed"] == "as logged"
+    # As many steps in as much time: what they cost more in tokens, they have more throughput.
+    assert fp4["measured"]["throughput_over_baseline"]["estimate"] == pytest.approx(1.5)
+    assert fp4["measured"]["end_to_end_speed"]["estimate"] == pytest.approx(1.5**0.5)
+
+
+def test_pairs_by_the_place_in_a_file_are_refused(logs):
+    for arm in ("fp8", "fp4"):
+        Path(f"{arm}.csv").write_text(Path(f"{arm}.csv").read_text().replace("seed", "run"))
+    assert call(*CSV).exit_code == 0
+    with pytest.raises(
+        UserError, match=r"--paired: fp8.csv \(0\) \(arm 'fp8'\) tells no seed, so it has no pair"
+    ):
+        call(*CSV, "--paired")
+
+
+def test_final_losses_to_report(logs):
+    rows = [
+        f"{arm},{seed},{3 + seed / 100 + shift}" for arm, shift in (("a", 0), ("b", 0.5)) for seed in (0, 1)
+    ]
+    Path("final.csv").write_text("\n".join(["arm,seed,val_loss", *rows]))
+    result = call("import", "csv", "final.csv", "--study", "s", "--baseline", "a")
+    assert result.exit_code == 0, result.output
+    report = call("report", "s")
+    assert report.output.startswith(
+        "Final loss of 1 arm against a: 1 above it.\nb ends 0.5000 nats/token above a ["
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -104,8 +179,8 @@ def test_jsonl_and_wandb(logs):
             ["import", "csv", "fp8.csv", *COMMON],
             "fp8.csv: no column 'arm' (see --columns, or use --arm NAME=FILE)",
         ),
-        (["import", "csv", "absent.csv", *COMMON], "File 'absent.csv' does not exist"),
-        (["import", "csv", "--arm", "a=x", "--arm", "a=y", *COMMON], "--arm: 'a' is given twice"),
+        (["import", "csv", "absent.csv", *COMMON], "Path 'absent.csv' does not exist"),
+        ([*CSV, "--columns", "run=a,run=b"], "--columns: 'run' is given twice"),
         (["import", "csv", "--arm", "fp8=absent", *COMMON], "--arm fp8: absent does not exist"),
         (
             ["import", "mllog", "--arm", "fp8=.", *COMMON],
@@ -125,7 +200,39 @@ def test_jsonl_and_wandb(logs):
             [*CSV, "--columns", "loss=x"],
             "--columns: no column of ours is 'loss' (expected tokens, val_loss, run",
         ),
-        ([*CSV, "--columns", "tokens=step"], "arm 'fp8' has no run that could be read"),
+        ([*CSV, "--columns", "tokens=step"], "--columns: fp8.csv has no column 'step' (has "),
+        ([*CSV, "--tokens-per-step", "0"], "--tokens-per-step: expected a number, or stages from step 0 on"),
+        ([*CSV, "--tokens-per-step", "5:10"], "--tokens-per-step: expected a number, or stages from step 0"),
+        ([*CSV, "--tokens-per-step", "0:10,5:x"], "--tokens-per-step: expected a number, or stages from"),
+        ([*CSV, "--tokens-per-step", "0:1,5:2,5:3"], "--tokens-per-step: expected a number, or stages from"),
+        ([*CSV, "--tokens-per-step", "fp5=9"], "--tokens-per-step: no --arm fp5=… is given"),
+        (
+            [*CSV, "--tokens-per-step", "fp8=9", "--tokens-per-step", "fp8=8"],
+            "--tokens-per-step: 'fp8=8' is a second one for fp8",
+        ),
+        (
+            [*CSV, "--hardware", "H100"],
+            "--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got 'H100'",
+        ),
+        ([*CSV, "--columns", "seed=s"], "--columns: fp8.csv has no column 's' (has "),
+        ([*TEXT[:-2], "--tokens-per-step", "1"], "--arm fp8: old does not exist"),
+        (["import", "text", "--arm", "fp8=fp8.csv", "--pattern", "(", *COMMON], "is no regular expression: "),
+        ([*CSV[:-2], "--crossing", "first_eval"], "--crossing: there is no --target to cross"),
+        (
+            [
+                *["import", "wandb-export", "fp8.csv", "--arm", "fp8=*", "--tokens-per-step", "fp8=3"],
+                *COMMON,
+            ],
+            "--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)",
+        ),
+        (
+            ["import", "text", "--arm", "fp8=fp8.csv", *PATTERNS, *COMMON],
+            "--tokens-per-step: needed, because the pattern gives steps (a number, or stages)",
+        ),
+        (
+            ["import", "text", "--arm", "fp8=fp8.csv", *PATTERNS, *COMMON, "--tokens-per-step", "5"],
+            "arm 'fp8' has no run that could be read",
+        ),
     ],
 )
 def test_bad_input_is_one_line(logs, capsys, monkeypatch, arguments, line):

@@ -37,6 +37,7 @@ from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
+from ablate.store.lock import LockedArm, LockedPlan
 from ablate.store.records import Environment, with_whole
 
 
@@ -257,7 +258,9 @@ def test_processors_are_shared_where_threads_exceed_cores():
     attempts["c"] = attempt(9, 20, machine="another")
     assert runs_at_once(environments, attempts) == {}
     timing = timing_of_runs(
-        {"a": Environment(backend_mode="emulated"), "b": with_whole(Environment, NATIVE)}, {}
+        {"a": Environment(backend_mode="emulated"), "b": with_whole(Environment, NATIVE)},
+        {},
+        LockedPlan(study="s", baseline="a", target=None, arms=(LockedArm(name="a", runs=()),)),
     )
     assert (timing.kind, timing.reasons) == ("emulated", (("emulated arithmetic", 1),))
 

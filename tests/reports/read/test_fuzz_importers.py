@@ -9,7 +9,15 @@ import pytest
 from ablate.reports.read.imported import ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
-from ablate.reports.read.tables import Columns, read_csv, read_jsonl, read_wandb_chart, runs_of
+from ablate.reports.read.tables import (
+    Columns,
+    check_patterns,
+    read_csv,
+    read_jsonl,
+    read_text,
+    read_wandb_chart,
+    runs_of,
+)
 from ablate.store.lock import Target
 
 SPLINTERS = [
@@ -48,6 +56,11 @@ WANDB = b"Step,a - val_loss,a - val_loss__MIN,b - val_loss\n" + b"".join(
     b"%d,%.1f,%.1f,%.1f\n" % (n, 5 - n / 10, 4 - n / 10, 6 - n / 10) for n in range(1, 6)
 )
 
+TEXT = b"seed 3\n" + b"".join(b"%d tokens, loss %.1f, %d s\n" % (n, 5 - n / 10, 9 * n) for n in range(1, 6))
+PATTERNS = check_patterns(
+    [r"(?P<tokens>\S+) tokens, loss (?P<val_loss>\S+), (?P<seconds>\S+)", r"seed (?P<seed>\S+)"]
+)
+
 
 def mllog(path):
     run, faults = read_mllog(path)
@@ -68,6 +81,7 @@ READERS = {
     "csv": (CSV, table(read_csv)),
     "jsonl": (JSONL, table(read_jsonl)),
     "wandb": (WANDB, table(read_wandb_chart)),
+    "text": (TEXT, table(lambda path: read_text(path, PATTERNS))),
 }
 
 
@@ -103,7 +117,7 @@ def test_no_log_makes_a_traceback(tmp_path, kind, turns):
             assert all(isinstance(at, int) and at >= 0 and math.isfinite(loss) for at, loss in run.evals)
         read_some += bool(runs)
         if runs and number % 400 == 0:  # and whatever was read can be kept
-            arms = {"a": runs[:1], "b": runs[-1:]}
+            arms = {"a": runs[:1], "b": runs[-1:]} if len(runs) > 1 else {"a": runs}
             study = ImportedStudy(
                 name="s", baseline="a", target=Target(kind="val_loss", value=3.3), arms=arms
             )

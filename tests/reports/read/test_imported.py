@@ -1,15 +1,24 @@
 """The run store of imported runs: what is pooled, what is refused, and that it can be done again."""
 
 import dataclasses
+import json
+import re
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_record
+from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
+from ablate.reports.read.against import read_against
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.words.caveats import warnings
+from ablate.reports.words.speed_tables import measured_table
+from ablate.reports.words.tables import arm_table
+from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
 from ablate.store.lock import Target
 
@@ -88,6 +97,7 @@ def test_a_copy_of_a_log_counts_once(tmp_path):
     ("made", "line"),
     [
         (study(a=[run(0, 4, 2)], b=[]), "arm 'b' has no run that could be read"),
+        (study(a=[run(0, 4, 2)], b=[run(0, 4, 2)]), "log 0 is in arm 'a' and in arm 'b' .expected one"),
         (dataclasses.replace(study(a=[run(0, 4, 2)]), baseline="c"), r"--baseline: no arm 'c' \(arms: a\)"),
     ],
 )
@@ -108,3 +118,183 @@ def test_arms_that_were_trained_otherwise_are_a_caution(tmp_path):
     store, _ = write_study(study(a=[run(0, 4, 2)], b=[run(1, 4, 2, settings=settings)]), tmp_path / "s")
     (caution,) = [text for text in warnings(analyse(load_frames(store)), ()) if "not trained as" in text]
     assert caution.startswith("b was not trained as a was: batch (16 there, 32 here). What it costs is not")
+
+
+def test_pairs_need_seeds(tmp_path):
+    made = dataclasses.replace(study(a=[run(0, 4, 2)], b=[run(None, 4, 3)]), paired_seeds=True)
+    with pytest.raises(
+        UserError, match=r"--paired: log None \(arm 'b'\) tells no seed, so it has no pair: name"
+    ):
+        write_study(made, tmp_path / "s")
+    made = dataclasses.replace(made, arms={"a": [run(0, 4, 2), run(0, 4, 3)]})
+    with pytest.raises(
+        UserError, match=r"--paired: arm 'a' has several runs of seed 0 \(leave --paired out\)"
+    ):
+        write_study(made, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_runs_without_a_seed_get_a_free_number(tmp_path):
+    runs = [run(None, 4, 2), run(0, 4, 2.1), run(None, 4, 2.2), run(2, 4, 2.3)]
+    store, _ = write_study(study(a=runs), tmp_path / "s")
+    assert [one.seed for one in store.plan().arms[0].runs] == [1, 0, 3, 2]
+
+
+def test_a_diverged_run_counts_with_the_longest_of_the_study(tmp_path):
+    # Two of four diverge after one evaluation of ten: as if that had been their budget, the arm looked cheap.
+    long = [4.5, 4.4, 4.3, 4.2, 4.1, 4.0, 3.9, 3.8, 3.7, 2.9]
+    base = [run(seed, *long) for seed in range(4)]
+    arm = [run(seed, 4.5, state="diverged") for seed in (4, 5)] + [run(seed, *long) for seed in (6, 7)]
+    store, _ = write_study(study(a=base, b=arm), tmp_path / "s")
+    analysis = analyse(load_frames(store))
+    (cost,) = [arm.token_cost for arm in analysis.others]
+    assert (cost.kind, cost.reason) == ("bound", "this arm: of 4 runs 2 diverged")
+    assert cost.low == pytest.approx(0, abs=0.01)
+    assert [run.tokens for run in analysis.others[0].runs] == [1000, 1000, 10_000, 10_000]
+
+
+def precision(linear, attn="bf16"):
+    parts = {"linear": linear, "attn": attn}
+    return {f"lowest_numerical_precision_in_{part}": value for part, value in parts.items()}
+
+
+def test_precision_is_the_recipe_and_never_pooled(tmp_path):
+    mixed = [run(0, 4, 2, settings=precision("fp8")), run(1, 4, 2, settings=precision("nvfp4"))]
+    with pytest.raises(UserError, match=r"its runs differ in lowest_numerical_precision_in_linear"):
+        write_study(study(a=mixed), tmp_path / "s")
+    store, _ = write_study(study(a=mixed[:1], b=mixed[1:]), tmp_path / "s")
+    analysis = analyse(load_frames(store))
+    assert [arm.recipe for arm in analysis.arms] == [
+        "as logged: linear fp8, attn bf16", "as logged: linear nvfp4, attn bf16",
+    ]  # fmt: skip
+    assert "lowest_numerical_precision_in_linear: fp8 → nvfp4" in str(arm_table(analysis).rows)
+    assert not [text for text in warnings(analysis, ()) if "not trained as" in text]
+
+
+H100, B200 = ({"hardware": f"8x NVIDIA {name}"} for name in ("H100", "B200"))
+
+
+def timed(seed, *losses, speed=1000.0, **other):
+    return run(seed, *losses, throughput=((1000, speed * (1 + seed / 1000)),), **other)
+
+
+def measured(tmp_path, hardware=None, **arms):
+    made = dataclasses.replace(study(**arms), hardware=hardware)
+    store, _ = write_study(made, tmp_path / "s")
+    analysis = analyse(load_frames(store))
+    return analysis, [arm.measured for arm in analysis.arms], " ".join(write_verdict(analysis).sentences)
+
+
+def test_speed_as_logged_on_equal_hardware(tmp_path):
+    slow = [timed(seed, 4, 3.5, 2.5 + seed / 100, settings=H100) for seed in (0, 1, 2)]
+    fast = [timed(seed, 4, 3.5, 3.2, 2.5 + seed / 100, speed=2000, settings=H100) for seed in (3, 4, 5)]
+    analysis, (_, found), text = measured(tmp_path, a=slow, b=fast)
+    (cost,) = [arm.token_cost for arm in analysis.others]
+    assert found.timed == "as logged"
+    assert found.throughput.estimate == pytest.approx(2 * 1.004 / 1.001, rel=1e-4)
+    assert found.end_to_end.estimate == pytest.approx(found.throughput.estimate / (1 + cost.estimate))
+    assert found.end_to_end.low < found.end_to_end.estimate < found.end_to_end.high
+    assert "the speed of a, as logged: so it is faster." in text
+    assert "Speed as logged (b) is of the same kind and number of devices" in text
+    table = measured_table(analysis, {"H100": 2.0})
+    assert "native" not in table.caption
+    assert "Cost at 2 $/h" in table.columns
+    # 8 devices: the hours are of all of them together.
+    hours = [8 * run.tokens_to_target / run.tokens_per_sec / 3600 for run in analysis.others[0].runs]
+    assert found.hours.estimate == pytest.approx(sum(hours) / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("base", "arm", "why"),
+    [
+        (H100, B200, "b was trained on 8x NVIDIA B200, a on 8x NVIDIA H100"),
+        (H100, {"hardware": "16x NVIDIA H100"}, "b was trained on 16x NVIDIA H100, a on 8x NVIDIA H100"),
+        ({}, B200, "the logs of a do not tell one kind and number of devices (`ablate import --hardware`)"),
+        (H100, {}, "the logs of b do not tell one kind and number of devices"),
+        ({}, {}, "the logs of a do not tell one kind and number of devices"),
+    ],
+)
+def test_no_speed_where_the_logs_do_not_say_equal_hardware(tmp_path, base, arm, why):
+    arms = {"a": [timed(0, 4, 2, settings=base)], "b": [timed(1, 4, 2, settings=arm)]}
+    analysis, found, text = measured(tmp_path, **arms)
+    assert [arm.n for arm in analysis.arms] == [1, 1]  # tokens are compared all the same
+    assert found[1] is None
+    assert f"no claim on speed is made: {why}" in text
+
+
+def test_speed_as_logged_against_another_arm(tmp_path):
+    runs = {
+        name: [timed(i, 4, 2, settings=own)]
+        for i, (name, own) in enumerate(zip("abc", (B200, H100, H100), strict=True))
+    }
+    store, _ = write_study(study(**runs), tmp_path / "s")
+    measured = {
+        arm.name: arm.measured for arm in analyse(read_against(load_frames(store), baseline="b")).arms
+    }
+    assert [name for name, found in measured.items() if found] == ["b", "c"]
+
+
+def test_the_user_may_say_the_hardware_but_not_against_a_log(tmp_path):
+    arms = {"a": [timed(0, 4, 2)], "b": [timed(1, 4, 2)]}
+    assert measured(tmp_path, "8x NVIDIA H100", **arms)[1][1].timed == "as logged"
+    with pytest.raises(
+        UserError, match=r"--hardware: log 2 was trained on 8x NVIDIA B200 \(leave the option out"
+    ):
+        measured(tmp_path, "8x NVIDIA H100", a=[timed(0, 4, 2)], b=[timed(2, 4, 2, settings=B200)])
+    with pytest.raises(UserError, match="--hardware: expected NUMBERx NAME"):
+        measured(tmp_path, "H100", **arms)
+    _, found, text = measured(tmp_path, "8x NVIDIA H100", a=arms["a"], b=[run(3, 4, 2)])
+    assert found[1] is None
+    assert "no claim on speed is made: the logs tell no time to set b beside it" in text
+
+
+def test_final_losses_alone(tmp_path):
+    losses = {"a": (3.0, 3.01, 3.02), "b": (3.1, 3.12, 3.11), "c": (3.01, 3.0, 3.03), "d": (3.0,)}
+    arms = {
+        name: [dataclasses.replace(run(seed, loss), evals=((0, loss),), content=f"{name}{seed}".encode())
+               for seed, loss in enumerate(own)]
+        for name, own in losses.items()
+    }  # fmt: skip
+    arms["d"].append(dataclasses.replace(run(9), state="diverged", content=b"d9"))
+    with pytest.raises(UserError, match="--target: the logs hold final losses alone"):
+        write_study(study(**arms), tmp_path / "s")
+    store, _ = write_study(dataclasses.replace(study(**arms), target=None), tmp_path / "s")
+    assert store.plan().target is None
+    report = write_report(store)
+    lead, *sentences = report.verdict.sentences
+    assert lead == "Final loss of 3 arms against a: 1 above it, 1 not settled and 1 without a figure."
+    # Welch's interval, with each variance as if the three arms' mean were known from two more degrees.
+    variances = {name: np.var(losses[name], ddof=1) for name in "abc"}
+    parts = np.array([(2 * np.mean([*variances.values()]) + 2 * variances[name]) / 4 / 3 for name in "ba"])
+    degrees = min(6, parts.sum() ** 2 / (parts**2 / 4).sum())
+    low, high = stats.t.interval(0.95, degrees, loc=0.1, scale=np.sqrt(parts.sum()))
+    brackets = f"[+{low:.4f}, +{high:.4f}], n\u00a0=\u00a03."
+    assert sentences[0] == f"b ends 0.1000 nats/token above a {brackets}"
+    assert sentences[1].startswith("c is inconclusive: 0.0033 nats/token above a [")
+    assert sentences[2] == "d has no loss difference (1 of 2 runs diverged: no final loss)."
+    page = report.markdown.read_text()
+    assert not re.search("token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE)
+    content = json.loads(report.json.read_text())
+    assert content["target"] is None
+    assert [arm["token_cost"]["kind"] for arm in content["arms"]] == ["baseline", "none", "none", "none"]
+    assert {run["end"] for arm in content["arms"][:3] for run in arm["runs"]} == {"ended"}
+    with pytest.raises(UserError, match="--target: study 's' has no curves to read it on"):
+        write_report(store, target=3.0)
+
+
+def test_curves_without_a_target(tmp_path):
+    arms = {"a": [run(0, 4, 3), run(1, 4, 3.1)], "b": [run(2, 4, 3.5), run(3, 4, 3.55)]}
+    store, _ = write_study(dataclasses.replace(study(**arms), target=None), tmp_path / "s")
+    report = write_report(store)
+    assert "b is 0.4750 nats/token above a after 2.00\u00a0k tokens [" in report.verdict.sentences[1]
+    assert (report.figures / "convergence.svg").exists()
+    other = write_report(store, tmp_path / "other", target=3.6)
+    assert "compared with a at a validation loss of 3.6 nats/token" in other.verdict.lead
+
+
+def test_the_page_of_logs_does_not_tell_to_train(tmp_path):
+    store, _ = write_study(study(a=[run(0, 4, 2)], b=[run(1, 4, 2)]), tmp_path / "s")
+    report = write_report(store)
+    for page in (report.markdown, report.html):
+        assert "ablate run" not in page.read_text()
+        assert "ablate import" in page.read_text()

@@ -95,8 +95,67 @@ WRONG = {
         [*HEAD, *EVALS, record("eval_accuracy", 3.0), STOP], "finished", r"\.txt:9: an evaluation needs",
     ),
     "a list": ([*HEAD, *EVALS, ':::MLLOG ["run_stop"]', STOP], "finished", r"\.txt:9: not a JSON object"),
-    "no seed": ([HEAD[0], *HEAD[2:], *EVALS, STOP], "finished", "no seed in it"),
 }  # fmt: skip
+
+
+def test_a_seed_that_is_not_told_is_not_made_up(log):
+    assert read_mllog(log(HEAD[0], *HEAD[2:], *EVALS, STOP))[0].seed is None
+
+
+def test_precision_is_a_setting_by_its_older_name_too(log):
+    older = record("lowest_numerical_precision_linear", "mxfp4")
+    newer = [record(f"lowest_numerical_precision_in_{part}", "bfloat16") for part in ("attn", "comm")]
+    empty = record("lowest_numerical_precision_in_linear", "")  # the default of public templates
+    run, faults = read_mllog(log(*HEAD, empty, older, *newer, *EVALS, STOP))
+    assert faults == []
+    assert {key[30:]: value for key, value in run.settings.items() if key.startswith("lowest")} == {
+        "linear": "mxfp4", "attn": "bfloat16", "comm": "bfloat16",
+    }  # fmt: skip
+
+
+def test_a_template_nobody_filled_in_is_no_platform(log):
+    lines = [record("submission_platform", "8xSUBMISSION_PLATFORM_PLACEHOLDER")]
+    lines += [record("submission_org", "SUBMISSION_ORG_PLACEHOLDER")]
+    run, _ = read_mllog(log(*HEAD, *lines, *EVALS, STOP))
+    assert "submission_platform" not in run.settings
+    assert run.settings["number_of_nodes"] == 8
+    assert run.environment["platform"] == "not named (the template's text was left in its place)"
+    assert run.environment["organisation"] is None
+    run, _ = read_mllog(log(*HEAD, lines[0].replace("8xSUB", "SUB"), *EVALS, STOP))
+    assert not {"submission_platform", "number_of_nodes"} & run.settings.keys()
+
+
+SYSTEM = {"number_of_nodes": "2", "accelerators_per_node": "4", "accelerator_model_name": "NVIDIA  GB300"}
+
+
+def submission(folder, system=SYSTEM, lines=(*HEAD, *EVALS, STOP)):
+    """Write a submission: the log of one run, and what it says of its system."""
+    path = folder / "Org" / "results" / "sys" / "llama31_8b" / "result_0.txt"
+    described = folder / "Org" / "systems" / "sys.json"
+    for file, text in ((path, "\n".join(lines)), (described, json.dumps(system))):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return path
+
+
+def test_the_description_of_the_system_tells_the_hardware(tmp_path):
+    platform = record("submission_platform", "2xNVIDIA GB200")  # as public logs of a GB300 say
+    path = submission(tmp_path, lines=(*HEAD, platform, *EVALS, STOP))
+    run, faults = read_mllog(path)
+    assert faults == []
+    assert run.settings["hardware"] == "8x NVIDIA GB300"
+    assert "submission_platform" not in run.settings
+    assert run.environment["platform"] == "2xNVIDIA GB200"
+
+
+@pytest.mark.parametrize(
+    "system", [[], {}, SYSTEM | {"number_of_nodes": ""}, SYSTEM | {"number_of_nodes": "0"}]
+)
+def test_a_description_that_does_not_tell_is_named(tmp_path, system):
+    run, faults = read_mllog(submission(tmp_path, system))
+    assert "hardware" not in run.settings
+    assert len(faults) == 1
+    assert "sys.json: it does not tell the accelerators and their number: " in faults[0]
 
 
 @pytest.mark.parametrize(("lines", "state", "fault"), WRONG.values(), ids=WRONG)

@@ -3,6 +3,7 @@
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.reports.read.tables import TOKENS
 from ablate.reports.read.tracking import read_mlflow
 
 
@@ -28,11 +29,13 @@ def uri(tmp_path_factory):
     return uri
 
 
-ARMS = {"FP8": "tags.recipe = 'fp8'", "FP4": "tags.recipe = 'fp4'"}
+ARMS = {"FP8": ["tags.recipe = 'fp8'"], "FP4": ["tags.recipe = 'fp4'"]}
 
 
 def test_runs_by_filter(uri):
-    arms, faults = read_mlflow(uri, "theirs", metric="eval/loss", arms=ARMS, tokens_per_step=100)
+    arms, faults = read_mlflow(
+        uri, "theirs", metric="eval/loss", arms=ARMS, stages=dict.fromkeys(ARMS, ((0, 100),))
+    )
     assert sorted((run.seed, run.evals) for run in arms["FP8"]) == [
         (3, ((100, 4.0), (200, 3.0))), (4, ((100, 4.1), (200, 3.1))),
     ]  # fmt: skip
@@ -47,10 +50,10 @@ def test_runs_by_filter(uri):
     ("experiment", "arms", "line"),
     [
         ("ours", ARMS, r"no experiment 'ours' at sqlite:.*there are: Default, theirs"),
-        ("theirs", {"a": "recipe is fp8"}, "MLflow at sqlite:"),
+        ("theirs", {"a": ["recipe is fp8"]}, "MLflow at sqlite:"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(uri, experiment, arms, line):
     with pytest.raises(UserError, match=line) as caught:
-        read_mlflow(uri, experiment, metric="eval/loss", arms=arms)
+        read_mlflow(uri, experiment, metric="eval/loss", arms=arms, stages=dict.fromkeys(arms, TOKENS))
     assert "\n" not in str(caught.value)
