@@ -161,7 +161,8 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             "or take a lower target."
         )
     told = analysis.plan.training
-    if analysis.timing.kind == "logged" and not any("schedule" in key for key in told):
+    known = analysis.plan.target is None or any("schedule" in key for key in told)
+    if analysis.timing.kind == "logged" and not known:
         yield (
             "The learning rate's schedule is not known: where it falls towards the end of the budget, a "
             "crossing belongs to that budget alone."
