@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.search import Found, TrialPoint
     from ablate.reports.findings.trend import Trend
     from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.scaling import Scaling
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
@@ -110,8 +111,44 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def trend_document(found: Trend) -> dict[str, Any]:
-    """Return the trends of arms over the size of the model; costs and changes are fractions."""
+def trend_document(found: Trend | None, law: Scaling | str) -> dict[str, Any]:
+    """Return the trends of arms over the size of the model, and the scaling law; costs are fractions.
+
+    The trends are left out where there is a law alone.
+    """
+    return ({} if found is None else _trend(found)) | {"scaling": _law(law)}
+
+
+def _law(law: Scaling | str) -> dict[str, Any]:
+    if isinstance(law, str):
+        return {"why_not": law}
+    cell, off = law.goodness.largest
+    places = [
+        {
+            "parameters": one.parameters,
+            "tokens": one.tokens,
+            "over_largest_seen": dict(zip(("parameters", "tokens"), one.beyond, strict=True)),
+            "extrapolated": max(one.beyond) > 1,
+            "arms": [
+                _object(place, "name=arm val_loss=loss loss_gap=gap token_cost=cost") for place in one.places
+            ],
+        }
+        for one in law.predictions
+    ]
+    return {
+        **_object(law, "losses=of baseline over=axes why_not law runs paired_seeds=paired"),
+        "goodness": _object(law.goodness, "cells free residual_sd mean_sd seed_sd explained spare")
+        | {"largest": cell._asdict() | {"off": off}},
+        "arms": [_object(arm, "name eff_n eff_d loss_gap=gap gap_cells") for arm in law.arms],
+        "at": places,
+        "left_out": dict(law.left_out),
+        "cells": [
+            key._asdict() | {"val_loss": loss, "by_law": law.by_law(key)} for key, loss in law.cells.items()
+        ],
+    }
+
+
+def _trend(found: Trend) -> dict[str, Any]:
     return {
         "studies": _plain(found.studies),
         "coverage": words.coverage(*found.rules).replace(words.NBSP, " "),

@@ -1,4 +1,4 @@
-"""Studies beside each other in words: two compared, or the trend of several over the size of the model."""
+"""Studies beside each other in words: two compared, or several over the size of the model and the budget."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.statistics.intervals import Interval
+    from ablate.reports.statistics.law_fit import Key
+    from ablate.reports.statistics.scaling import Prediction, Scaling
 
 _LONGEST_VALUE = 60
 
@@ -100,3 +103,140 @@ def differences_text(found: Trend) -> tuple[str, ...]:
 
 def _grouped(value: str) -> str:
     return f"{int(value):,}" if value.isascii() and value.isdigit() else cut(value, _LONGEST_VALUE)
+
+
+def law_table(law: Scaling) -> Table:
+    """Return each arm's efficiency factors and its mean loss gap as text in cells."""
+    most = max((arm.gap_cells for arm in law.arms), default=0)
+    fewer = ", ".join(f"{arm.name} {arm.gap_cells}" for arm in law.arms if arm.gap_cells < most)
+    over = f"{most} sizes × budgets{f' ({fewer})' if fewer else ''}"
+    seeds = "over pairs of seeds" if law.paired else "over runs"
+    if law.goodness.seed_sd is None:
+        seeds = "over the sizes and budgets, for each has one run"
+    return Table(
+        caption=(
+            f"Against {law.baseline}, whose factors are 1, with 95{words.NBSP}% intervals. eff_N: what a "
+            "parameter counts for; eff_D: what a token counts for. Loss gap: validation loss minus that of "
+            f"{law.baseline} (nats/token), mean over {over} of the same weight, its interval {seeds}."
+        ),
+        columns=("Arm", "eff_N", "eff_D", "Loss gap"),
+        rows=tuple(
+            (
+                arm.name,
+                _factor(arm.eff_n),
+                _factor(arm.eff_d),
+                words.loss_interval(arm.gap, difference=True),
+            )
+            for arm in law.arms
+        ),
+        numeric=range(1, 4),
+    )
+
+
+def prediction_tables(law: Scaling) -> tuple[Table, ...]:
+    """Return what the law says at each named size and budget."""
+    return tuple(_prediction(law, one) for one in law.predictions)
+
+
+def _prediction(law: Scaling, found: Prediction) -> Table:
+    far = [
+        f"{beyond:.3g} times the largest {noun}"
+        for beyond, noun in zip(found.beyond, ("size", "budget"), strict=True)
+        if beyond > 1
+    ]
+    where = f"extrapolated, {words.listed(far)} seen" if far else "within the sizes and budgets seen"
+    return Table(
+        caption=(
+            f"What the law says at {words.parameters(found.parameters)} parameters and "
+            f"{words.tokens(found.tokens)} tokens: {where}. Token cost: to the loss that {law.baseline} has "
+            f"there. The 95{words.NBSP}% intervals hold the runs, and how the law misses what was seen, not "
+            "that it may end."
+        ),
+        columns=("Arm", f"Loss{' (extrapolated)' if far else ''}", "Loss gap", "Token cost"),
+        rows=tuple(
+            (place.arm, words.loss_interval(place.loss), "baseline", "baseline")
+            if place.arm == law.baseline
+            else (
+                place.arm,
+                words.loss_interval(place.loss),
+                words.loss_interval(place.gap, difference=True),
+                _open_cost(place.cost),
+            )
+            for place in found.places
+        ),
+        numeric=range(1, 4),
+    )
+
+
+def law_sentences(law: Scaling | str) -> Iterator[str]:
+    """Say what law it is, how well it holds, and what of it the losses cannot tell; or why there is none."""
+    if isinstance(law, str):
+        yield f"No scaling law: {law}."
+        return
+    goodness = law.goodness
+    yield (
+        f"Scaling law: {_law_text(law)}, N parameters and D tokens; fitted to {goodness.cells} cells (arms × "
+        f"sizes × budgets) of {words.plural(law.runs, 'run')}: {law.of}."
+    )
+    if law.why_not:
+        yield f"It is over {law.axes[0]} alone: {law.why_not}."
+    cell, off = goodness.largest
+    seeds = (
+        f"where the seeds alone would make {goodness.mean_sd:.4f} (one run: {goodness.seed_sd:.4f})"
+        if goodness.mean_sd is not None and goodness.seed_sd is not None
+        else "with one run a cell, so that nothing tells seeds from what misses the law"
+    )
+    yield (
+        f"Means of cells lie {goodness.residual_sd:.4f} nats (s.d.) about it, {seeds}; it explains "
+        f"{100 * goodness.explained:.2f}{words.NBSP}% of the variance of ln loss. Furthest off: {_cell(cell)}, "
+        f"{words.signed(off, 4)}."
+    )
+    if goodness.spare <= 0:
+        yield "It has as many parameters as there are sizes and budgets: nothing tests its form."
+    if law.axes == ("parameters", "tokens"):
+        yield (
+            "An arm with eff_N of 1 costs the same tokens everywhere, 1 / eff_D − 1. With eff_N below 1 it "
+            "costs what a smaller model does: more the longer the run, at last any number."
+        )
+    if law.left_out:
+        yield (
+            "Left out of the law: "
+            f"{', '.join(f'{name} ({reason})' for name, reason in law.left_out.items())}."
+        )
+
+
+def _law_text(law: Scaling) -> str:
+    def term(name: str, power: str, letter: str) -> str | None:
+        constant, exponent = law.law[name], law.law[power]
+        if constant is None or exponent is None:
+            return None
+        return f"{constant:.3g} / ({letter} · eff_{letter})^{exponent:.3f}"
+
+    terms = [text for text in (term("A", "alpha", "N"), term("B", "beta", "D")) if text]
+    gamma, e = law.law["gamma"], law.law["E"]
+    text = " + ".join(terms)
+    return f"L = {text} + {e:.3f}" if gamma == 1 else f"L = ({text})^{gamma:.3f} + {e:.3f}"
+
+
+def _cell(cell: Key) -> str:
+    size, budget = words.parameters(cell.parameters), words.tokens(cell.tokens)
+    return f"{cell.arm} at {size} parameters and {budget} tokens"
+
+
+def _factor(value: Interval | None) -> str:
+    if value is None or value.estimate is None:
+        return words.DASH
+    if value.low is None and value.high is None:
+        return f"{value.estimate:.2f} ({value.note})"
+    low = value.note if value.low is None else f"{value.low:.2f}"
+    high = value.note if value.high is None else f"{value.high:.2f}"
+    return f"{value.estimate:.2f} [{low}, {high}]"
+
+
+def _open_cost(value: Interval) -> str:
+    if value.estimate is None:
+        bound = "" if value.low is None else f" (> {words.percent(value.low).removeprefix('+')})"
+        return f"{value.note}{bound}"
+    if value.high is None and value.low is not None:
+        return f"{words.percent(value.estimate)} [{words.percent(value.low)}, {value.note}]"
+    return words.percent_interval(value)
