@@ -177,7 +177,7 @@ def trend(
     for line in words.law_sentences(law):
         click.echo(safe_text(line))
     if not isinstance(law, str):
-        for table in (words.law_table(law), *words.prediction_tables(law)):
+        for table in (words.law_table(law), *(table for _, table in words.prediction_tables(law))):
             click.echo()
             _show(table, [])
 

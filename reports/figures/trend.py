@@ -162,6 +162,8 @@ def _gaps(law: Scaling, arm: str) -> list[_Gap]:
 
 
 def _draw_law(law: Scaling, gaps: dict[str, list[_Gap]], *, over_tokens: bool) -> Any:
+    from matplotlib.ticker import LogLocator
+
     rows = [gap for own in gaps.values() for gap in own]
     write, tell = (words.tokens, words.parameters) if over_tokens else (words.parameters, words.tokens)
     groups = sorted({_group(gap, over_tokens=over_tokens) for gap in rows})
@@ -182,7 +184,8 @@ def _draw_law(law: Scaling, gaps: dict[str, list[_Gap]], *, over_tokens: bool) -
     axes[0].legend(fontsize=7.5, frameon=False, loc="best", handletextpad=0.4, borderpad=0.1)
     for axis in lowest:
         axis.set_xlabel("training tokens" if over_tokens else "parameters")
-    axes[0].xaxis.set_major_formatter(lambda x, _: write(round(x)))
+    axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(places) < 30 * min(places) else (1,)))
+    axes[0].xaxis.set_major_formatter(lambda x, _: write(round(x)).replace(".00", "").replace(".0", ""))
     axes[0].xaxis.set_minor_formatter("")
     axes[0].locator_params("y", nbins=6)
     return figure

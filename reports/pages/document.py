@@ -139,7 +139,9 @@ def _law(law: Scaling | str) -> dict[str, Any]:
         **_object(law, "losses=of baseline over=axes why_not law runs paired_seeds=paired"),
         "goodness": _object(law.goodness, "cells free residual_sd mean_sd seed_sd explained spare")
         | {"largest": cell._asdict() | {"off": off}},
-        "arms": [_object(arm, "name eff_n eff_d loss_gap=gap gap_cells") for arm in law.arms],
+        "arms": [
+            _object(arm, "name eff_n eff_d loss_gap=gap gap_cells gap_size gap_miss") for arm in law.arms
+        ],
         "at": places,
         "left_out": dict(law.left_out),
         "cells": [

@@ -1,13 +1,13 @@
 """Losses of runs → the scaling law's fit and its bootstrap.
 
-- **Fit.** Of the means of cells (arm × size × budget), all arms together, on ln L, under Huber's loss:
-  δ = 1e-3 as Hoffmann et al. (arXiv 2203.15556), then twice the residuals' robust spread if it is more, so
+- **Fit.** Of the means of cells (arm × size × budget), all arms together, on ln L, under Huber's loss: δ is
+  1e-3 as in Hoffmann et al. (arXiv 2203.15556), then twice the residuals' robust spread if that is more, so
   that a stray cell counts little and the others fully. γ is 1 unless an F test at 1 % asks for another.
-- **Bootstrap.** Normal multipliers stand in for resampled runs, of which two or three are too few. A seed of a
-  size moves all its runs (of all arms, where seeds are pairs) by their deviations from the means of their
-  cells, scaled to the variance s² / n. What the means miss the law by beyond that is a second source: the
-  cells of one size and budget (of one size, where runs have several budgets) move together, by what they lie
-  off a law fitted without them (CR3). What all arms share of it and what is an arm's own are weighed apart.
+- **Bootstrap.** Normal multipliers stand in for resampled runs, of which two or three are too few. A seed of
+  a size moves all its runs (of all arms, where seeds are pairs) by their deviations from the means of their
+  cells, scaled to the variance s² / n. What the means miss the law by beyond that is a second source: cells
+  of one size and budget (of one size, where runs have several budgets) move together, by what they lie off a
+  law fitted without them (CR3). What all arms share of it and what is an arm's own are weighed apart.
 - **Levels.** Percentiles at the levels of Student's t in place of the normal's (Hesterberg,
   doi:10.1080/00031305.2015.1089789), with the degrees of freedom that the two sources have.
 

@@ -51,7 +51,8 @@ NEVER = "never reached, by the law"
 class ArmScaling:
     """An arm's factors, None where that axis is not fitted, and its mean loss gap to the baseline in nats.
 
-    ``gap`` is over ``gap_cells`` sizes × budgets of the same weight.
+    ``gap`` is over ``gap_cells`` sizes × budgets of the same weight. ``gap_size``: the root mean square of the
+    gaps; ``gap_miss``: that of what the law misses them by.
     """
 
     name: str
@@ -59,6 +60,8 @@ class ArmScaling:
     eff_d: Interval | None
     gap: Interval
     gap_cells: int
+    gap_size: float = 0.0
+    gap_miss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +169,12 @@ def fit_scaling(
     if isinstance(fitted, str):
         return fitted
     replicates, t = bootstrap(fitted, cells, paired=paired)
-    found = fitted.theta
     count = len(names)
 
     def factor(place: int) -> Interval | None:
         if place not in fitted.law.free:
             return None
-        return _factor(found[place], replicates[:, place], t)
+        return _factor(fitted.theta[place], replicates[:, place], t)
 
     gaps = {name: _gap(cells, name, baseline, paired=paired) for name in names}
     arms = tuple(
@@ -187,7 +189,7 @@ def fit_scaling(
         if i
     )
     predictions = tuple(_predict(fitted, replicates, t, place) for place in (at if len(axes) == 2 else ()))
-    return Scaling(
+    found = Scaling(
         of="losses",
         baseline=baseline,
         axes=axes,
@@ -201,6 +203,22 @@ def fit_scaling(
         left_out=left_out,
         cells=dict(zip(fitted.cells, np.exp(fitted.y).tolist(), strict=True)),
     )
+    return replace(found, arms=tuple(_with_miss(found, arm) for arm in arms))
+
+
+def _with_miss(law: Scaling, arm: ArmScaling) -> ArmScaling:
+    """Add how large the arm's loss gaps are, and by how much the law misses them."""
+    seen, fitted = [], []
+    for key, loss in law.cells.items():
+        base = Key(law.baseline, key.parameters, key.tokens)
+        if key.arm == arm.name and base in law.cells:
+            seen.append(loss - law.cells[base])
+            fitted.append(law.by_law(key) - law.by_law(base))
+    if not seen:
+        return arm
+    gaps = np.array(seen)
+    size, miss = (float(np.sqrt(np.mean(part**2))) for part in (gaps, gaps - fitted))
+    return replace(arm, gap_size=size, gap_miss=miss)
 
 
 def _percentiles(estimate: float, values: np.ndarray, t: float) -> Interval:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.scaling import Prediction, Scaling
 
 _LONGEST_VALUE = 60
+_MISSED = 1 / 3
+"""Of an arm's loss gaps, from where on the report says that the law misses them."""
 
 
 def compare_table(comparison: Comparison) -> Table:
@@ -133,26 +135,27 @@ def law_table(law: Scaling) -> Table:
     )
 
 
-def prediction_tables(law: Scaling) -> tuple[Table, ...]:
-    """Return what the law says at each named size and budget."""
+def prediction_tables(law: Scaling) -> tuple[tuple[str, Table], ...]:
+    """Return what the law says at each named size and budget, with a title."""
     return tuple(_prediction(law, one) for one in law.predictions)
 
 
-def _prediction(law: Scaling, found: Prediction) -> Table:
+def _prediction(law: Scaling, found: Prediction) -> tuple[str, Table]:
     far = [
         f"{beyond:.3g} times the largest {noun}"
         for beyond, noun in zip(found.beyond, ("size", "budget"), strict=True)
         if beyond > 1
     ]
+    title = f"At {words.parameters(found.parameters)} parameters and {words.tokens(found.tokens)} tokens"
     where = f"extrapolated, {words.listed(far)} seen" if far else "within the sizes and budgets seen"
-    return Table(
+    heads = (f"{head} (extrapolated)" if far else head for head in ("Loss", "Loss gap", "Token cost"))
+    return f"{title}{': extrapolated' if far else ''}", Table(
         caption=(
-            f"What the law says at {words.parameters(found.parameters)} parameters and "
-            f"{words.tokens(found.tokens)} tokens: {where}. Token cost: to the loss that {law.baseline} has "
-            f"there. The 95{words.NBSP}% intervals hold the runs, and how the law misses what was seen, not "
-            "that it may end."
+            f"{title}, by the law: {where}. Token cost: to the loss that {law.baseline} has there. The "
+            f"95{words.NBSP}% intervals hold the runs, and how the law misses what was seen, not that its "
+            "form may be wrong elsewhere."
         ),
-        columns=("Arm", f"Loss{' (extrapolated)' if far else ''}", "Loss gap", "Token cost"),
+        columns=("Arm", *heads),
         rows=tuple(
             (place.arm, words.loss_interval(place.loss), "baseline", "baseline")
             if place.arm == law.baseline
@@ -188,9 +191,19 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
     )
     yield (
         f"Means of cells lie {goodness.residual_sd:.4f} nats (s.d.) about it, {seeds}; it explains "
-        f"{100 * goodness.explained:.2f}{words.NBSP}% of the variance of ln loss. Furthest off: {_cell(cell)}, "
-        f"{words.signed(off, 4)}."
+        f"{100 * goodness.explained:.2f}{words.NBSP}% of the variance of ln loss. Furthest off: "
+        f"{_cell(cell)}, {words.signed(off, 4)}."
     )
+    missed = [
+        f"{arm.name} ({arm.gap_miss:.4f} of {arm.gap_size:.4f} nats)"
+        for arm in law.arms
+        if arm.gap_miss > _MISSED * arm.gap_size
+    ]
+    if missed:
+        yield (
+            "The two factors do not tell where these arms cost more and where less; the law misses their loss "
+            f"gaps by more than a third (r.m.s.): {', '.join(missed)}."
+        )
     if goodness.spare <= 0:
         yield "It has as many parameters as there are sizes and budgets: nothing tests its form."
     if law.axes == ("parameters", "tokens"):
