@@ -4,9 +4,9 @@ python benchmarks/scaling.py findings > findings.csv
 python benchmarks/scaling.py quartet notebooks/plots.ipynb > quartet.csv
 python benchmarks/scaling.py quartet-ii for_plots/runs.json > quartet-ii.csv
 
-``findings``: the evaluations in ``docs/findings/data`` of the studies of three sizes, and of the longer budget
-at the middle one, read as ``ablate trend`` with the studies' names reads their runs: at a constant learning
-rate, from its end down to a quarter of it. ``quartet``, ``quartet-ii``: final losses in those files of
+``findings``: evaluations in ``docs/findings/data`` of the studies of three sizes, and of the longer budget at
+the middle one, read as ``ablate trend`` with the names of the studies reads their runs: at a constant rate,
+from its end down to a quarter of it. ``quartet``, ``quartet-ii``: final losses in those files of
 https://github.com/IST-DASLab/Quartet and https://github.com/IST-DASLab/Quartet-II, one run a cell; of the
 latter the recipes of all three GEMMs, one of Fprop and one of Wgrad alone.
 """
@@ -36,7 +36,8 @@ STUDIES = {"small": 10**9, "ladder": 10**9, "large": 10**9, "longer": 2_415_000}
 ARMS = ("bf16", "F", "W", "F+D+W", "F+D+W SR", "F+D+W RHT16", "F+D+W DHT16")
 """What all four have."""
 SIZES = {
-    "30M": 30482560, "50M": 49556736, "100M": 102777856, "200M": 203188480, "430M": 443068288, "800M": 822151168,
+    "30M": 30482560, "50M": 49556736, "100M": 102777856, "200M": 203188480, "430M": 443068288,
+    "800M": 822151168,
 }  # fmt: skip
 QUARTET = {
     ("BF16", "BF16"): "bf16",

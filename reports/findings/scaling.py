@@ -81,7 +81,9 @@ def law_of_table(
     if baseline not in arms:
         why = f" ({left_out[baseline]})" if baseline in left_out else ""
         raise UserError(f"--baseline: no arm '{baseline}' in {name}{why} (arms: {', '.join(arms)})")
-    found = fit_law(points, baseline, f"{FINAL} of {name}", left_out, paired=paired, at=at)
+    several = len({(point.arm, point.parameters, point.run) for point in points}) < len(points)
+    what = f"{'losses of runs with several budgets' if several else FINAL} in {name}"
+    found = fit_law(points, baseline, what, left_out, paired=paired, at=at)
     if isinstance(found, str):
         raise UserError(f"--losses: no scaling law: {found}")
     return found

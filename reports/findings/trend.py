@@ -167,7 +167,8 @@ def trend_and_law(
     configs = [read_configs(frame.configs) for frame in frames]
     sized = _all_sized(names, analyses, configs, parameters)
     _need_own_runs(sized, frames)
-    law = _law(sized, analyses, configs, at)
+    order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
+    law = _law(*([side[i] for i in order] for side in (sized, analyses, configs)), at)
     if len({study.parameters for study in sized}) == 1 and not isinstance(law, str):
         return None, law
     return trend(analyses, frames, names, parameters), law

@@ -51,7 +51,7 @@ NEVER = "never reached, by the law"
 class ArmScaling:
     """An arm's factors, None where that axis is not fitted, and its mean loss gap to the baseline in nats.
 
-    ``gap`` is over ``gap_cells`` sizes × budgets of the same weight. ``gap_size``: the root mean square of the
+    ``gap`` is over ``gap_cells`` sizes × budgets of the same weight. ``gap_size``: root mean square of the
     gaps; ``gap_miss``: that of what the law misses them by.
     """
 
@@ -153,8 +153,12 @@ def fit_scaling(
     ``paired``: a seed of a size is one data order and one start for all arms. ``at``: sizes and budgets
     (parameters, tokens) to say the law's losses of, where it is over both.
     """
+    # In an order of its own, for the bootstrap's numbers go by it: a table's rows may stand in any.
+    arms_seen = list(dict.fromkeys(point.arm for point in points))
     by_cell: dict[Key, list[LossPoint]] = defaultdict(list)
-    for point in points:
+    for point in sorted(
+        points, key=lambda one: (arms_seen.index(one.arm), one.parameters, one.tokens, one.seed, one.run)
+    ):
         by_cell[Key(point.arm, point.parameters, point.tokens)].append(point)
     cells: Cells = by_cell
     axes, why_not = axes_of(cells, baseline)

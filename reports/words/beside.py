@@ -182,7 +182,9 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
         f"sizes × budgets) of {words.plural(law.runs, 'run')}: {law.of}."
     )
     if law.why_not:
-        yield f"It is over {law.axes[0]} alone: {law.why_not}."
+        yield (
+            f"It is over {law.axes[0]} alone, and its factor stands for all that an arm costs: {law.why_not}."
+        )
     cell, off = goodness.largest
     seeds = (
         f"where the seeds alone would make {goodness.mean_sd:.4f} (one run: {goodness.seed_sd:.4f})"
@@ -201,8 +203,8 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
     ]
     if missed:
         yield (
-            "The two factors do not tell where these arms cost more and where less; the law misses their loss "
-            f"gaps by more than a third (r.m.s.): {', '.join(missed)}."
+            "The two factors do not tell where these arms cost more and where less; the law misses their "
+            f"loss gaps by more than a third (r.m.s.): {', '.join(missed)}."
         )
     if goodness.spare <= 0:
         yield "It has as many parameters as there are sizes and budgets: nothing tests its form."
