@@ -176,10 +176,9 @@ def trend(
         click.echo()
     for line in words.law_sentences(law):
         click.echo(safe_text(line))
-    if not isinstance(law, str):
-        for table in (words.law_table(law), *(table for _, table in words.prediction_tables(law))):
-            click.echo()
-            _show(table, [])
+    for _, table in words.law_tables(law):
+        click.echo()
+        _show(table, [])
 
 
 def _show(table: Table, lines: Sequence[str]) -> None:

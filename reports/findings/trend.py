@@ -168,7 +168,7 @@ def trend_and_law(
     sized = _all_sized(names, analyses, configs, parameters)
     _need_own_runs(sized, frames)
     order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
-    law = _law(*([side[i] for i in order] for side in (sized, analyses, configs)), at)
+    law = _law([sized[i] for i in order], [analyses[i] for i in order], [configs[i] for i in order], at)
     if len({study.parameters for study in sized}) == 1 and not isinstance(law, str):
         return None, law
     return trend(analyses, frames, names, parameters), law

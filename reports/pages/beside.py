@@ -44,9 +44,8 @@ def write_trend(found: Trend | None, law: Scaling | str, folder: Path) -> tuple[
     """Write the pages and figures of a trend, a scaling law or both into a folder; returns the pages."""
     values = {
         "trend": None if found is None else _trend_values(found),
-        "law": None if isinstance(law, str) else beside.law_table(law),
         "law_sentences": tuple(beside.law_sentences(law)),
-        "predictions": () if isinstance(law, str) else beside.prediction_tables(law),
+        "law_tables": beside.law_tables(law),
         "title": "Losses over sizes and budgets"
         if found is None
         else f"Token cost from {words.parameters(found.studies[0].parameters)} to "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.modelled.speed import published_checks
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
+from ablate.reports.statistics.scaling import SEEN
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
@@ -128,7 +129,7 @@ def _law(law: Scaling | str) -> dict[str, Any]:
             "parameters": one.parameters,
             "tokens": one.tokens,
             "over_largest_seen": dict(zip(("parameters", "tokens"), one.beyond, strict=True)),
-            "extrapolated": max(one.beyond) > 1,
+            "extrapolated": max(one.beyond) > SEEN,
             "arms": [
                 _object(place, "name=arm val_loss=loss loss_gap=gap token_cost=cost") for place in one.places
             ],

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ablate.reports.read.losses import LossPoint
     from ablate.reports.statistics.law_fit import Cells, Fitted
 
+SEEN = 1.005
+"""Times the largest size or budget: what is further is extrapolated."""
 NO_LOW, NO_HIGH, NO_BOUND = "no lower bound", "no upper bound", "not bounded by these losses"
 NEVER = "never reached, by the law"
 

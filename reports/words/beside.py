@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.trend import cut
+from ablate.reports.statistics.scaling import SEEN
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
 
@@ -107,8 +108,15 @@ def _grouped(value: str) -> str:
     return f"{int(value):,}" if value.isascii() and value.isdigit() else cut(value, _LONGEST_VALUE)
 
 
-def law_table(law: Scaling) -> Table:
-    """Return each arm's efficiency factors and its mean loss gap as text in cells."""
+def law_tables(law: Scaling | str) -> tuple[tuple[str, Table], ...]:
+    """Return each arm's factors, and what the law says at each named size and budget; with their titles."""
+    if isinstance(law, str):
+        return ()
+    factors = [("Efficiency factors", _factors(law))] if law.arms else []
+    return (*factors, *(_prediction(law, one) for one in law.predictions))
+
+
+def _factors(law: Scaling) -> Table:
     most = max((arm.gap_cells for arm in law.arms), default=0)
     fewer = ", ".join(f"{arm.name} {arm.gap_cells}" for arm in law.arms if arm.gap_cells < most)
     over = f"{most} sizes × budgets{f' ({fewer})' if fewer else ''}"
@@ -135,16 +143,11 @@ def law_table(law: Scaling) -> Table:
     )
 
 
-def prediction_tables(law: Scaling) -> tuple[tuple[str, Table], ...]:
-    """Return what the law says at each named size and budget, with a title."""
-    return tuple(_prediction(law, one) for one in law.predictions)
-
-
 def _prediction(law: Scaling, found: Prediction) -> tuple[str, Table]:
     far = [
         f"{beyond:.3g} times the largest {noun}"
         for beyond, noun in zip(found.beyond, ("size", "budget"), strict=True)
-        if beyond > 1
+        if beyond > SEEN
     ]
     title = f"At {words.parameters(found.parameters)} parameters and {words.tokens(found.tokens)} tokens"
     where = f"extrapolated, {words.listed(far)} seen" if far else "within the sizes and budgets seen"
@@ -208,7 +211,7 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
         )
     if goodness.spare <= 0:
         yield "It has as many parameters as there are sizes and budgets: nothing tests its form."
-    if law.axes == ("parameters", "tokens"):
+    if law.arms and law.axes == ("parameters", "tokens"):
         yield (
             "An arm with eff_N of 1 costs the same tokens everywhere, 1 / eff_D − 1. With eff_N below 1 it "
             "costs what a smaller model does: more the longer the run, at last any number."

@@ -179,7 +179,9 @@ def test_studies_of_one_size_and_several_budgets_have_a_law_over_tokens(tmp_path
 def test_without_a_law_the_trend_says_what_is_missing(tmp_path):
     for width in WIDTHS[:2]:
         study(tmp_path, width, training={"schedule": "cosine"})
-    result = call("w32", "w64", "--storage", tmp_path)
+    result = call("w32", "w64", "--storage", tmp_path, "--out", tmp_path / "out")
+    assert "law.svg" not in (tmp_path / "out" / "trend.md").read_text()
+    assert "No scaling law: eff_N needs" in (tmp_path / "out" / "trend.html").read_text()
     assert (
         "No scaling law: eff_N needs losses at 3 sizes at least, and the baseline has 2 sizes"
         in result.output
@@ -226,6 +228,16 @@ def test_a_table_of_final_losses_gets_the_law_alone(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "law.png", "law.svg", "trend.html", "trend.json", "trend.md",
     ]  # fmt: skip
+
+
+def test_a_baseline_alone_has_a_law_and_no_table_of_factors(tmp_path):
+    path = losses(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], *(line for line in lines if line.startswith("bf16"))]))
+    result = call("--losses", path, "--baseline", "bf16", "--out", tmp_path / "out", "--at", "240M,4.8B")
+    assert "Loss gap: " not in result.output
+    assert "within the sizes and budgets seen" in " ".join(result.output.split())
+    assert json.loads((tmp_path / "out" / "trend.json").read_text())["scaling"]["arms"] == []
 
 
 def test_the_report_names_the_arms_whose_gaps_are_not_the_laws(tmp_path):
