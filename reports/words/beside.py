@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.trend import Trend
     from ablate.reports.statistics.intervals import Interval
     from ablate.reports.statistics.law_fit import Key
-    from ablate.reports.statistics.scaling import Prediction, Scaling
+    from ablate.reports.statistics.scaling import ArmScaling, Prediction, Scaling
 
 _LONGEST_VALUE = 60
 _MISSED = 1 / 3
@@ -151,12 +151,14 @@ def _prediction(law: Scaling, found: Prediction) -> tuple[str, Table]:
     ]
     title = f"At {words.parameters(found.parameters)} parameters and {words.tokens(found.tokens)} tokens"
     where = f"extrapolated, {words.listed(far)} seen" if far else "within the sizes and budgets seen"
+    missed = [arm.name for arm in _missed(law)]
+    doubt = f" Of {words.listed(missed)} do not believe it: the law misses their gaps." if missed else ""
     heads = (f"{head} (extrapolated)" if far else head for head in ("Loss", "Loss gap", "Token cost"))
     return f"{title}{': extrapolated' if far else ''}", Table(
         caption=(
             f"{title}, by the law: {where}. Token cost: to the loss that {law.baseline} has there. The "
             f"95{words.NBSP}% intervals hold the runs, and how the law misses what was seen, not that its "
-            "form may be wrong elsewhere."
+            f"form may be wrong elsewhere.{doubt}"
         ),
         columns=("Arm", *heads),
         rows=tuple(
@@ -199,15 +201,11 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
         f"{100 * goodness.explained:.2f}{words.NBSP}% of the variance of ln loss. Furthest off: "
         f"{_cell(cell)}, {words.signed(off, 4)}."
     )
-    missed = [
-        f"{arm.name} ({arm.gap_miss:.4f} of {arm.gap_size:.4f} nats)"
-        for arm in law.arms
-        if arm.gap_miss > _MISSED * arm.gap_size
-    ]
-    if missed:
+    if missed := _missed(law):
+        each = (f"{arm.name} ({arm.gap_miss:.4f} of {arm.gap_size:.4f} nats)" for arm in missed)
         yield (
-            "The two factors do not tell where these arms cost more and where less; the law misses their "
-            f"loss gaps by more than a third (r.m.s.): {', '.join(missed)}."
+            "The factors do not tell where these arms cost more and where less; the law misses their loss "
+            f"gaps by more than a third (r.m.s.): {', '.join(each)}."
         )
     if goodness.spare <= 0:
         yield "It has as many parameters as there are sizes and budgets: nothing tests its form."
@@ -221,6 +219,11 @@ def law_sentences(law: Scaling | str) -> Iterator[str]:
             "Left out of the law: "
             f"{', '.join(f'{name} ({reason})' for name, reason in law.left_out.items())}."
         )
+
+
+def _missed(law: Scaling) -> list[ArmScaling]:
+    """Return the arms whose loss gaps the law does not tell."""
+    return [arm for arm in law.arms if arm.gap_miss > _MISSED * arm.gap_size]
 
 
 def _law_text(law: Scaling) -> str:

@@ -242,9 +242,9 @@ def test_a_baseline_alone_has_a_law_and_no_table_of_factors(tmp_path):
 
 def test_the_report_names_the_arms_whose_gaps_are_not_the_laws(tmp_path):
     grows = losses(tmp_path, loss=lambda row: row["loss"] + 3e-11 * row["tokens"] * (row["arm"] == "less"))
-    text = call("--losses", grows, "--baseline", "bf16").output
-    assert "The two factors do not tell where these arms cost more and where less" in text
-    assert "less (" in text
+    text = " ".join(call("--losses", grows, "--baseline", "bf16", "--at", "1B,20B").output.split())
+    assert "The factors do not tell where these arms cost more and where less" in text
+    assert "Of less do not believe it: the law misses their gaps." in text
     plain = call("--losses", losses(tmp_path), "--baseline", "bf16").output
     assert "do not tell where" not in plain
 

@@ -255,4 +255,4 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 def test_intervals_hold_the_truth_in_every_design(design):
     found = coverage(design, 150)
     # 300 intervals: two standard errors are 2.5 points. Of losses read off one run they are too narrow.
-    assert all(share >= (0.86 if design.read else 0.90) for share, _ in found.values())
+    assert all(share >= (0.86 if design.read else 0.89) for share, _ in found.values())
