@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, FILE, FOLDER, find_studies, json_option, shown_names, storage_option
@@ -160,7 +161,7 @@ def trend(
 
     Each STUDY is a study's name, its YAML file, or its folder in another storage: the same study but for
     model or budget, with its own baseline and its own target. Arms are matched by name.
-    """  # fmt: skip
+    """
     found, law = _trend_of(studies, **options) if losses is None else _law_of(losses, studies, **options)
     from ablate.reports.pages.beside import write_trend
     from ablate.reports.pages.document import trend_document
@@ -219,25 +220,21 @@ def _trend_of(
     return trend_and_law(analyses, frames, names, parameters=parameters, at=places)
 
 
-def _law_of(
-    losses: Path,
-    studies: tuple[str, ...],
-    *,
-    baseline: str | None,
-    after: int | None,
-    parameters: list[int] | None,
-    places: tuple[tuple[int, int], ...],
-    paired: bool,
-    storage: Path,
-) -> tuple[None, Scaling]:
-    del storage
-    given = {"STUDY": studies, "--after": after, "--parameters": parameters}
+def _law_of(losses: Path, studies: tuple[str, ...], **options: Any) -> tuple[None, Scaling]:
+    told = click.get_current_context().get_parameter_source("storage") is ParameterSource.COMMANDLINE
+    given = {
+        "STUDY": studies,
+        "--after": options["after"],
+        "--parameters": options["parameters"],
+        "--storage": told,
+    }
     if extra := [name for name, value in given.items() if value]:
         raise UserError(f"--losses: {extra[0]} has no meaning beside it (leave one of them out)")
-    if baseline is None:
+    if options["baseline"] is None:
         raise UserError("--losses: which arm is the baseline? (--baseline ARM)")
     from ablate.reports.findings.scaling import law_of_table
     from ablate.reports.read.losses import read_losses
 
     points, left_out = read_losses(losses)
-    return None, law_of_table(points, left_out, losses.name, baseline, paired=paired, at=places)
+    more = {"paired": options["paired"], "at": options["places"]}
+    return None, law_of_table(points, left_out, losses.name, options["baseline"], **more)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NEEDED = ("arm", "parameters", "tokens", "val_loss")
-_LARGEST = 1e300
-"""A loss beyond is none."""
+_LARGEST = 1e6
+"""A loss beyond, in nats, is one of a run that diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,9 @@ def read_losses(path: Path) -> tuple[list[LossPoint], dict[str, str]]:
         points.append(
             LossPoint(arm=row["arm"], parameters=size, tokens=budget, seed=seed, loss=loss, run=name)
         )
-    left_out = {arm: f"diverged: {count} of its losses not finite" for arm, count in diverged.items()}
+    left_out = {
+        arm: f"diverged: {count} of its losses not finite or beyond 1e6" for arm, count in diverged.items()
+    }
     return [point for point in points if point.arm not in left_out], left_out
 
 

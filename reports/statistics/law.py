@@ -26,7 +26,9 @@ NO_END = math.log(1000)
 """|ln eff| stops here: a factor beyond 1/1000 … 1000 is as good as any other."""
 _LOW = (-15.0, math.log(0.01), -15.0, math.log(0.01), -10.0, math.log(0.1))
 _HIGH = (9.0, math.log(5), 9.0, math.log(5), 5.0, math.log(10))
-_STEPS, _SMALL, _STUCK = 200, 1e-6, 1e9
+_STEPS, _SMALL = 200, 1e-6
+_LEAST, _STUCK = 1e-10, 1e9
+"""Of the damping: above rounding, so that no matrix is singular; and where nothing more is gained."""
 _AT_ONCE = 4_000_000
 """Numbers that a Jacobian of one batch may have."""
 
@@ -127,7 +129,7 @@ class Law:
                 arrived = (better & (cost - new <= _SMALL * cost)) | (damping >= _STUCK)
                 theta[better], jacobian[better] = tried[better], slopes[better]
                 residual[better], cost[better] = (y - value)[better], new[better]
-                damping = np.where(better, np.maximum(damping / 5, 1e-12), damping * 4)
+                damping = np.where(better, np.maximum(damping / 5, _LEAST), damping * 4)
                 found[live], costs[live] = theta, cost
                 on = ~arrived
                 if not on.any():

@@ -148,6 +148,8 @@ def arms_of(cells: Cells, baseline: str, axes: tuple[str, ...]) -> tuple[tuple[s
 
 def choose(cells: Cells, names: tuple[str, ...], axes: tuple[str, ...]) -> Fitted | str:
     """Return the fit with γ = 1, or with γ free where that is far better."""
+    if len({point.loss for own in cells.values() for point in own}) == 1:
+        return "all losses are the same"
     first = _fit(cells, names, axes, HUBER, gamma=False)
     if first.degrees < 1:
         return (

@@ -256,6 +256,7 @@ def test_what_cannot_be_asked_of_a_table_is_refused(tmp_path):
     assert "no arm 'fp8' in sweep.csv (arms: bf16, smaller, less)" in refused(*table, "--baseline", "fp8")
     assert "STUDY has no meaning beside it" in refused("w32", *table, "--baseline", "bf16")
     assert "--after has no meaning" in refused(*table, "--baseline", "bf16", "--after", "100")
+    assert "--storage has no meaning" in refused(*table, "--baseline", "bf16", "--storage", tmp_path)
     assert "--parameters has no meaning" in refused(*table, "--baseline", "bf16", "--parameters", "1M")
     assert "--at: '8B' is no size and budget" in refused(*table, "--baseline", "bf16", "--at", "8B")
     assert "--at: 'x' is no count" in refused(*table, "--baseline", "bf16", "--at", "8B,x")

@@ -36,7 +36,7 @@ def test_an_arm_with_a_diverged_run_is_left_out_with_the_reason(tmp_path):
     text = HEAD + "bf16,1000,20,0,3.4\nfp4,1000,20,0,3.5\nfp4,1000,40,0,nan\nfp4,1000,80,0,inf\n"
     points, left_out = read_losses(table(tmp_path, text))
     assert [one.arm for one in points] == ["bf16"]
-    assert left_out == {"fp4": "diverged: 2 of its losses not finite"}
+    assert left_out == {"fp4": "diverged: 2 of its losses not finite or beyond 1e6"}
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ def test_what_cannot_carry_a_law_is_refused_with_what_is_missing():
     assert "eff_N needs losses at 3 sizes" in text
     assert "eff_D needs losses at 3 budgets" in text
     assert fit_scaling(exact(), "none", paired=True) == "no loss of the baseline 'none'"
+    flat = [replace(one, loss=2.0) for one in exact()]
+    assert fit_scaling(flat, "bf16", paired=True) == "all losses are the same"
     cross = [one for one in exact() if SIZES.index(one.parameters) * BUDGETS.index(one.tokens) == 0]
     assert "a law over both needs 6" in fit_scaling(
         [one for one in cross if SIZES[3] != one.parameters and BUDGETS[3] != one.tokens], "bf16", paired=True
@@ -241,6 +243,26 @@ def test_losses_of_one_run_are_not_taken_for_independent_ones():
         for own in (points, apart)
     ]
     assert widths[0] > 1.1 * widths[1]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(6))
+def test_losses_that_follow_no_law_still_give_numbers_or_a_reason(seed):
+    rng = np.random.default_rng(seed)
+    points = [
+        replace(one, loss=10 ** rng.uniform(-6, 3) if seed % 2 else rng.uniform(1, 9))
+        for one in exact(sizes=SIZES[: 2 + seed % 3])
+        if rng.random() < 0.9
+    ]
+    found = fit_scaling(points, "bf16", paired=False)
+    assert isinstance(found, str) or all(
+        part is None or math.isfinite(part)
+        for arm in found.arms
+        for factor in (arm.eff_n, arm.eff_d)
+        if factor is not None
+        for part in (factor.estimate, factor.low, factor.high)
+    )
 
 
 @pytest.mark.usefixtures("few")
