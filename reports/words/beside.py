@@ -145,7 +145,7 @@ def _factors(law: Scaling) -> Table:
 
 def _prediction(law: Scaling, found: Prediction) -> tuple[str, Table]:
     far = [
-        f"{beyond:.3g} times the largest {noun}"
+        f"{f'{beyond:,.0f}' if beyond >= 100 else f'{beyond:.3g}'} times the largest {noun}"
         for beyond, noun in zip(found.beyond, ("size", "budget"), strict=True)
         if beyond > SEEN
     ]

@@ -135,7 +135,7 @@ def test_the_verb_tells_factors_beside_the_trend(tmp_path):
     assert result.exit_code == 0
     assert "Change per" in result.output
     assert "Scaling law: L = " in result.output
-    assert "extrapolated, 62.5 times the largest size and 2e+03 times the largest budget" in " ".join(
+    assert "extrapolated, 62.5 times the largest size and 2,000 times the largest budget" in " ".join(
         result.output.split()
     )
     found = json.loads((tmp_path / "out" / "trend.json").read_text())
