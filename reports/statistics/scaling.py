@@ -22,7 +22,8 @@ from ablate.reports.statistics.intervals import (
     Estimate,
     Interval,
     combination,
-    contrast,
+    difference,
+    mean_estimate,
     mean_interval,
     t_interval,
 )
@@ -268,8 +269,15 @@ def _gap(cells: Cells, arm: str, baseline: str, *, paired: bool) -> tuple[Interv
         if min(len(_units(cells, name, size, own, paired=paired)) for name in (arm, baseline)) < 2:
             groups = [[budget] for budget in own]
         for group in groups:
-            sides = [_units(cells, name, size, group, paired=paired) for name in (arm, baseline)]
-            estimate, _ = contrast(*sides, paired=paired)
+            own_losses, base = (
+                dict(_units(cells, name, size, group, paired=paired)) for name in (arm, baseline)
+            )
+            pairs = own_losses.keys() & base.keys() if paired else set()
+            estimate = (
+                mean_estimate([own_losses[unit] - base[unit] for unit in sorted(pairs)])
+                if len(pairs) > 1
+                else difference(*(mean_estimate(list(side.values())) for side in (own_losses, base)))
+            )
             parts.append((len(group) / count, estimate))
     if all(not part.degrees for _, part in parts):
         return mean_interval([part.value for _, part in parts]), count
