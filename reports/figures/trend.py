@@ -1,19 +1,21 @@
-"""Token cost over the parameters of the model: one small panel an arm, with its points and its line."""
+"""Token cost over parameters, and loss gaps over budgets with the scaling law: one small panel an arm."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ablate.reports.figures import canvas
+from ablate.reports.statistics.law_fit import Key
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.trend import ArmTrend, Trend
+    from ablate.reports.statistics.scaling import Scaling
 
 _ROOM = 0.16
 """Beside the points, of the distance between the outermost."""
@@ -109,3 +111,111 @@ def _limits(found: Trend) -> tuple[float, float, bool]:
     room = 0.08 * max(high - low, 0.01)
     # Above the points stands what they come to.
     return 100 * (low - room), 100 * (high + 3 * room), cut
+
+
+class _Gap(NamedTuple):
+    """An arm's loss gap at a size and budget, as seen and by the law."""
+
+    size: int
+    budget: int
+    seen: float
+    law: float
+
+
+@canvas.drawing("law", "Loss gaps and the scaling law")
+def draw_law(law: Scaling) -> canvas.Picture | None:
+    """Draw each arm's loss gap to the baseline, as seen and by the law; None where no two cells compare."""
+    gaps = {arm.name: _gaps(law, arm.name) for arm in law.arms}
+    gaps = {name: own for name, own in gaps.items() if own}
+    if not gaps:
+        return None
+    over_tokens = "tokens" in law.axes
+    noun = "training tokens" if over_tokens else "parameters"
+    lines = "size" if over_tokens else "budget"
+    caption = (
+        f"Validation loss minus that of {law.baseline} (nats/token) against {noun}. Points: means over runs, "
+        f"a mark for each {lines}. Lines: what the scaling law makes of it, all arms fitted together. Where "
+        "points leave their line, a factor on parameters and one on tokens do not tell what the arm costs."
+    )
+    rows = "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{words.signed(gap.seen, 3)} at {words.parameters(gap.size)} and {words.tokens(gap.budget)} "
+            f"(law {words.signed(gap.law, 3)})"
+            for gap in own
+        )
+        for name, own in gaps.items()
+    )
+    alt = f"Small charts of loss gaps over {noun}, one an arm: {rows}."
+    return _draw_law(law, gaps, over_tokens=over_tokens), caption, alt
+
+
+def _gaps(law: Scaling, arm: str) -> list[_Gap]:
+    """Return sizes, budgets and gaps of the cells that an arm has with the baseline: seen, and by the law."""
+    found = []
+    for key, loss in law.cells.items():
+        base = Key(law.baseline, key.parameters, key.tokens)
+        if key.arm == arm and base in law.cells:
+            fit = law.by_law(key) - law.by_law(base)
+            found.append(_Gap(key.parameters, key.tokens, loss - law.cells[base], fit))
+    return sorted(found)
+
+
+def _draw_law(law: Scaling, gaps: dict[str, list[_Gap]], *, over_tokens: bool) -> Any:
+    from matplotlib.ticker import LogLocator
+
+    rows = [gap for own in gaps.values() for gap in own]
+    write, tell = (words.tokens, words.parameters) if over_tokens else (words.parameters, words.tokens)
+    groups = sorted({_group(gap, over_tokens=over_tokens) for gap in rows})
+    style = canvas.looks(["", *map(tell, groups)], "")
+    figure, axes, lowest = canvas.panels(list(gaps), "loss gap (nats/token)")
+    for axis, (name, own) in zip(axes, gaps.items(), strict=True):
+        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
+        for group in groups:
+            points = [gap for gap in own if _group(gap, over_tokens=over_tokens) == group]
+            if points:
+                _draw_group(axis, law, name, points, style[tell(group)], over_tokens=over_tokens)
+    for group in groups:
+        look = style[tell(group)]
+        axes[0].plot([], [], color=look.color, linestyle=look.dash, marker=look.marker, label=tell(group))
+    places = [gap.budget if over_tokens else gap.size for gap in rows]
+    axes[0].set_xscale("log")
+    axes[0].set_xlim(min(places) / 1.15, max(places) * 1.15)
+    axes[0].legend(fontsize=7.5, frameon=False, loc="best", handletextpad=0.4, borderpad=0.1)
+    for axis in lowest:
+        axis.set_xlabel("training tokens" if over_tokens else "parameters")
+    axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(places) < 30 * min(places) else (1,)))
+    axes[0].xaxis.set_major_formatter(lambda x, _: write(round(x)).replace(".00", "").replace(".0", ""))
+    axes[0].xaxis.set_minor_formatter("")
+    axes[0].locator_params("y", nbins=6)
+    return figure
+
+
+def _group(gap: _Gap, *, over_tokens: bool) -> int:
+    return gap.size if over_tokens else gap.budget
+
+
+def _draw_group(
+    axis: Any, law: Scaling, name: str, points: Sequence[_Gap], look: canvas.Look, *, over_tokens: bool
+) -> None:
+    first, last = points[0], points[-1]
+    sizes, budgets = (
+        np.geomspace(*ends, 30) for ends in ((first.size, last.size), (first.budget, last.budget))
+    )
+    line = [
+        law.by_law(Key(name, round(size), round(budget)))
+        - law.by_law(Key(law.baseline, round(size), round(budget)))
+        for size, budget in zip(sizes, budgets, strict=True)
+    ]
+    axis.plot(
+        budgets if over_tokens else sizes,
+        line,
+        color=look.color,
+        linewidth=1.0,
+        linestyle=look.dash,
+        zorder=2,
+    )
+    axis.plot(
+        [gap.budget if over_tokens else gap.size for gap in points], [gap.seen for gap in points],
+        color=look.color, linestyle="none", marker=look.marker, markersize=4.5, zorder=3,
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """Token cost over the size of the model: of studies that are alike but for it, one straight line an arm.
 
-``docs/analysis.md`` defines size, slope and interval. Arms are matched by name. Other differences of the
+Beside it the scaling law of their losses, where they can carry one. ``docs/analysis.md`` defines size, slope,
+interval and law. Arms are matched by name. Other differences of the
 studies are named, not refused.
 
-How it fails: ``UserError`` for studies of one size, studies with runs in common, a size that the files do not
-tell (a model that is not built in, logs of others), or no arm with two estimates. An arm without a trend is
-left out, with the reason.
+How it fails: ``UserError`` for studies of one size, studies with runs in common, a size that neither files
+nor user tell (a model that is not built in, logs of others), or no arm with two estimates. An arm without a
+trend is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import model_size
 from ablate.reports.findings.compare import arm_differences, study_differences
 from ablate.reports.findings.ends import target_text
+from ablate.reports.findings.scaling import fit_law, study_points
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
+    from ablate.reports.read.losses import LossPoint
     from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.scaling import Scaling
     from ablate.run.config import RunConfig
     from ablate.store.lock import StopRule
 
@@ -84,16 +88,21 @@ class Trend:
 
 
 def trend(
-    analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
+    analyses: Sequence[Analysis],
+    frames: Sequence[StudyFrames],
+    names: Sequence[str] | None = None,
+    parameters: Sequence[int] | None = None,
 ) -> Trend:
     """Return each arm's trend over the studies' sizes; ``names`` stand for the studies where two have one.
+
+    ``parameters``: of each study, in place of what its files tell.
 
     Raises:
         UserError: a size cannot be told, all are one, runs are shared, or no arm has two estimates.
     """
     shown = names or [analysis.plan.study for analysis in analyses]
     configs = [read_configs(frame.configs) for frame in frames]
-    sized = [_sized(*each) for each in zip(shown, analyses, configs, strict=True)]
+    sized = _all_sized(shown, analyses, configs, parameters)
     order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
     studies = tuple(sized[i] for i in order)
     analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
@@ -140,6 +149,58 @@ def trend(
     )
 
 
+def trend_and_law(
+    analyses: Sequence[Analysis],
+    frames: Sequence[StudyFrames],
+    names: Sequence[str],
+    *,
+    parameters: Sequence[int] | None = None,
+    at: Sequence[tuple[int, int]] = (),
+) -> tuple[Trend | None, Scaling | str]:
+    """Return the trends over size, None for studies of one, and the scaling law or why there is none.
+
+    ``parameters``: of each study, in place of what its files tell. ``at``: as ``fit_law`` takes it.
+
+    Raises:
+        UserError: as ``trend`` and ``fit_law`` do; studies of one size are refused where there is no law.
+    """
+    configs = [read_configs(frame.configs) for frame in frames]
+    sized = _all_sized(names, analyses, configs, parameters)
+    _need_own_runs(sized, frames)
+    order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
+    law = _law([sized[i] for i in order], [analyses[i] for i in order], [configs[i] for i in order], at)
+    if len({study.parameters for study in sized}) == 1 and not isinstance(law, str):
+        return None, law
+    return trend(analyses, frames, names, parameters), law
+
+
+def _law(
+    sized: Sequence[SizedStudy],
+    analyses: Sequence[Analysis],
+    configs: Sequence[Mapping[str, RunConfig]],
+    at: Sequence[tuple[int, int]],
+) -> Scaling | str:
+    baselines = sorted({study.baseline for study in sized})
+    own_model = {
+        arm.name
+        for known, analysis in zip(configs, analyses, strict=True)
+        for arm in analysis.others
+        if _has_own_model(known, arm.name, analysis.baseline)
+    }
+    found: tuple[list[LossPoint], str, dict[str, str]] | str
+    if len(baselines) > 1:
+        found = f"the studies' baselines have several names ({', '.join(baselines)}): name one by --baseline"
+    else:
+        found = study_points([study.parameters for study in sized], analyses, configs, own_model)
+    if isinstance(found, str):
+        if at:
+            raise UserError(f"--at: no scaling law: {found}")
+        return found
+    points, what, left_out = found
+    paired = all(analysis.plan.paired_seeds for analysis in analyses)
+    return fit_law(points, baselines[0], what, left_out, paired=paired, at=at)
+
+
 def _need_own_runs(studies: Sequence[SizedStudy], frames: Sequence[StudyFrames]) -> None:
     """Raise ``UserError`` where a run counts in two studies: their errors would be one and the same."""
     owners: dict[str, str] = {}
@@ -153,20 +214,42 @@ def _need_own_runs(studies: Sequence[SizedStudy], frames: Sequence[StudyFrames])
         owners |= dict.fromkeys(ids, study.name)
 
 
-def _sized(name: str, analysis: Analysis, configs: Mapping[str, RunConfig]) -> SizedStudy:
+def _all_sized(
+    names: Sequence[str],
+    analyses: Sequence[Analysis],
+    configs: Sequence[Mapping[str, RunConfig]],
+    parameters: Sequence[int] | None,
+) -> list[SizedStudy]:
+    """Return the studies with their sizes; ``parameters`` go before what the files tell."""
+    if parameters is not None and len(parameters) != len(analyses):
+        raise UserError(
+            f"--parameters: expected {len(analyses)} numbers, one a study in the order named, got "
+            f"{len(parameters)}"
+        )
+    told: Sequence[int | None] = parameters or [None] * len(analyses)
+    return [_sized(*each) for each in zip(names, analyses, configs, told, strict=True)]
+
+
+def _sized(
+    name: str, analysis: Analysis, configs: Mapping[str, RunConfig], parameters: int | None
+) -> SizedStudy:
     """Return a study with the size of its baseline's model, or raise ``UserError`` where it is not known."""
     baseline = analysis.baseline
+    if parameters is not None:
+        return SizedStudy(
+            name=name, parameters=parameters, baseline=baseline, target=target_text(analysis.plan.target)
+        )
     config = configs.get(baseline)
     if config is None:
         raise UserError(
             f"{name}: the size of its model is not known: baseline '{baseline}' has no configuration here "
-            "(no run of it has started, or the logs are of others)"
+            "(no run of it has started, or the logs are of others): name all sizes by --parameters"
         )
     if config.trainer is not None or not config.model.is_built_in:
         what = config.trainer or config.model.hf or config.model.function
         raise UserError(
-            f"{name}: the size of its model is not known: '{what}' is not built in (a trend is over models "
-            "that a study describes by width and layers)"
+            f"{name}: the size of its model is not known: '{what}' is not built in: name all sizes by "
+            "--parameters"
         )
     return SizedStudy(
         name=name, parameters=_parameters(config), baseline=baseline, target=target_text(analysis.plan.target)
@@ -180,9 +263,12 @@ def _parameters(config: RunConfig) -> int:
 
 def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) -> bool:
     """Tell whether an arm is of another model than its baseline, or of another number of parameters."""
-    base = configs[baseline]
-    own = configs.get(arm, base)
-    return (own.model, own.trainer) != (base.model, base.trainer) or _parameters(own) != _parameters(base)
+    base, own = configs.get(baseline), configs.get(arm)
+    if base is None or own is None:
+        return False
+    if (own.model, own.trainer) != (base.model, base.trainer):
+        return True
+    return base.model.is_built_in and base.trainer is None and _parameters(own) != _parameters(base)
 
 
 def _line(name: str, results: Sequence[ArmResult | None], sizes: Sequence[int]) -> ArmTrend | str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.forest import draw_comparison
 from ablate.reports.figures.search import draw_front, draw_importances
-from ablate.reports.figures.trend import draw_trend
+from ablate.reports.figures.trend import draw_law, draw_trend
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import beside, search, words
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.search import Found
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.statistics.scaling import Scaling
 
 CONFIRM = "confirm.yaml"
 
@@ -39,11 +40,26 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
 
 
-def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
-    """Write the pages and the figure of a trend into a folder; returns the pages."""
+def write_trend(found: Trend | None, law: Scaling | str, folder: Path) -> tuple[Path, ...]:
+    """Write the pages and figures of a trend, a scaling law or both into a folder; returns the pages."""
     values = {
-        "title": f"Token cost from {words.parameters(found.studies[0].parameters)} to "
+        "trend": None if found is None else _trend_values(found),
+        "law_sentences": tuple(beside.law_sentences(law)),
+        "law_tables": beside.law_tables(law),
+        "title": "Losses over sizes and budgets"
+        if found is None
+        else f"Token cost from {words.parameters(found.studies[0].parameters)} to "
         f"{words.parameters(found.studies[-1].parameters)} parameters",
+    }
+    drawings = [
+        None if found is None else draw_trend(found),
+        None if isinstance(law, str) else draw_law(law),
+    ]
+    return write_pages(folder, "trend", values, trend_document(found, law), drawings)
+
+
+def _trend_values(found: Trend) -> dict[str, Any]:
+    return {
         "sentences": tuple(beside.trend_sentences(found)),
         "table_of_arms": beside.trend_table(found),
         "studies": Table(
@@ -60,7 +76,6 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
             rows=tuple((key, *each) for key, each in found.differs.items()),
         ),
     }
-    return write_pages(folder, "trend", values, trend_document(found), [draw_trend(found)])
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:

@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
 
 def test_studies_of_one_size_have_no_trend(tmp_path):
     for name in ("a", "b"):
-        study(tmp_path, 64, {"fp4": 0.1}, study=name)
+        study(tmp_path, 64, {"fp4": 0.1}, study=name, training={"schedule": "cosine"})
     text = refused("a", "b", "--storage", tmp_path)
     assert "123,200 parameters" in text
     assert "ablate compare" in text
