@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, known_plan, to_lock
+from ablate.plan import Plan, build_plan, configured_runs, known_plan, to_lock
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -92,7 +92,12 @@ def run_study(
                     listener.say(f"Starting Ray {place} …")
                     with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
                         outcome = execute_study(
-                            store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
+                            store,
+                            todo.runs,
+                            address=where.address,
+                            on_poll=poll,
+                            unneeded=unneeded,
+                            planned=configured_runs(plan),
                         )
                 else:
                     outcome = ExecutionEnd(states={}, interrupted=False)

@@ -129,7 +129,7 @@ def test_the_id_is_what_the_documentation_says():
     config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del content["trainer"]  # None stands for nothing
+    del content["trainer"], content["fork"]  # None stands for nothing
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}
