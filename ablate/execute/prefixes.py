@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
     Planned = Sequence[tuple[str, RunConfig, ResourcesConfig]]
 
-FOLDER = "prefixes"
-
 
 class Prefixes:
     """The prefixes of ``runs``, which are executed here, and of ``planned`` ones, which may be so later."""
 
     def __init__(self, store: StudyStore, runs: Sequence[RunRequest], planned: Planned = ()) -> None:
         self._store = store
-        self._folder = store.path.resolve() / FOLDER
+        self._folder = store.prefixes.resolve()
         self._configs = {run.run_id: run.config for run in runs}
         here = [(run.run_id, run.config, run.resources) for run in runs]
         everyone = [*here, *(one for one in planned if one[0] not in self._configs)]

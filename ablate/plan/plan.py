@@ -24,6 +24,7 @@ from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import ArmConfig, DataConfig, Fork, ResourcesConfig, Setting, TrainingConfig
 from ablate.run.ids import run_ids
+from ablate.run.prefix import shared_prefixes
 from ablate.run.schedule import StepPlan, plan_steps
 from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.run.config import ModelConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
+    from ablate.run.prefix import Prefix
     from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
     from ablate.study.space import Tune
+    from ablate.study.study import ForkPoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +66,7 @@ class PlannedArm:
     size: ModelSize
     layers: tuple[LinearLayer, ...]
     uncovered: tuple[str, ...]
+    fork: ForkPoint | None = None
     tuned_from: str | None = None
 
 
@@ -164,6 +168,7 @@ def build_plan(
                 size=size,
                 layers=layers,
                 uncovered=() if outline is None else outline.other_matrices,
+                fork=arm.fork,
             )
         )
     _refuse_shared_ids(study, arms)
@@ -204,6 +209,14 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
     """Return the id, configuration and resources of each run, seed by seed; first what others fork from."""
     pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
     return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]
+
+
+def common_beginnings(plan: Plan, is_open: Callable[[str], bool]) -> dict[str, Prefix]:
+    """Return the prefix that each run still to do shares with one before it, and does not train itself."""
+    changes = any(arm.config.fork is not None or arm.config.recipe.phases for arm in plan.arms)
+    if plan.missing or not changes:
+        return {}
+    return shared_prefixes(one for one in configured_runs(plan) if is_open(one[0]))
 
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
@@ -301,4 +314,10 @@ def _differences(
     for name in ("backend", "trainer"):
         if getattr(arm, name) != getattr(baseline, name):
             differs[name] = (getattr(baseline, name), getattr(arm, name))
+    if arm.fork != baseline.fork:
+        differs["fork"] = (_fork_text(baseline), _fork_text(arm))
     return differs
+
+
+def _fork_text(arm: ResolvedArm) -> str | None:
+    return None if arm.fork is None else f"from {arm.fork.parent} after {arm.fork.at:,} tokens"

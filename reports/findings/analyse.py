@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings import speed
-from ablate.reports.findings.ends import number_in, run_ends, stopped_arms, unused_places
+from ablate.reports.findings.ends import is_paired, number_in, origins, run_ends, stopped_arms, unused_places
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
@@ -69,6 +69,7 @@ class _ArmRuns:
 
     Of a stopped arm, runs that count for nothing stand among the ``results`` alone. ``config``: None where no
     run has one, as of logs that others wrote. ``alpha``: the nominal level of the arm's intervals.
+    ``origin``: the tokens from which the outcomes are counted.
     """
 
     outcomes: Sequence[Outcome]
@@ -77,6 +78,12 @@ class _ArmRuns:
     stopped: Stopped | None
     config: RunConfig | None
     alpha: float = ALPHA
+    origin: int = 0
+
+    @property
+    def whole(self) -> list[Outcome]:
+        """The outcomes counted from the beginning."""
+        return [run.after(-self.origin) for run in self.outcomes]
 
     @property
     def seeds(self) -> int | None:
@@ -104,6 +111,7 @@ class _ArmRuns:
         n = min((own.seeds for own in (self, other) if own.seeds is not None), default=None)
         alpha = min(self.alpha, other.alpha)
         cost = token_cost(self.outcomes[:n], other.outcomes[:n], paired=paired, alpha=alpha)
+        cost = replace(cost, counted_from=self.origin)
         return replace(cost, restricted=None) if self.is_selected or other.is_selected else cost
 
 
@@ -123,18 +131,24 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run for found in set_apart}
-    found = _arm_runs(frames, apart)
-    alphas = {name: _alpha(own, found[plan.baseline], plan) for name, own in found.items()}
-    runs = {name: replace(own, alpha=alphas[name]) for name, own in found.items()}
+    by_origin = {origin: _arm_runs(frames, apart, origin) for origin in origins(plan)}
+    runs, bases = {}, {}
+    for arm in plan.arms:
+        found = by_origin[plan.counted_from(arm.name)]
+        own, bases[arm.name] = found[arm.name], found[plan.baseline]
+        if arm.name == plan.baseline:
+            bases[arm.name] = own
+        runs[arm.name] = replace(own, alpha=_alpha(own, bases[arm.name], plan))
     base = runs[plan.baseline]
     setting = _Setting(
         plan=plan,
         timing=timing_of_runs(frames.environments, frames.attempts),
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
-        horizon=common_horizon(own.outcomes for own in runs.values()),
+        horizon=common_horizon(own.whole for own in runs.values()),
     )
-    arms = tuple(_arm_result(entry, runs[entry.name], base, setting) for entry in plan.arms)
-    curves = tuple(curve for own in runs.values() for curve in own.curves)
+    bases[plan.baseline] = base
+    arms = tuple(_arm_result(entry, runs[entry.name], bases[entry.name], setting) for entry in plan.arms)
+    curves = tuple(curve for own in by_origin[0].values() for curve in own.curves)
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     token_effects, loss_effects = _effects(plan, runs)
     return Analysis(
@@ -147,7 +161,10 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 for arm in plan.arms
                 if arm.name in frames.configs and not arm.again
             },
-            lambda first, second: runs[second].cost_over(runs[first], paired=plan.paired_seeds),
+            # Of one configuration but for a GEMM, so also of one fork.
+            lambda first, second: runs[second].cost_over(
+                runs[first], paired=is_paired(plan, runs[second].origin)
+            ),
         ),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
         resolution=_resolution(curves, base.outcomes),
@@ -169,18 +186,20 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     )
 
 
-def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns]:
-    """Return every arm's runs, in the order of the plan; those in ``apart`` are no results."""
+def _arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, _ArmRuns]:
+    """Return every arm's runs, counted from ``origin``, in the order of the plan; ``apart``: no results."""
     plan = frames.plan
     ends: dict[str, list[tuple[Outcome, Curve, RunResult]]] = {arm.name: [] for arm in plan.arms}
     whole_steps = {arm.name: arm.tokens for arm in plan.arms}
-    for row, curve, end in run_ends(frames, apart):
+    for row, curve, end in run_ends(frames, apart, origin):
         budget = int(whole_steps[curve.arm] or number_in(row["budget_tokens"]) or 0)
         result = _run_result(row, end, curve, frames.environments, budget=budget)
         ends[curve.arm].append((end, curve, result))
-    stops = stopped_arms(plan, {arm: [end for end, _, _ in own] for arm, own in ends.items()})
+    stops = stopped_arms(plan, {arm: [end for end, _, _ in own] for arm, own in ends.items()}, origin)
     configs = speed.read_configs(frames.configs)
-    return {arm: _used(own, stops.get(arm), configs.get(arm)) for arm, own in ends.items()}
+    return {
+        arm: replace(_used(own, stops.get(arm), configs.get(arm)), origin=origin) for arm, own in ends.items()
+    }
 
 
 def _used(
@@ -218,6 +237,7 @@ def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, E
     """
     in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
     stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)
+    places = {runs[entry.name].origin for entry in plan.arms if entry.factors}
     tokens = [
         (factors, math.log(run.high) if run.exact else None)
         for factors, own in in_grid
@@ -230,9 +250,11 @@ def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, E
         for curve in own.curves
         if curve.end != "missing"
     ]
-    why = f"arms were stopped early ({stopped}): no effects"
+    why = f"arms were stopped early ({stopped}): no effects" if stopped else ""
+    if len(places) > 1:
+        why = "the arms' tokens are not counted from one place: no effects"
     on_tokens, on_loss = (
-        Effects(reason=why, runs=len(rows)) if stopped and rows else factor_effects(rows)
+        Effects(reason=why, runs=len(rows)) if why and rows else factor_effects(rows)
         for rows in (tokens, losses)
     )
     return on_tokens, on_loss
@@ -268,7 +290,7 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
     """Return one arm against the baseline; of the baseline as many seeds as the arm was stopped at."""
     base = baseline.first(own.seeds)
     is_baseline = own is baseline
-    paired, target, alpha = setting.plan.paired_seeds, setting.plan.target, own.alpha
+    paired, target, alpha = is_paired(setting.plan, own.origin), setting.plan.target, own.alpha
     cost = Cost(kind="baseline") if is_baseline else own.cost_over(baseline, paired=paired)
     mean = mean_tokens(own.outcomes, alpha)
     falls, base_falls = (
@@ -298,10 +320,10 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
             alpha=alpha,
             decay_begins=min((at for at in (falls, base_falls) if at is not None), default=None),
         ),
-        reached=None if own.is_selected else reached(own.outcomes, alpha),
+        reached=None if own.is_selected else reached(own.whole, alpha),
         restricted_mean=Interval(note="stopped early" if own.is_selected else "no results")
         if own.is_selected or setting.horizon is None
-        else restricted_mean(own.outcomes, setting.horizon, alpha),
+        else restricted_mean(own.whole, setting.horizon, alpha),
         power=None
         if is_baseline or own.stopped is not None
         else power_of(
@@ -314,6 +336,7 @@ def _arm_result(entry: LockedArm, own: _ArmRuns, baseline: _ArmRuns, setting: _S
         else speed.modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
         published=() if own.config is None else published_for(own.config.recipe),
         decay_begins=falls,
+        counted_from=own.origin,
         runs=tuple(own.results),
     )
 
@@ -328,7 +351,9 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
         )
     if setting.timing.kind != "native":
         return None
-    return speed.measured_speed(own.results, base.results, paired=setting.plan.paired_seeds, alpha=own.alpha)
+    return speed.measured_speed(
+        own.results, base.results, paired=is_paired(setting.plan, own.origin), alpha=own.alpha
+    )
 
 
 def _resolution(curves: Sequence[Curve], baseline: Sequence[Outcome]) -> Resolution:

@@ -37,8 +37,13 @@ def target_text(target: Target) -> str:
     return f"a validation loss of {target.value:g} nats/token"
 
 
-def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
-    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended."""
+def run_ends(
+    frames: StudyFrames, apart: Collection[str], origin: int = 0
+) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
+    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended.
+
+    ``origin``: the tokens from which those to target are counted; what lies before is left out.
+    """
     target = frames.plan.target
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
@@ -46,6 +51,7 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
         group = evals.get(run_id)
         tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
         loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
+        tokens, loss = tokens[tokens >= origin], loss[tokens >= origin]
         end = outcome(
             seed=int(row["seed"]),
             state="set apart" if run_id in apart else str(row["state"]),
@@ -54,19 +60,41 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
             target=target.val_loss,
             rule=target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
-        )
+        ).after(origin)
         curve = Curve(
-            run_id=run_id, arm=str(row["arm"]), seed=end.seed, end=end.end, tokens=tokens, loss=loss
+            run_id=run_id,
+            arm=str(row["arm"]),
+            seed=end.seed,
+            end=end.end,
+            tokens=tokens,
+            loss=loss,
+            origin=origin,
         )
         yield {str(key): value for key, value in row.items()}, curve, end
 
 
-def stopped_arms(plan: LockedPlan, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Stopped]:
-    """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
+def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
+    """Return the tokens from which costs are counted, 0 among them, with the arms that are compared so."""
+    found: dict[int, set[str]] = {0: set()}
+    for arm in plan.arms:
+        found.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
+    return {origin: frozenset(names) for origin, names in found.items()}
+
+
+def is_paired(plan: LockedPlan, origin: int) -> bool:
+    """Whether arms are compared seed by seed: as declared, and always where runs share their beginning."""
+    return plan.paired_seeds or origin > 0
+
+
+def stopped_arms(
+    plan: LockedPlan, outcomes: Mapping[str, Sequence[Outcome]], origin: int = 0
+) -> dict[str, Stopped]:
+    """Return the arms counted from ``origin`` that the plan's rule stops, given how each run has ended."""
     if plan.stop is None:
         return {}
-    never = frozenset(arm.name for arm in plan.arms if arm.again)
-    return decide(outcomes, plan.stop, baseline=plan.baseline, never=never, paired=plan.paired_seeds)
+    never = {arm.name for arm in plan.arms if arm.again or plan.counted_from(arm.name) != origin}
+    paired = is_paired(plan, origin)
+    return decide(outcomes, plan.stop, baseline=plan.baseline, never=frozenset(never), paired=paired)
 
 
 def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
@@ -133,13 +161,14 @@ def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
     """Return the runs that one comparison does not need, each with the reason."""
     plan = frames.plan
     apart = {found.run for found in find_set_apart(frames, plan.waive)}
-    outcomes: dict[str, list[Outcome]] = {}
-    ids: dict[str, list[str]] = {}
-    for _, curve, end in run_ends(frames, apart):
-        outcomes.setdefault(curve.arm, []).append(end)
-        ids.setdefault(curve.arm, []).append(curve.run_id)
-    return {
-        ids[arm][place]: stop.reason
-        for arm, stop in stopped_arms(plan, outcomes).items()
-        for place in sorted(unused_places(outcomes[arm], stop))
-    }
+    unneeded: dict[str, str] = {}
+    for origin in origins(plan):
+        outcomes: dict[str, list[Outcome]] = {}
+        ids: dict[str, list[str]] = {}
+        for _, curve, end in run_ends(frames, apart, origin):
+            outcomes.setdefault(curve.arm, []).append(end)
+            ids.setdefault(curve.arm, []).append(curve.run_id)
+        for arm, stop in stopped_arms(plan, outcomes, origin).items():
+            places = sorted(unused_places(outcomes[arm], stop))
+            unneeded |= {ids[arm][place]: stop.reason for place in places}
+    return unneeded

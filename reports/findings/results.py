@@ -84,7 +84,8 @@ class ArmResult:
     count for nothing, not even as missing. ``measured``: None without timing that counts, see ``timing``.
     ``fp4_share``, ``modelled``: None and empty without a configuration. ``cost_growth``: of (1 + token cost)
     from half-way to the target on. ``decay_begins``: tokens after which its learning rate falls at the end;
-    None where it does not.
+    None where it does not. ``counted_from``: the tokens of the fork from which its tokens to target and its
+    token cost are counted, 0 from the beginning.
     """
 
     planned: LockedArm
@@ -104,6 +105,7 @@ class ArmResult:
     modelled: tuple[Modelled, ...]
     published: tuple[Published, ...]
     decay_begins: int | None
+    counted_from: int
     runs: tuple[RunResult, ...]
 
     @property

@@ -40,6 +40,7 @@ class Cost:
     ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
     ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
     with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
+    ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
@@ -53,6 +54,7 @@ class Cost:
     pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
     log_ratio: Estimate | None = None
+    counted_from: int = 0
 
 
 def is_settled(cost: Cost) -> bool:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run's validation loss (nats per token) over tokens, tokens rising."""
+    """One run's validation loss (nats per token) over tokens, tokens rising.
+
+    ``origin``: the tokens from which those to target are counted; the curve begins there.
+    """
 
     run_id: str
     arm: str
@@ -30,6 +33,7 @@ class Curve:
     end: str
     tokens: np.ndarray
     loss: np.ndarray
+    origin: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def outcomes_at(curves: Sequence[Curve], target: float, rule: Rule) -> list[Outc
         outcome(
             seed=curve.seed, state="finished", tokens=curve.tokens, loss=curve.loss, target=float(target),
             rule=rule, budget_tokens=float(curve.tokens[-1]),
-        )
+        ).after(curve.origin)
         for curve in curves
     ]  # fmt: skip
 
@@ -120,11 +120,12 @@ def cost_growth(
     if any(curve.end == "diverged" for curve in (*left, *right)):
         return Cost(kind="none", reason="runs diverged")
     ends = [outcomes_at(curves, target, rule) for curves in (left, right)]
+    origin = right[0].origin if right else 0
     if not all(ends) or not all(run.exact for side in ends for run in side):
         return Cost(kind="none", reason="not every run has reached the target")
-    if decay_begins is not None and any(run.high > decay_begins for side in ends for run in side):
+    if decay_begins is not None and any(run.high + origin > decay_begins for side in ends for run in side):
         return Cost(kind="none", reason="the target was crossed while the learning rate fell")
-    half = 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
+    half = origin + 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
     grid = common_grid(right)
     if not len(grid.tokens) or half < grid.tokens[0]:
         return Cost(kind="none", reason="no evaluation before half of the way")

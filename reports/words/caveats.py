@@ -102,7 +102,21 @@ def _tuning(analysis: Analysis) -> Iterator[str]:
 
 def _schedule(analysis: Analysis) -> Iterator[str]:
     """Name the arms whose target was met before the first evaluation, or where the rate already fell."""
-    left = [arm.name for arm in analysis.arms if any(run.left_bound for run in arm.runs)]
+    left = [
+        arm.name for arm in analysis.arms if not arm.counted_from and any(run.left_bound for run in arm.runs)
+    ]
+    before = [
+        arm.name
+        for arm in analysis.others
+        if arm.counted_from
+        and any(run.left_bound for run in arm.runs)
+        | any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in analysis.baseline_arm.runs)
+    ]
+    if before:
+        yield (
+            f"The target is reached before the fork, or by the first evaluation after it "
+            f"({', '.join(before)}): take a lower target, or an earlier fork."
+        )
     if left:
         yield (
             f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
@@ -117,7 +131,8 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
     late = []
     for arm in analysis.arms:
         crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
-        count = sum(arm.decay_begins is not None and tokens > arm.decay_begins for tokens in crossings)
+        falls = None if arm.decay_begins is None else arm.decay_begins - arm.counted_from
+        count = sum(falls is not None and tokens > falls for tokens in crossings)
         if count:
             late.append(f"{arm.name} {count} of {words.plural(len(crossings), 'crossing')}")
     if late:

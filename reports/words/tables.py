@@ -35,14 +35,22 @@ def headline(analysis: Analysis) -> Table:
         f"/ diverged. Brackets: {words.coverage(analysis.plan.stop)} intervals over seeds, each for its own "
         "comparison. > : a bound, because not every run reached the target. Break-even: the throughput over "
         "the baseline's from which the arm pays. Loss difference: at the last evaluation that all runs of "
-        "both have, nats/token.",
+        "both have, nats/token."
+        + (
+            " From … on: an arm that forks; its tokens and its cost are counted from the fork, against the "
+            "baseline's from the same place, and are not those of whole runs."
+            if any(arm.counted_from for arm in analysis.arms)
+            else ""
+        ),
         analysis.arms,
         {
             "Arm": lambda arm: arm.name,
             "Recipe": lambda arm: arm.recipe,
             "n": results,
             "hit / cens. / div.": words.ends,
-            "Tokens to target": lambda arm: words.tokens_interval(arm.tokens_to_target),
+            "Tokens to target": lambda arm: (
+                words.tokens_interval(arm.tokens_to_target) + words.from_fork(arm.counted_from)
+            ),
             "Token cost": lambda arm: words.cost(arm.token_cost),
             "Break-even": lambda arm: "1" if arm.name == analysis.baseline else words.break_even(arm),
             "Final loss difference": difference,
@@ -250,7 +258,12 @@ def run_table(analysis: Analysis) -> Table:
     return make_table(
         "Every run of the plan. End: hit, censored (budget ended before the target), diverged, or "
         "missing (no result). ≤ : at the target by its first evaluation. Losses in nats/token."
-        + (" Unused: its arm was stopped early." if analysis.stopped else ""),
+        + (" Unused: its arm was stopped early." if analysis.stopped else "")
+        + (
+            " Tokens to target of an arm that forks: from the fork on."
+            if any(arm.counted_from for arm in analysis.every_arm)
+            else ""
+        ),
         [run for arm in analysis.every_arm for run in arm.runs],
         {
             "Run": lambda run: run.run_id,

@@ -92,7 +92,10 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     stopped = "" if arm.stopped is None else f" Stopped early: {arm.stopped.reason}."
-    return Finding(tone=tone, text=text + stopped)
+    forked = ""
+    if arm.counted_from:
+        forked = f" Counted from its fork after {words.tokens(arm.counted_from)} tokens."
+    return Finding(tone=tone, text=text + forked + stopped)
 
 
 def _counts(arm: ArmResult) -> str:

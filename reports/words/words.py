@@ -117,11 +117,20 @@ def loss_interval(value: Interval, *, difference: bool = False) -> str:
 
 
 def cost(value: Cost | None) -> str:
-    """Return a token cost with its interval, or the bound there is."""
+    """Return a token cost with its interval, or the bound there is, and the fork that it is counted from."""
     if value is None:
         return DASH
     if value.kind == "baseline":
         return "baseline"
+    return _cost(value) + (from_fork(value.counted_from) if value.kind != "none" else "")
+
+
+def from_fork(origin: int) -> str:
+    """Return the words for figures that are counted from a fork after so many tokens; nothing for 0."""
+    return f" from {tokens(origin)} on" if origin else ""
+
+
+def _cost(value: Cost) -> str:
     if value.kind == "bound":
         if value.low is not None and value.high is not None:
             return f"between {percent(value.low)} and {percent(value.high)}"

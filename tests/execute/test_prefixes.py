@@ -1,5 +1,4 @@
-"""Runs that begin with the state of another: through the run store, killed, and with nothing to begin
-with."""
+"""Runs that begin with the state of another: through the run store, killed, and without one."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
-from ablate.execute.prefixes import FOLDER, Prefixes
+from ablate.execute.prefixes import Prefixes
 from ablate.execute.todo import RunRequest
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
@@ -92,7 +91,7 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms
         assert prefixes.waits_for(run.run_id) is None
         assert here.store.run(run.run_id).state() == "finished"
     assert apart["forked"] != apart["bf16"]
-    (kept,) = (here.store.path / FOLDER).iterdir()
+    (kept,) = here.store.prefixes.iterdir()
     prefixes.clean()
     assert not kept.parent.exists()
 
@@ -103,7 +102,7 @@ def test_what_is_still_to_come_keeps_its_prefix(storage, arms):
     prefixes = Prefixes(here.store, here.runs, [later])
     here.execute(arms["bf16"], prefixes)
     prefixes.clean()
-    assert (here.store.path / FOLDER).exists()
+    assert here.store.prefixes.exists()
     here = Here(storage, "study", [arms["forked"]])
     prefixes = Prefixes(
         here.store, here.runs, [(one.run_id, one.config, one.resources) for one in arms.values()]
@@ -127,7 +126,7 @@ def test_a_damaged_prefix_is_trained_again(storage, arms, part):
     here = Here(storage, "study", [arms["bf16"], arms["forked"]])
     prefixes = Prefixes(here.store, here.runs)
     here.execute(arms["bf16"], prefixes)
-    (damaged,) = (path for path in (here.store.path / FOLDER).rglob(f"*{part}") if path.is_file())
+    (damaged,) = (path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file())
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
