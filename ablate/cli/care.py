@@ -286,10 +286,9 @@ def _leftovers(store: StudyStore) -> dict[Path, str]:
         for left in _entries(path):
             if left.name.startswith(_DRAFTS) and left.is_file() and not left.is_symlink():
                 found[left] = "left by a write that was cut off"
-    if store.prefixes.is_dir() and not store.prefixes.is_symlink():
-        found[store.prefixes] = (
-            "states that runs have in common, for runs to come: they would train them again"
-        )
+    ended = all(store.run(run_id).status().state in ("finished", "diverged") for run_id in planned)
+    if ended and store.prefixes.is_dir() and not store.prefixes.is_symlink():
+        found[store.prefixes] = "states that runs had in common, which have ended"
     return found | {left: killed for left in _entries(store.path) if _is_stop(left)}
 
 
