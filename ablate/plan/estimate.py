@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ablate.plan.plan import common_beginnings
+from ablate.plan.plan import configured_runs
+from ablate.run.prefix import shared_prefixes
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     scale = ratios[len(ratios) // 2] if ratios else 1.0
     run_seconds = {name: seconds * scale for name, seconds in modelled.items()} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
-    prefixes = common_beginnings(plan, lambda run_id: progress.state(run_id) not in END_STATES)
-    shared = {run_id: prefix.tokens for run_id, prefix in prefixes.items()}
+    to_do = (one for one in configured_runs(plan) if progress.state(one[0]) not in END_STATES)
+    shared = {run_id: prefix.tokens for run_id, prefix in shared_prefixes(to_do).items()}
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in modelled}
     return PlanCosts(
         run_seconds=run_seconds,

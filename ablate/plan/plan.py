@@ -24,7 +24,6 @@ from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import ArmConfig, DataConfig, Fork, ResourcesConfig, Setting, TrainingConfig
 from ablate.run.ids import run_ids
-from ablate.run.prefix import shared_prefixes
 from ablate.run.schedule import StepPlan, plan_steps
 from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.run.config import ModelConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.run.prefix import Prefix
     from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
     from ablate.study.space import Tune
@@ -206,17 +204,14 @@ def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelS
 
 
 def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
-    """Return the id, configuration and resources of each run, seed by seed; first what others fork from."""
+    """Return the id, configuration and resources of each run, seed by seed; first what others fork from.
+
+    Empty where no run of the plan can have its first steps in common with another.
+    """
+    if plan.missing or not any(arm.config.fork or arm.config.recipe.phases for arm in plan.arms):
+        return []
     pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
     return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]
-
-
-def common_beginnings(plan: Plan, is_open: Callable[[str], bool]) -> dict[str, Prefix]:
-    """Return the prefix that each run still to do shares with one before it, and does not train itself."""
-    changes = any(arm.config.fork is not None or arm.config.recipe.phases for arm in plan.arms)
-    if plan.missing or not changes:
-        return {}
-    return shared_prefixes(one for one in configured_runs(plan) if is_open(one[0]))
 
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:

@@ -9,8 +9,9 @@ import pytest
 from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
+from ablate.execute.driver import execute_study
 from ablate.execute.prefixes import Prefixes
-from ablate.execute.todo import RunRequest
+from ablate.execute.todo import RunRequest, take_results
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
@@ -183,3 +184,43 @@ def test_a_run_past_the_place_holds_nothing_for_others(storage, arms):
     for step, holder in ((FORK - 2, arms["bf16"].run_id), (FORK - 1, None)):
         (folder / f"{step:012d}.json").touch()
         assert Prefixes(here.store, here.runs).waits_for(arms["forked"].run_id) == holder
+
+
+def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, arms, monkeypatch):
+    here = Here(storage, "study", [arms["bf16"], arms["forked"]])
+    prefixes = Prefixes(here.store, here.runs)
+    with monkeypatch.context() as patch:
+        patch.setattr("ablate.execute.fingerprint.fingerprint", lambda _device: "another")
+        here.execute(arms["bf16"], prefixes)
+    here.execute(arms["forked"], prefixes)
+    run = here.store.run(arms["forked"].run_id)
+    first, own = run.environment()["fingerprints"]
+    assert first == "another" != own
+    there = StudyStore(storage / "there")
+    wanted = replace(arms["forked"], resources=ResourcesConfig())
+    assert take_results(there, [wanted]) == {}  # nor is it taken as a result of this arithmetic
+
+
+def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms, monkeypatch):
+    here = Here(storage, "study", list(arms.values()))
+    runs = [replace(run, tokens_dir=here.tokens) for run in here.runs]
+    end = execute_study(here.store, [runs[1], runs[0], runs[2]])
+    assert set(end.states.values()) == {"finished"}
+    began = {name: here.began_at(run) for name, run in arms.items()}
+    assert sorted(began.values()) == [0, FORK - 1, FORK - 1]
+    assert began["forked"] == 0  # the first in order
+    assert not here.store.prefixes.exists()
+    apart = {name: Here(storage, f"{name} alone", [run]).execute(run) for name, run in arms.items()}
+    assert {name: here.rows(run) for name, run in arms.items()} == apart
+
+
+def test_an_execution_fails_the_forks_of_what_failed_and_goes_on(storage, arms):
+    broken = replace(arms["bf16"], tokens_dir=storage / "no tokens")
+    here = Here(storage, "study", list(arms.values()))
+    runs = [replace(run, tokens_dir=here.tokens) for run in here.runs]
+    end = execute_study(here.store, [broken, *runs[1:]])
+    assert end.states == {
+        run.run_id: state for run, state in zip(here.runs, ("failed", "failed", "finished"), strict=True)
+    }
+    status = here.store.run(arms["forked"].run_id).status()
+    assert status.message.startswith(f"the run that it forks from, {broken.run_id}, failed before the fork: ")
