@@ -208,7 +208,8 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
     Empty where no run of the plan can have its first steps in common with another.
     """
-    if plan.missing or not any(arm.config.fork or arm.config.recipe.phases for arm in plan.arms):
+    changes = any(arm.config.fork is not None or arm.config.recipe.phases for arm in plan.arms)
+    if plan.missing or plan.diagnostics is not None or not changes:
         return []
     pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
     return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]

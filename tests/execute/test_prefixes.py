@@ -15,6 +15,7 @@ from ablate.execute.todo import RunRequest, take_results
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
+from ablate.run.diagnostics import Diagnostics
 from ablate.run.ids import run_id
 from ablate.store import Status, StudyStore
 
@@ -95,6 +96,12 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms
     (kept,) = here.store.prefixes.iterdir()
     prefixes.clean()
     assert not kept.parent.exists()
+
+
+def test_diagnosed_runs_share_nothing(storage, arms):
+    runs = [replace(run, diagnostics=Diagnostics()) for run in arms.values()]
+    prefixes = Prefixes(StudyStore(storage / "study"), runs)
+    assert [prefixes.of(run.run_id) for run in runs] == [None, None, None]
 
 
 def test_what_is_still_to_come_keeps_its_prefix(storage, arms):
