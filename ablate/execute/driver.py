@@ -19,14 +19,15 @@ from ablate.execute.cluster import Head, check_resources, connection, gangs_at_o
 from ablate.execute.prefixes import Prefixes
 from ablate.execute.queue import Queue, Tasks
 from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_sigterm
+from ablate.plan import configured_runs
 from ablate.store.leases import STALE_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ablate.execute.prefixes import Planned
     from ablate.execute.todo import RunRequest
+    from ablate.plan import Plan
     from ablate.store import State, StudyStore
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
@@ -79,7 +80,7 @@ def execute_study(
     address: str | None = None,
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
-    planned: Planned = (),
+    plan: Plan | None = None,
     trainer: str = DEFAULT_TRAINER,
     stale_sec: float = STALE_SEC,
 ) -> ExecutionEnd:
@@ -87,7 +88,7 @@ def execute_study(
 
     ``on_poll`` is called a few times a second. ``unneeded``, called at most about once a second, returns the
     ids of runs whose results are not needed, with the reasons. Such a run becomes ``stopped`` unless it has
-    ended; ``missing_runs`` still lists it. ``planned``: runs that may be executed later and begin with the
+    ended; ``missing_runs`` still lists it. ``plan``: its other runs may be executed later and begin with a
     state of one of these, which is kept for them. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time
     without a sign of life after which a worker on another machine counts as dead.
 
@@ -110,7 +111,7 @@ def execute_study(
             if head.is_gone():
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
-        prefixes = Prefixes(store, runs, planned)
+        prefixes = Prefixes(store, runs, () if plan is None else configured_runs(plan))
         tasks = Tasks(store, runs, trainer, stale_sec, prefixes)
         queue = Queue(
             [run.run_id for run in runs],

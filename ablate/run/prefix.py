@@ -53,13 +53,13 @@ def shared_prefixes(
     already. ``can_hold`` tells of a run's id and a step whether that run can give its state after the step to
     others.
     """
-    known = [(run_id, config, resources) for run_id, config, resources in runs if _is_plain(config)]
+    known = {run_id: (config, resources) for run_id, config, resources in runs if _is_plain(config)}
     cuts: dict[int, set[int]] = {}
-    for _, config, _ in known:
+    for config, _ in known.values():
         cuts.setdefault(config.seed, set()).update(_last_common_steps(config))
     holders: dict[str, str] = {}
     found: dict[str, Prefix] = {}
-    for run_id, config, resources in known:
+    for run_id, (config, resources) in known.items():
         batches = plan_steps(config.training)
         keys = {
             step: _key(config, resources, step, salt)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, configured_runs, known_plan, to_lock
+from ablate.plan import Plan, build_plan, known_plan, to_lock
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -97,7 +97,7 @@ def run_study(
                             address=where.address,
                             on_poll=poll,
                             unneeded=unneeded,
-                            planned=configured_runs(plan),
+                            plan=plan,
                         )
                 else:
                     outcome = ExecutionEnd(states={}, interrupted=False)
