@@ -15,6 +15,8 @@ from ablate.run.prefix import shared_prefixes
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.plan.stored import StudyProgress
 
@@ -53,8 +55,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     scale = ratios[len(ratios) // 2] if ratios else 1.0
     run_seconds = {name: seconds * scale for name, seconds in modelled.items()} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
-    to_do = (one for one in configured_runs(plan) if progress.state(one[0]) not in END_STATES)
-    shared = {run_id: prefix.tokens for run_id, prefix in shared_prefixes(to_do).items()}
+    shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in modelled}
     return PlanCosts(
         run_seconds=run_seconds,
@@ -67,6 +68,12 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
         ),
         shared_tokens=shared,
     )
+
+
+def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
+    """Return by run id the first tokens that another run trains for it, of the runs that are asked for."""
+    runs = (one for one in configured_runs(plan) if is_asked_for(one[0]))
+    return {run_id: prefix.tokens for run_id, prefix in shared_prefixes(runs).items()}
 
 
 def _work_tokens(arm: PlannedArm) -> float:

@@ -63,6 +63,11 @@ def test_forks_and_the_steps_that_are_trained_once(here):
     assert late["differs"]["fork"] == [None, "from bf16 after 8,192 tokens"]
     assert [arm["name"] for arm in content["arms"] if "fork" in arm] == ["late"]
     assert content["estimate"]["shared_tokens"] == 8192
+    content = json.loads(plan("study.yaml", "--json", "--hardware", "B200"))
+    hours = [arm["on_hardware"]["B200"]["gpu_hours_per_run"] for arm in content["arms"]]
+    late = next(i for i, arm in enumerate(content["arms"]) if "fork" in arm)
+    saved = 2 * 4096 / 12_288 * hours[late]  # of each of two runs one step of three
+    assert content["on_hardware"]["B200"]["gpu_hours"] == pytest.approx(2 * sum(hours) - saved)
 
 
 def test_a_stop_rule_with_its_looks_and_their_levels(here):
