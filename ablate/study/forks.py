@@ -116,7 +116,7 @@ class _Forks:
         for one in (arm, parent):
             if tokens >= (budget := plan_steps(one.training).tokens):
                 what = f"a fork after {tokens} tokens, but '{one.name}' trains {budget} tokens"
-                self._add(draft, at, what, "fork before the end")
+                self._add(draft, at, what, "both in whole steps; fork before the end")
                 return None
         return ForkPoint(parent=name, at=tokens)
 

@@ -19,6 +19,8 @@ from ablate.run.diagnostics import Diagnostics
 from ablate.run.ids import run_id
 from ablate.store import Status, StudyStore
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 FORK = 5
 STEP = 64
 
@@ -208,7 +210,8 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, 
     assert take_results(there, [wanted]) == {}  # nor is it taken as a result of this arithmetic
 
 
-def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms, monkeypatch):
+@pytest.mark.usefixtures("local_ray")
+def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms):
     here = Here(storage, "study", list(arms.values()))
     runs = [replace(run, tokens_dir=here.tokens) for run in here.runs]
     end = execute_study(here.store, [runs[1], runs[0], runs[2]])
@@ -221,6 +224,7 @@ def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage
     assert {name: here.rows(run) for name, run in arms.items()} == apart
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_an_execution_fails_the_forks_of_what_failed_and_goes_on(storage, arms):
     broken = replace(arms["bf16"], tokens_dir=storage / "no tokens")
     here = Here(storage, "study", list(arms.values()))
