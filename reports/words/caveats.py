@@ -57,8 +57,16 @@ def _resolution(analysis: Analysis) -> Iterator[str]:
     share = analysis.resolution.share_of_tokens_to_target
     if share is None:
         return
-    costs = ((arm.name, arm.token_cost.estimate) for arm in analysis.others)
-    below = [name for name, cost in costs if cost is not None and abs(cost) < share]
+    base = analysis.baseline_arm
+    whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
+    below = []
+    for arm in analysis.others:
+        # After a fork the same interval is a larger share of the tokens that are left.
+        left = whole - arm.counted_from
+        own = (analysis.resolution.tokens or 0.0) / left if left > 0 else share
+        cost = arm.token_cost.estimate
+        if cost is not None and abs(cost) < own:
+            below.append(f"{arm.name} ({words.share(own)} after its fork)" if arm.counted_from else arm.name)
     if below:
         yield (
             f"Smaller than the evaluation interval ({words.share(share)} of the baseline's tokens to "

@@ -182,3 +182,11 @@ def test_the_speed_of_what_it_leaves_does_not_count(study):
     assert slow != lines
     row = next(run for run in arms_of(store)["forked"].runs)
     assert row.tokens_per_sec == 31000.0
+
+
+def test_the_evaluation_interval_is_a_larger_share_of_what_is_left(study):
+    slower = {**CURVES, "forked": [falling(pace, 1.15, AT) for pace in PACES]}
+    found = [one for one in warnings(analyse(load_frames(study(slower))), ()) if "evaluation interval" in one]
+    # 50 of about 484 tokens are 10 %, and of the 234 after the fork 21 %
+    assert len(found) == 1
+    assert "the token cost of whole, forked (20.9 % after its fork)" in found[0].replace("\u00a0", " ")
