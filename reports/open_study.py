@@ -66,7 +66,8 @@ class OpenStudy:
         tokens; ``token_cost`` as a fraction of the baseline's tokens (0.1 is 10 % more); ``final_loss`` in
         nats per token; ``loss_difference`` to the baseline in nats per token, after
         ``loss_difference_tokens``. ``token_cost_kind``: ``interval``, ``point``, ``bound``, ``none`` or
-        ``baseline``. Of a study that tuned its arms: at the values found for them.
+        ``baseline``. ``counted_from_tokens``: of the fork from which tokens and cost are counted, else 0.
+        Of a study that tuned its arms: at the values found for them.
         """
         arms = arm_frame(self.analysis).infer_objects()
         figures = [name for name in arms.columns if name.endswith(("_estimate", "_low", "_high", "_tokens"))]

@@ -28,7 +28,7 @@ _MOST_RUNS = 40
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
-    "search", "search.lock.json", "optuna.log",
+    "search", "search.lock.json", "optuna.log", "prefixes",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
 _WRITTEN = ("config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "stop")
@@ -286,6 +286,9 @@ def _leftovers(store: StudyStore) -> dict[Path, str]:
         for left in _entries(path):
             if left.name.startswith(_DRAFTS) and left.is_file() and not left.is_symlink():
                 found[left] = "left by a write that was cut off"
+    ended = all(store.run(run_id).status().state in ("finished", "diverged") for run_id in planned)
+    if ended and store.prefixes.is_dir() and not store.prefixes.is_symlink():
+        found[store.prefixes] = "states that runs had in common, which have ended"
     return found | {left: killed for left in _entries(store.path) if _is_stop(left)}
 
 

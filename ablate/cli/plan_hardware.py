@@ -9,6 +9,7 @@ from ablate.base.errors import UserError
 from ablate.cli.output import figure, format_table, names_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import HARDWARE
+from ablate.plan.estimate import shared_tokens
 from ablate.plan.on_hardware import CPU, FITS_SHARE, on_hardware
 
 if TYPE_CHECKING:
@@ -58,7 +59,12 @@ def _entry(found: OnHardware | None, price: float | None) -> dict[str, Any] | No
 
 def _study(plan: Plan, name: str, price: float | None) -> dict[str, Any]:
     """Return the sums over all runs; None where an arm has no figure."""
-    found = [(len(arm.runs), one) for arm in plan.arms if (one := on_hardware(arm, name)) is not None]
+    shared = shared_tokens(plan)
+    found = [
+        (len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens, one)
+        for arm in plan.arms
+        if (one := on_hardware(arm, name)) is not None
+    ]
     hours = [runs * one.gpu_hours for runs, one in found if one.gpu_hours is not None]
     total = sum(hours) if len(hours) == len(plan.arms) else None
     return {

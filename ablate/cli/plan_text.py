@@ -20,7 +20,7 @@ from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
-from ablate.store import StudyStore
+from ablate.store import END_STATES, StudyStore
 from ablate.store.lock import plan_to_json
 from ablate.study import load_study
 
@@ -120,6 +120,7 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
     content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
     shown = ("wall_seconds", "cores", "storage_bytes")
     content["estimate"] = {name: getattr(costs, name) for name in shown}
+    content["estimate"]["shared_tokens"] = sum(costs.shared_tokens.values())
     return content
 
 
@@ -213,8 +214,9 @@ def _figures(
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),
         "stop": _stop_text(plan),
+        "fork": _fork_text(plan),
         "runs": [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"],
-        "": [taken] if elsewhere else [],
+        "": [*([taken] if elsewhere else []), *_shared_text(plan, progress, costs)],
         "time": [_time_text(costs)],
         "storage": [f"about {_bytes(costs.storage_bytes)}, without the token cache"],
     }
@@ -287,6 +289,29 @@ def _expected_text(plan: Plan, rule: Settled) -> list[str]:
         f"at least {least}, {usual} if arms cost 10%, at most {most}",
         f"expected seeds an arm: {listed} ({spread})",
     ]
+
+
+def _fork_text(plan: Plan) -> list[str]:
+    """Say which arms start from another's state, and what their cost is then."""
+    places: dict[str, list[str]] = {}
+    for arm in plan.arms:
+        if arm.fork is not None:
+            step = arm.fork.at // arm.batches.tokens_per_step
+            place = f"from {arm.fork.parent} after {arm.fork.at:,} tokens (step {step:,})"
+            places.setdefault(place, []).append(arm.name)
+    said = ["token costs count from the fork: what an arm costs from there on"] if places else []
+    return [*(f"{names_text(names)} {place}" for place, names in places.items()), *said]
+
+
+def _shared_text(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> list[str]:
+    """Say what is trained once for several runs."""
+    if not (shared := costs.shared_tokens):
+        return []
+    to_do = sum(arm.batches.tokens for arm, run in plan.runs() if progress.state(run.id) not in END_STATES)
+    saved = sum(shared.values())
+    runs = "1 run begins" if len(shared) == 1 else f"{len(shared):,} runs begin"
+    text = f"{runs} with steps that another trains, to the same bits: {saved:,} tokens less"
+    return [f"{text} ({100 * saved / to_do:.0f} % of those to do)"]
 
 
 def _batch_text(arm: PlannedArm) -> str:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
+from ablate.execute.prefixes import Prefixes
 from ablate.execute.queue import Queue, Tasks
 from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_sigterm
+from ablate.plan import configured_runs
 from ablate.store.leases import STALE_SEC
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.execute.todo import RunRequest
+    from ablate.plan import Plan
     from ablate.store import State, StudyStore
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
@@ -77,6 +80,7 @@ def execute_study(
     address: str | None = None,
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
+    plan: Plan | None = None,
     trainer: str = DEFAULT_TRAINER,
     stale_sec: float = STALE_SEC,
 ) -> ExecutionEnd:
@@ -84,8 +88,9 @@ def execute_study(
 
     ``on_poll`` is called a few times a second. ``unneeded``, called at most about once a second, returns the
     ids of runs whose results are not needed, with the reasons. Such a run becomes ``stopped`` unless it has
-    ended; ``missing_runs`` still lists it. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time without a
-    sign of life after which a worker on another machine counts as dead.
+    ended; ``missing_runs`` still lists it. ``plan``: its other runs may be executed later and begin with a
+    state of one of these, which is kept for them. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time
+    without a sign of life after which a worker on another machine counts as dead.
 
     Raises:
         UserError: no cluster at the address, or the cluster can never hold one of the runs.
@@ -106,7 +111,8 @@ def execute_study(
             if head.is_gone():
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
-        tasks = Tasks(store, runs, trainer, stale_sec)
+        prefixes = Prefixes(store, runs, () if plan is None else configured_runs(plan))
+        tasks = Tasks(store, runs, trainer, stale_sec, prefixes)
         queue = Queue(
             [run.run_id for run in runs],
             tasks,
@@ -115,7 +121,9 @@ def execute_study(
             pauses_sec=PAUSES_SEC,
         )
         with tasks, on_sigterm(signal.default_int_handler):
-            return drive(queue, tasks.collect, check, on_poll=on_poll, unneeded=unneeded)
+            end = drive(queue, tasks.collect, check, on_poll=on_poll, unneeded=unneeded)
+        prefixes.clean()
+        return end
 
 
 def drive(

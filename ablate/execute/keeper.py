@@ -9,7 +9,7 @@ and the next one is written when due; the run continues.
 from __future__ import annotations
 
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ablate.store.checkpoints import save_manifest, save_part
@@ -17,7 +17,7 @@ from ablate.train import Snapshot
 from ablate.train.group import ALONE, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -35,6 +35,7 @@ class Keeper:
 
     ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's
     rows, which only the first process has. ``fingerprints``: of the arithmetic that has trained the run.
+    ``prefixes``: after so many tokens the state is kept for other runs, too, in this folder.
     """
 
     folder: Path
@@ -46,9 +47,11 @@ class Keeper:
     every_tokens: int | None = None
     group: Group = ALONE
     fingerprints: Sequence[str] = ()
+    prefixes: Mapping[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._passed, self._last, self._cost_sec = 0, time.monotonic(), 0.0
+        self._prefix: Path | None = None
 
     def load(self) -> Snapshot | None:
         """Return the snapshot that the attempt resumes from."""
@@ -57,7 +60,11 @@ class Keeper:
         return Snapshot(step=self.start.step, tensors=self.start.tensors, numbers=self.start.numbers)
 
     def due(self, tokens: int) -> bool:
-        """Whether the interval has passed; intervals in time are kept so long that they cost under 2 %."""
+        """Whether the interval has passed, or other runs part here; time between them costs under 2 %."""
+        self._prefix = self.prefixes.get(tokens)
+        return self._is_time(tokens) or self._prefix is not None
+
+    def _is_time(self, tokens: int) -> bool:
         if self.every_tokens is not None:
             before, self._passed = self._passed, tokens // self.every_tokens
             return self._passed > before
@@ -89,6 +96,7 @@ class Keeper:
                     fingerprints=self.fingerprints,
                     rows={writer.name: writer.sync() for writer in self.rows},
                     sharded=snapshot.sharded,
+                    prefix=self._prefix,
                 )
             except OSError as error:
                 fault = str(error)

@@ -1,8 +1,9 @@
 """The runs of one execution: handed to workers, waiting for a retry, executed elsewhere, or ended.
 
-``Queue`` has the rules: seed order, pauses before retries, turns of runs on several devices, runs that
-another process executes, runs that are not needed, a stop. It is a state machine without a clock and without
-Ray: the caller passes times and ended runs, and ``Tasks`` does the work with Ray and the run store.
+``Queue`` has the rules: seed order, pauses before retries, turns of runs on several devices, runs that begin
+with the state of another, runs that another process executes, runs that are not needed, a stop. It is a state
+machine without a clock and without Ray: the caller passes times and ended runs, and ``Tasks`` does the work
+with Ray and the run store.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ablate.store.leases import Leases
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from ablate.execute.prefixes import Prefixes
     from ablate.execute.todo import RunRequest
 
 _POLL_SEC = 0.3
@@ -68,6 +70,13 @@ class Queue:
         return bool(self.handed or self._waiting or self._elsewhere or self._turns)
 
     def _hand_over(self, run_id: str, given_up: int = 0) -> None:
+        holder = self._tasks.waits_for(run_id)
+        if holder in self._tries and holder not in self.states:
+            self._turns.append((run_id, given_up))
+            return
+        if (failed := self._tasks.orphaned(run_id)) is not None:
+            self.states[run_id] = failed
+            return
         if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
             self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
             return
@@ -153,13 +162,21 @@ class Queue:
 class Tasks(contextlib.AbstractContextManager["Tasks"]):
     """The runs of one execution as Ray tasks, and what the run store says of them."""
 
-    def __init__(self, store: StudyStore, runs: Sequence[RunRequest], trainer: str, stale_sec: float) -> None:
+    def __init__(
+        self,
+        store: StudyStore,
+        runs: Sequence[RunRequest],
+        trainer: str,
+        stale_sec: float,
+        prefixes: Prefixes,
+    ) -> None:
         import ray
 
         # Ray's own retries have no pauses and do not write the ledger.
         self._remote = ray.remote(max_retries=0)(execute_run)
         self._remote_together = ray.remote(max_retries=0)(execute_together)
         self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
+        self._prefixes = prefixes
         self._requests = {run.run_id: run for run in runs}
         self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, stale_sec) for run in runs}
         self._stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
@@ -183,6 +200,8 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
             trainer=self._trainer,
             stale_sec=self._stale_sec,
             given_up=given_up,
+            prefix=self._prefixes.of(run_id),
+            prefixes=self._prefixes.kept(run_id),
         )
         if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             options = self._remote_together.options(num_cpus=0, name=run_id)
@@ -242,6 +261,16 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         latest = self._leases[run_id].latest()
         return None if self._leases[run_id].is_held(latest) else latest
 
+    def waits_for(self, run_id: str) -> str | None:
+        """Return the run whose state a run begins with, None once that is there."""
+        return self._prefixes.waits_for(run_id)
+
+    def orphaned(self, run_id: str) -> State | None:
+        """Mark a run that cannot begin as failed and return its state; None if it can."""
+        if (reason := self._prefixes.orphaned(run_id)) is None:
+            return None
+        return self._mark_failed(run_id, reason) or "pending"
+
     def mark_stopped(self, run_id: str, reason: str) -> State:
         """Mark a run as not needed, unless it has ended or is held; return its state."""
         run = self._store.run(run_id)
@@ -254,9 +283,13 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
 
     def mark_failed(self, run_id: str, end: TaskEnd, attempts: int) -> State:
         """Mark a run that has used all its attempts as failed; return its state."""
+        failed = self._mark_failed(run_id, f"{end.message} ({attempts} attempts)")
+        return failed or (end.state if end.state != "elsewhere" else "interrupted")
+
+    def _mark_failed(self, run_id: str, message: str) -> State | None:
+        """Write that a run has failed; None where that cannot be written."""
         run = self._store.run(run_id)
         with contextlib.suppress(OSError, ValueError):
-            message = f"{end.message} ({attempts} attempts)"
             run.write_status(replace(run.status(), state="failed", message=message, ended_unix=time.time()))
             return "failed"
-        return end.state if end.state != "elsewhere" else "interrupted"
+        return None

@@ -62,7 +62,7 @@ class Todo:
 def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]) -> list[RunRequest]:
     """Order the chosen runs, given by their ids, seed by seed, so that early results can be compared.
 
-    ``corpora``: token files by the digest of their data.
+    Of a seed, runs that others fork from come first. ``corpora``: token files by the digest of their data.
     """
     return [
         RunRequest(
@@ -73,7 +73,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             resources=arm.resources,
             diagnostics=plan.diagnostics,
         )
-        for arm, run in sorted(plan.runs(), key=lambda pair: pair[1].seed)
+        for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
         if run.id in chosen
     ]
 

@@ -17,19 +17,20 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from ablate.base.errors import UserError
 from ablate.base.files import keep_others_out, write_record
 from ablate.execute.todo import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
-from ablate.store.checkpoints import drop_checkpoints, load_newest
+from ablate.store.checkpoints import begin_with, drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType
@@ -50,7 +51,9 @@ LOST_PEER = "another process of the run is gone"
 class RunTask(RunRequest):
     """The input of a worker; paths are on the shared storage.
 
-    ``given_up``: the attempt whose holder the driver has found dead.
+    ``given_up``: the attempt whose holder the driver has found dead. ``prefix``: the folder of the state that
+    a fresh run begins with, and its step. ``prefixes``: folders by the tokens after which a state is kept
+    there.
     """
 
     run_dir: Path
@@ -60,6 +63,8 @@ class RunTask(RunRequest):
     trainer: str = DEFAULT_TRAINER
     stale_sec: float = STALE_SEC
     given_up: int = 0
+    prefix: tuple[Path, int] | None = None
+    prefixes: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +195,14 @@ def _train(
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
         start, passed_over = load_newest(run.checkpoints)
+        if start is None and task.prefix is not None:
+            folder, shared = task.prefix
+            try:
+                begin_with(folder, shared, run.path)
+                print(f"its first {shared} steps are those of other runs: taken from {folder.name}")
+                start, _ = load_newest(run.checkpoints)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                passed_over.append(f"prefix {folder.name}: {error}")
         for line in passed_over:
             print(line)
         step, before = (start.step, start.fingerprints) if start else (0, ())
@@ -306,6 +319,7 @@ def _call_trainer(
             fingerprints=fingerprints,
             every_sec=resources.checkpoint_every_sec,
             every_tokens=resources.checkpoint_every_tokens,
+            prefixes=task.prefixes,
         ),
         **callbacks,
     )
@@ -358,6 +372,8 @@ def _one_line(error: Exception) -> str:
 
     lines = str(error).strip().splitlines() or ["no message"]
     if isinstance(error, UnfitDeviceError):
+        return lines[0]
+    if isinstance(error, UserError):
         return lines[0]
     name = type(error).__name__
     if name == "OutOfMemoryError":

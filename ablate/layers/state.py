@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ablate.recipes.place import LayerPlace, phases_of
+from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Operand
     from ablate.backends.select import Selection
     from ablate.recipes import Gemm, LayerRecipe, Recipe
+    from ablate.run.config import Fork
 
 EVAL_CALL = 1 << 31
 """First call number of forward passes in evaluation, distinct from all calls in training."""
@@ -58,10 +60,11 @@ class RecipeState:
     """State shared by the layers of one model and advanced by its trainer.
 
     ``call`` is the forward pass within a step; with None every layer counts its own. ``total_tokens`` is the
-    budget, required by phases that start at a fraction of it. ``watch``, if set, sees every quantised
-    operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
-    backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
-    it must change nothing.
+    budget, required by phases that start at a fraction of it. ``fork``: the recipe of the tokens before it
+    and the budget that belongs to that recipe. ``watch``, if set, sees every quantised operand: (layer's
+    name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each backward pass:
+    (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]); it must change
+    nothing.
     """
 
     recipe: Recipe
@@ -71,6 +74,7 @@ class RecipeState:
     call: int | None = 0
     tokens: int = 0
     total_tokens: int | None = None
+    fork: Fork | None = None
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
     tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
     _warned: bool = field(default=False, repr=False)
@@ -86,8 +90,14 @@ class RecipeState:
         Raises:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
-        starts = [(phase.start(self.total_tokens), phase.recipe) for phase in phases_of(self.recipe, place)]
-        return tuple(sorted(starts, key=lambda start: start[0], reverse=True))
+        starts = _starts(self.recipe, place, self.total_tokens)
+        if (fork := self.fork) is None:
+            return starts
+        before = _starts(fork.recipe, place, plan_steps(fork.training).tokens)
+        now = next(recipe for start, recipe in starts if start <= fork.tokens)
+        later = (one for one in starts if one[0] > fork.tokens)
+        earlier = (one for one in before if one[0] < fork.tokens)
+        return (*later, (fork.tokens, now), *earlier)
 
     def warn_if_it_should_move(self, forwards: int) -> None:
         """Warn once if the recipe depends on steps but ``advance`` is never called."""
@@ -105,3 +115,10 @@ class RecipeState:
             "recipe move on with it",
             stacklevel=2,
         )
+
+
+def _starts(
+    recipe: Recipe, place: LayerPlace, total_tokens: int | None
+) -> tuple[tuple[int, LayerRecipe], ...]:
+    starts = [(phase.start(total_tokens), phase.recipe) for phase in phases_of(recipe, place)]
+    return tuple(sorted(starts, key=lambda start: start[0], reverse=True))

@@ -8,7 +8,7 @@
 """
 
 from ablate.plan.estimate import PlanCosts, estimate
-from ablate.plan.plan import Plan, PlannedArm, build_plan
+from ablate.plan.plan import Plan, PlannedArm, build_plan, configured_runs
 from ablate.plan.stored import StudyProgress, known_plan, read_progress, to_lock
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PlannedArm",
     "StudyProgress",
     "build_plan",
+    "configured_runs",
     "estimate",
     "known_plan",
     "read_progress",

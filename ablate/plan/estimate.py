@@ -10,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ablate.plan.plan import configured_runs
+from ablate.run.prefix import shared_prefixes
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.plan.stored import StudyProgress
 
@@ -28,7 +32,10 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCosts:
-    """Time and storage. ``wall_seconds``: for the runs still to do, on ``cores`` cores or one GPU a run."""
+    """Time and storage. ``wall_seconds``: for the runs still to do, on ``cores`` cores or one GPU a run.
+
+    ``shared_tokens``: by the id of a run still to do, the first tokens that another run trains for it.
+    """
 
     run_seconds: dict[str, float]
     ground: dict[str, Ground]
@@ -36,6 +43,7 @@ class PlanCosts:
     cores: int
     uses_gpu: bool
     storage_bytes: int
+    shared_tokens: dict[str, int]
 
 
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
@@ -47,17 +55,25 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     scale = ratios[len(ratios) // 2] if ratios else 1.0
     run_seconds = {name: seconds * scale for name, seconds in modelled.items()} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
+    shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in modelled}
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
-        wall_seconds=_wall_seconds(plan, progress, run_seconds, cores),
+        wall_seconds=_wall_seconds(plan, progress, run_seconds, shared, cores),
         cores=cores,
         uses_gpu=any(arm.resources.gpus for arm in plan.arms),
         storage_bytes=sum(
             len(arm.runs) * (_BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW) for arm in plan.arms
         ),
+        shared_tokens=shared,
     )
+
+
+def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
+    """Return by run id the first tokens that another run trains for it, of the runs that are asked for."""
+    runs = (one for one in configured_runs(plan) if is_asked_for(one[0]))
+    return {run_id: prefix.tokens for run_id, prefix in shared_prefixes(runs).items()}
 
 
 def _work_tokens(arm: PlannedArm) -> float:
@@ -70,13 +86,20 @@ def _modelled_seconds(arm: PlannedArm) -> float:
     return _work_tokens(arm) * arm.size.flops_per_token / (rate * arm.resources.devices_per_run)
 
 
-def _wall_seconds(plan: Plan, progress: StudyProgress, run_seconds: dict[str, float], cores: int) -> float:
+def _wall_seconds(
+    plan: Plan,
+    progress: StudyProgress,
+    run_seconds: dict[str, float],
+    shared: dict[str, int],
+    cores: int,
+) -> float:
     """Spread the runs over the cores, and GPU runs one after the other; never below the longest run."""
     longest = cpu_work = gpu_work = 0.0
     for arm in plan.arms:
-        left = sum(progress.state(run.id) not in END_STATES for run in arm.runs)
+        to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
+        left = sum(1 - shared.get(run_id, 0) / arm.batches.tokens for run_id in to_do)
         seconds = run_seconds[arm.name]
-        if left:
+        if to_do:
             longest = max(longest, seconds)
         if arm.resources.gpus:
             gpu_work += left * seconds

@@ -22,7 +22,7 @@ from ablate.models.arithmetic import ModelSize, model_size, outlined_size
 from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
-from ablate.run.config import ArmConfig, DataConfig, ResourcesConfig, Setting, TrainingConfig
+from ablate.run.config import ArmConfig, DataConfig, Fork, ResourcesConfig, Setting, TrainingConfig
 from ablate.run.ids import run_ids
 from ablate.run.schedule import StepPlan, plan_steps
 from ablate.store.lock import LockedRun
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ablate.data import DataIdentity
-    from ablate.run.config import ModelConfig
+    from ablate.run.config import ModelConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.lock import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
     from ablate.study.space import Tune
+    from ablate.study.study import ForkPoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,7 @@ class PlannedArm:
     size: ModelSize
     layers: tuple[LinearLayer, ...]
     uncovered: tuple[str, ...]
+    fork: ForkPoint | None = None
     tuned_from: str | None = None
 
 
@@ -147,6 +149,7 @@ def build_plan(
             backend=arm.backend,
             trainer=arm.trainer,
             code_digest=digest,
+            fork=_fork(study, arm),
         )
         arms.append(
             PlannedArm(
@@ -164,6 +167,7 @@ def build_plan(
                 size=size,
                 layers=layers,
                 uncovered=() if outline is None else outline.other_matrices,
+                fork=arm.fork,
             )
         )
     _refuse_shared_ids(study, arms)
@@ -189,9 +193,28 @@ def build_plan(
     )
 
 
+def _fork(study: Study, arm: ResolvedArm) -> Fork | None:
+    if arm.fork is None:
+        return None
+    parent = next(one for one in study.arms if one.name == arm.fork.parent)
+    return Fork(tokens=arm.fork.at, recipe=parent.recipe, training=parent.training)
+
+
 def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelSize, tuple[LinearLayer, ...]]:
     size = model_size(model, vocab_size=vocab_size, seq_len=seq_len)
     return size, linear_layers(model, vocab_size)
+
+
+def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
+    """Return the id, configuration and resources of each run, seed by seed; first what others fork from.
+
+    Empty where no run of the plan can have its first steps in common with another.
+    """
+    changes = any(arm.config.fork is not None or arm.config.recipe.phases for arm in plan.arms)
+    if plan.missing or plan.diagnostics is not None or not changes:
+        return []
+    pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
+    return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]
 
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
@@ -289,4 +312,10 @@ def _differences(
     for name in ("backend", "trainer"):
         if getattr(arm, name) != getattr(baseline, name):
             differs[name] = (getattr(baseline, name), getattr(arm, name))
+    if arm.fork != baseline.fork:
+        differs["fork"] = (_fork_text(baseline), _fork_text(arm))
     return differs
+
+
+def _fork_text(arm: ResolvedArm) -> str | None:
+    return None if arm.fork is None else f"from {arm.fork.parent} after {arm.fork.at:,} tokens"

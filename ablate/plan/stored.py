@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 from ablate.plan.tuning import fingerprint, found_before
 from ablate.run.schedule import plan_steps
-from ablate.store.lock import LockedArm, LockedPlan, LockedTuning
+from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedTuning
 
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
@@ -51,6 +51,7 @@ def _lock_arm(arm: PlannedArm) -> LockedArm:
         factors=arm.factors,
         differs=arm.differs,
         folded=arm.folded,
+        fork=None if arm.fork is None else LockedFork(arm=arm.fork.parent, tokens=arm.fork.at),
         runs=arm.runs,
     )
 
@@ -112,16 +113,17 @@ def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
         if state != "pending":
             states[run.id] = state
         if state == "finished" and len(speeds[arm.name]) < _MEASURED_RUNS_PER_ARM:
-            speed = _mean_tokens_per_sec(run_dir)
+            speed = _mean_tokens_per_sec(run_dir, 0 if arm.fork is None else arm.fork.at)
             speeds[arm.name] += [speed] if speed else []
     measured = {arm: sum(values) / len(values) for arm, values in speeds.items() if values}
     return StudyProgress(states=states, tokens_per_sec=measured)
 
 
-def _mean_tokens_per_sec(run_dir: RunDir) -> float | None:
+def _mean_tokens_per_sec(run_dir: RunDir, forked: int) -> float | None:
+    """Return the mean speed of a run, after its fork, where it has one."""
     try:
-        rows = [row for row in run_dir.metrics() if row.get("kind") == "train"]
-    except (OSError, ValueError, AttributeError):
+        rows = [row for row in run_dir.metrics() if row.get("kind") == "train" and row["tokens"] > forked]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
     speeds = [row["tokens_per_sec"] for row in rows if isinstance(row.get("tokens_per_sec"), int | float)]
     return sum(speeds) / len(speeds) if speeds and sum(speeds) > 0 else None

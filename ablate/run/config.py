@@ -7,7 +7,7 @@ token counts are counts of predicted tokens.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
@@ -187,6 +187,18 @@ BackendName = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+class Fork(Section):
+    """The other run that a run is a continuation of: up to ``tokens``, in whole steps, it trains as that one.
+
+    ``recipe``, ``training``: the other's; all else is equal.
+    """
+
+    tokens: PositiveInt
+    recipe: Recipe
+    training: TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class ArmConfig(Section):
     """The configuration that the runs of an arm share: everything but the seed that can change a result."""
 
@@ -199,6 +211,7 @@ class ArmConfig(Section):
     backend: BackendName
     trainer: str | None = None
     code_digest: str | None = key(None, "hash of the model's and trainer's own code, of hf's configuration")
+    fork: Fork | None = None
 
     def with_seed(self, seed: int) -> RunConfig:
         """Return the configuration of the run with this seed."""
@@ -210,6 +223,13 @@ class RunConfig(ArmConfig):
     """Everything that can change a run's result, and nothing else; its hash is the run's id."""
 
     seed: NonNegativeInt
+
+    @property
+    def parent(self) -> RunConfig | None:
+        """The run that this one forks from, None if it does not."""
+        if self.fork is None:
+            return None
+        return replace(self, recipe=self.fork.recipe, training=self.fork.training, fork=None)
 
 
 def config_from_json(content: dict[str, Any]) -> RunConfig:

@@ -1,7 +1,8 @@
 """The identity of a run: a hash of everything that can change its result, and of nothing else.
 
 Included: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
-the data's content, the vocabulary size, the digest of user code, and ``RESULT_VERSION``. Default values of
+the data's content, the vocabulary size, the digest of user code, the fork (how the run trained before it, and
+where it is), and ``RESULT_VERSION``. Default values of
 model, data and training fields are left out: a field that a later version adds changes no id. A changed
 default raises ``RESULT_VERSION``.
 Excluded: names of study and arm, descriptions, resources and file locations. ``data_digest`` represents the
@@ -22,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.run.config import ArmConfig, DataConfig, ModelConfig, TrainingConfig
+from ablate.run.config import ArmConfig, DataConfig, Fork, ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,9 @@ def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
 def _canonical(section: str | int | Section) -> str:
     if isinstance(section, str | int):
         return json.dumps(section)
+    if isinstance(section, Fork):
+        training, tokens = _canonical(section.training), section.tokens
+        return f'{{"recipe":{section.recipe.text},"tokens":{tokens},"training":{training}}}'
     if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
         return section.text
     usual = _DEFAULTS[type(section)]

@@ -12,7 +12,7 @@ already at or under the target crossed at an unknown earlier point (``left_bound
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -60,6 +60,14 @@ class Outcome:
     def exact(self) -> bool:
         """Whether the tokens to target are known exactly."""
         return self.end == "hit" and 0 < self.low == self.high
+
+    def after(self, tokens: float) -> Outcome:
+        """Return the same with its tokens counted from there on; a crossing before is at or before 0."""
+        interpolated, fitted = (
+            None if value is None else value - tokens for value in (self.interpolated, self.fitted)
+        )
+        low, high = (max(0.0, value - tokens) for value in (self.low, self.high))
+        return replace(self, low=low, high=high, interpolated=interpolated, fitted=fitted)
 
 
 def target_loss(kind: str, value: float) -> float:

@@ -8,8 +8,10 @@
                                              size and hash of the run's rows before the step
 
 The manifest is written last, after the tensors are synced and renamed: a checkpoint without one does not
-exist. The last two are kept. Loading runs no code: safetensors and JSON hold data alone. Tensors are read on
-demand, whole or by rows, so that a run can resume on another number of devices.
+exist. The last two are kept. A state that other runs begin with is kept beside the runs, in
+``prefixes/<key>``, as a run's own is: its rows, and one checkpoint; it appears whole or not at all. Loading
+runs no code: safetensors and JSON hold data alone. Tensors are read on demand, whole or by rows, so that a
+run can resume on another number of devices.
 
 How it fails: ``load_newest`` skips a checkpoint that is damaged or whose rows are gone, takes the one
 before it, and says so. Without a good checkpoint the run starts again.
@@ -21,10 +23,11 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import hash_of, read_record, write_record
+from ablate.base.files import hash_of, read_record, write_bytes_atomic, write_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 KEPT = 2
+_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +133,13 @@ def save_manifest(
     rows: Mapping[str, tuple[int, str]],
     fingerprints: Sequence[str] = (),
     sharded: Iterable[str] = (),
+    prefix: Path | None = None,
 ) -> None:
     """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
 
-    ``rows``: size and hash of the rows before it, by the name of their file beside the folder. ``sharded``:
-    names of the tensors whose rows are spread over the files; all files hold the others in full.
+    ``prefix``: a folder in which the state is kept for other runs as well, if it is not there yet. ``rows``:
+    size and hash of the rows before it, by the name of their file beside the folder. ``sharded``: names of
+    the tensors whose rows are spread over the files; all files hold the others in full.
 
     Raises:
         OSError: the manifest could not be written.
@@ -147,8 +153,49 @@ def save_manifest(
         "rows": rows,
         "fingerprints": list(fingerprints),
     }
+    if prefix is not None and not prefix.exists():  # first: a run that is killed here comes by again
+        _publish(folder, content, prefix)
     write_record(folder / f"{step:012d}.json", content)
     _prune(folder)
+
+
+def _publish(folder: Path, manifest: dict[str, Any], prefix: Path) -> None:
+    draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        _copy_state(folder, manifest, draft)
+        draft.rename(prefix)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not prefix.exists():  # else somebody was faster, with the same
+            raise
+
+
+def begin_with(prefix: Path, step: int, run: Path) -> None:
+    """Give a run's folder the rows and the checkpoint of a prefix, as if it had trained these steps.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: the prefix is missing or damaged.
+    """
+    load_step(prefix / _FOLDER, step)
+    manifest = read_record(prefix / _FOLDER / f"{step:012d}.json")
+    _copy_state(prefix / _FOLDER, manifest, run)
+
+
+def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
+    """Copy a checkpoint and the rows before it into another run's folder, the manifest last."""
+    (target / _FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, (count, _) in manifest["rows"].items():
+        with (folder.parent / name).open("rb") as rows:
+            write_bytes_atomic(target / name, rows.read(count))
+    for part in manifest["files"]:
+        there = target / _FOLDER / part["name"]
+        there.unlink(missing_ok=True)
+        try:
+            there.hardlink_to(folder / part["name"])  # such a file is never written again, only replaced
+        except OSError:  # a file system without hard links
+            shutil.copyfile(folder / part["name"], there)
+    write_record(target / _FOLDER / f"{manifest['step']:012d}.json", manifest)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

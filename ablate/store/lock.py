@@ -111,11 +111,20 @@ class LockedRun:
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedFork:
+    """The arm that an arm leaves, and after how many tokens."""
+
+    arm: Text
+    tokens: Tokens
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
 class LockedArm:
     """One arm. ``recipe``: a short description. ``tokens``: training tokens of a run, in whole steps.
 
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
-    same configuration. ``again``: the arm repeats the baseline with other seeds.
+    same configuration. ``again``: the arm repeats the baseline with other seeds. ``fork``: None of an arm
+    that is trained from its beginning.
     """
 
     name: Text
@@ -126,6 +135,7 @@ class LockedArm:
     factors: dict[str, Any] = Field(default_factory=dict)
     differs: dict[str, tuple[Any, Any]] = Field(default_factory=dict)
     folded: tuple[Text, ...] = ()
+    fork: LockedFork | None = None
     runs: tuple[LockedRun, ...]
 
 
@@ -235,6 +245,13 @@ class LockedPlan:
                 return arm
         raise KeyError(name)
 
+    def counted_from(self, name: str) -> int:
+        """Return the tokens from which an arm's cost is counted: 0 for whole runs."""
+        arm, base = self.arm(name), self.arm(self.baseline)
+        if arm.fork is not None:
+            return arm.fork.tokens
+        return base.fork.tokens if base.fork is not None and base.fork.arm == name else 0
+
     def runs(self) -> Iterator[tuple[LockedArm, LockedRun]]:
         """Yield every run with its arm."""
         return ((arm, run) for arm in self.arms for run in arm.runs)
@@ -248,6 +265,9 @@ _RARE = ("tuning", "imported")
 def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
     """Return the plan as the file holds it; equal plans give equal bytes."""
     content: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
+    for arm in content["arms"]:
+        if arm["fork"] is None:
+            del arm["fork"]
     return {key: value for key, value in content.items() if value or key not in _RARE}
 
 

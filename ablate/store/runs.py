@@ -231,6 +231,8 @@ class StudyStore:
     """The plan that was run last."""
     throughput_path = _Inside("throughput.json")
     """The last measurement of ``ablate throughput``."""
+    prefixes = _Inside("prefixes")
+    """States that runs have in common, for those that still begin with them."""
 
     def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""

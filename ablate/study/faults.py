@@ -217,7 +217,8 @@ def _children(section: type[Any]) -> dict[str, Any]:
     said = {name: info.description for name, info in section.__pydantic_fields__.items()}
     return {
         one.name.rstrip("_"): Annotated[
-            hints[one.name], Field(**{**one.metadata, "description": said[one.name]})
+            hints[one.name],
+            Field(**{**one.metadata, "alias": None, "description": said[one.name]}),
         ]
         for one in fields(section)
     }

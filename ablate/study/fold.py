@@ -105,7 +105,8 @@ class ArmCollector:
             else:
                 checks.senseless(resolved)
         checks.arm(built, recipe)
-        if recipe is None or any(value is None for name, value in built.items() if name != "trainer"):
+        optional = ("trainer", "fork")
+        if recipe is None or any(value is None for name, value in built.items() if name not in optional):
             return None
         return ResolvedArm(
             name=draft.name,
@@ -122,7 +123,11 @@ class ArmCollector:
         if arm.model.is_built_in and (arm.recipe.rules or arm.recipe.phases):
             recipe = self._effect(arm.model, arm.recipe)
         parts = (arm.model, arm.data, arm.training)
-        return (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
+        content = (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
+        # A fork that goes on as the arm does that it leaves is that arm.
+        if arm.fork is None or arm.fork.parent in (arm.name, self._by_content.get(content)):
+            return content
+        return (*content, arm.fork.parent, str(arm.fork.at))
 
 
 def _effect(model: ModelConfig, recipe: Recipe) -> str:

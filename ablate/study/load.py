@@ -19,6 +19,7 @@ from ablate.store.lock import Margin, Target
 from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
 from ablate.study.fold import ArmCollector, name_rule
+from ablate.study.forks import resolve_forks
 from ablate.study.parse import read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
@@ -83,8 +84,8 @@ def load_study(path_or_name: str | Path) -> Study:
         collector.add_named(draft)
     arms_of_cells = [(cell, collector.add_cell(cell, draft)) for cell, draft in cells]
     _check_has_arms(root, faults)
-    names = dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)])
-    baseline = _baseline(root, collector, list(names), faults)
+    names = list(dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)]))
+    baseline = _baseline(root, collector, names, faults)
     if file is not None and file.baseline_again and again_name(baseline) in names:
         what = f"an arm of the name '{again_name(baseline)}' is there already"
         faults.add(get(root, "baseline_again") or root, what, "the baseline's second arm takes that name")
@@ -92,6 +93,7 @@ def load_study(path_or_name: str | Path) -> Study:
         what = f"{len(collector.arms)} arms × {len(file.every_seed)} seeds are too many runs"
         faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
     written = [*named.values(), *(draft for _, draft in cells)]
+    resolve_forks(root, collector, written, names, baseline, faults)
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
     search = check_search(root, file, arms_of_cells, faults)
     if faults:

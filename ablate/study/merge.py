@@ -18,6 +18,8 @@ from ablate.base.code import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.run.presets import PRESETS
+from ablate.study.sections import ForkSection
+from ablate.study.study import ForkPoint
 from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, get, merge, nest, plain
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _TYPES: dict[str, Any] = {
     "training": TrainingConfig,
     "recipe": RecipeSpec,
     "resources": ResourcesConfig,
+    "fork": ForkSection,
 }
 
 
@@ -132,6 +135,8 @@ class SectionBuilder:
         if section == "trainer":
             trainer = None if node is None else plain(node)
             return self._join_code(trainer) if isinstance(trainer, str) else None
+        if section == "fork" and (node is None or plain(node) is None):
+            return None
         try:
             built = _adapter(section).validate_python({} if node is None else plain(node))
         except ValidationError:
@@ -142,6 +147,8 @@ class SectionBuilder:
                 hf=None if built.hf is None else self._join_existing(built.hf),
                 function=None if built.function is None else self._join_code(built.function),
             )
+        if isinstance(built, ForkSection):
+            return ForkPoint(parent=built.from_ or "", at=built.at or 1)
         return self._absolute(built) if isinstance(built, DataConfig) else built
 
     def _join_code(self, reference: str) -> str:

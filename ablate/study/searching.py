@@ -71,6 +71,8 @@ def check_search(
     training = get(root, "base", "training")
     if isinstance(training, Mapping) and "tokens" in training.entries:
         faults.add(training.keys["tokens"], "a search has no token budget here", "search.budgets says it")
+    if (fork := get(root, "base", "fork")) is not None:
+        faults.add(fork, "a search has no forks", "it belongs to a study")
     for name, arm in entries(get(root, "arms")).items():
         for section in SECTIONS:
             if isinstance(arm, Mapping) and section in arm.entries and section not in _OWN:

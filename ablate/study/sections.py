@@ -106,6 +106,14 @@ class ModelSection(ModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class ForkSection:
+    """A start from another arm's state in place of the beginning; costs are counted from there."""
+
+    from_: str | None = key(None, "the arm whose runs of the same seeds are continued", alias="from")
+    at: PositiveInt | None = key(None, "after so many tokens, rounded to a whole optimizer step")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
 
@@ -118,9 +126,10 @@ class BaseSection:
         None, "your own training function instead: package.module:function or file.py:function"
     )
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
+    fork: ForkSection | None = key(None, "start from another arm's state; default: from the beginning")
 
 
-SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resources")
+SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resources", "fork")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)

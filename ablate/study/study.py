@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForkPoint:
+    """The arm that an arm leaves (``parent``), and after how many tokens."""
+
+    parent: str
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
@@ -41,6 +49,7 @@ class ResolvedArm:
     backend: BackendName
     trainer: str | None
     resources: ResourcesConfig
+    fork: ForkPoint | None
     lines: dict[str, tuple[int, int]]
 
 

@@ -167,6 +167,9 @@ def run_tags(
             tags[tag] = text(environment[key])
     if fingerprints := environment.get("fingerprints"):
         tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
+    if arm.fork is not None:
+        tags |= {"ablate.fork_from": arm.fork.arm, "ablate.fork_tokens": text(arm.fork.tokens)}
+        tags["ablate.cost_counted_from_tokens"] = text(plan.counted_from(arm.name))
     tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_TAG) for key, value in tags.items()}
 

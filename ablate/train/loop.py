@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ablate.backends.select import Selection
+from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.state import EVAL_CALL, RecipeState
@@ -89,18 +90,25 @@ def train(
             only the first process uses ``on_metrics``.
         observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
 
+    A run that forks trains as its parent up to the fork, then evaluates with its own recipe and goes on.
+
     Raises:
         ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
+        UserError: the run forks, and diverged before that.
     """
     from ablate.data import open_tokens, prepare
 
     keep_freed_memory()
     train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
-    settings = config.training
     trainee, group = assemble(config, device, layout), layout.group
     plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
+    own = as_parent = trainee
+    fork_step = 0
+    if (fork := config.fork) is not None:
+        fork_step = fork.tokens // plan.tokens_per_step
+        as_parent = replace(own, settings=fork.training, plan=plan_steps(fork.training, group.size))
     observer = observe(trainee) if observe else None
-    guard, window, first = _DivergenceGuard(settings, config.vocab_size), _Window(), 0
+    guard, window, first = _DivergenceGuard(config.vocab_size), _Window(), 0
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
         restore_snapshot(model, optimizer, snapshot)
         first, guard.above = snapshot.step, snapshot.numbers["evaluations_above_bound"]
@@ -111,12 +119,18 @@ def train(
             numbers = {"evaluations_above_bound": guard.above, "window": asdict(window)}
             checkpoints.save(take_snapshot(model, optimizer, step=step, numbers=numbers))
 
+    def diverged(message: str, *, as_parent: bool) -> TrainResult:
+        if as_parent:
+            raise UserError(f"what it forks from diverged after {seen:,} tokens, before the fork: {message}")
+        return TrainResult(state="diverged", tokens=seen, step=done, message=message)
+
     for step in range(first, plan.steps):
         started = time.perf_counter()
         state.step, state.tokens = step, step * plan.tokens_per_step
+        trainee = own if step >= fork_step else as_parent
+        settings = trainee.settings
         rate = learning_rate(settings, step)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = rate
+        _set_optimizer(optimizer, settings, rate)
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
         window_tokens = batch(train_tokens, starts, settings.seq_len)
         if observer is not None:
@@ -126,7 +140,7 @@ def train(
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
             message = f"non-finite training {what}{_first_bad_operand(trainee, window_tokens)}"
-            return TrainResult(state="diverged", tokens=seen, step=done, message=message)
+            return diverged(message, as_parent=step < fork_step)
         if observer is not None:
             stepped = time.perf_counter() - started
             observer.after()
@@ -136,15 +150,15 @@ def train(
         state.tokens = seen
         window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
 
-        if done % plan.log_every_steps == 0 or done == plan.steps:
+        if done % trainee.plan.log_every_steps == 0 or done == plan.steps:
             on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.means()})
             window = _Window()
-        if done % plan.eval_every_steps == 0 or done == plan.steps:
+        if done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps):
             val_loss = evaluate(trainee, validation_tokens)
             if math.isfinite(val_loss):
                 on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
-            if verdict := guard.verdict(val_loss):
-                return TrainResult(state="diverged", tokens=seen, step=done, message=verdict)
+            if verdict := guard.verdict(val_loss, settings):
+                return diverged(verdict, as_parent=done < fork_step)
         if done == plan.steps:
             break
         if checkpoints is not None and group.first(checkpoints.due(seen)):
@@ -189,7 +203,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     plan = plan_steps(settings, group.size)
     state = RecipeState(
         recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
-        total_tokens=plan.tokens,
+        total_tokens=plan.tokens, fork=config.fork,
     )  # fmt: skip
     initial_seed = stream_seed(config.seed, "initial weights")
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
@@ -299,22 +313,30 @@ def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.O
     )
 
 
+def _set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
+    """Set what AdamW reads at a step: the settings may change at a fork."""
+    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, as it was built
+    for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
+        betas = settings.beta1, settings.beta2
+        parameters.update(lr=rate, betas=betas, eps=settings.adam_eps, weight_decay=decay)
+
+
 class _DivergenceGuard:
     """Counts consecutive evaluations above the bound."""
 
-    def __init__(self, settings: TrainingConfig, vocab_size: int) -> None:
-        self.bound = divergence_bound(settings.divergence_loss, vocab_size)
-        self.patience = settings.divergence_evals
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
         self.above = 0
 
-    def verdict(self, val_loss: float) -> str | None:
+    def verdict(self, val_loss: float, settings: TrainingConfig) -> str | None:
         """Return why the run has diverged, or None."""
         if not math.isfinite(val_loss):
             return "non-finite validation loss"
-        self.above = self.above + 1 if val_loss > self.bound else 0
-        if self.above < self.patience:
+        bound = divergence_bound(settings.divergence_loss, self.vocab_size)
+        self.above = self.above + 1 if val_loss > bound else 0
+        if self.above < settings.divergence_evals:
             return None
-        return f"validation loss above {self.bound:.3g} nats/token for {self.above} evaluations"
+        return f"validation loss above {bound:.3g} nats/token for {self.above} evaluations"
 
 
 @dataclass

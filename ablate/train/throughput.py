@@ -6,7 +6,7 @@ Speed does not depend on the tokens. Loading, evaluation, checkpoints and loggin
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +44,7 @@ def time_steps(
         ValueError: an operand does not fit its policy.
     """
     keep_freed_memory()
-    trainee = assemble(config, device, layout)
+    trainee = assemble(replace(config, fork=None), device, layout)  # its own recipe from the first step on
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"

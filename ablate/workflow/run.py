@@ -114,7 +114,12 @@ def run_study(
                             break
                         with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
                             ended = execute_study(
-                                store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded
+                                store,
+                                todo.runs,
+                                address=where.address,
+                                on_poll=poll,
+                                unneeded=unneeded,
+                                plan=plan,
                             )
                         before = {} if outcome is None else outcome.states
                         outcome = replace(ended, states=before | ended.states)

@@ -6,6 +6,7 @@ bound as an open triangle, or a word where there is none.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.figures import canvas
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.statistics.cost import Cost
+
+_FORKED = "\u2020"
 
 
 @canvas.drawing("token-cost", "Token cost")
@@ -43,12 +46,13 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
             f" Grey band: one evaluation interval ({words.share(share)}), below which a cost rests on "
             "interpolation."
         )
+    if forked := words.forked(arms):
+        caption += f" {_FORKED}:{forked}"
     for row, arm in enumerate(arms):
         _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
         _write(axis, row, -0.02, canvas.short(arm.name))
-        _write(
-            axis, row, 1.03, words.cost(arm.token_cost) if arm.token_cost.kind != "none" else "no estimate"
-        )
+        cost = words.cost(replace(arm.token_cost, counted_from=0)) + (_FORKED if arm.counted_from else "")
+        _write(axis, row, 1.03, cost if arm.token_cost.kind != "none" else "no estimate")
         _write(axis, row, 1.47, str(arm.n))
         _write(axis, row, 1.56, words.ends(arm))
     _heads(axis, {1.03: "token cost [95\u00a0%]", 1.47: "n", 1.56: "hit / cens. / div."})

@@ -40,6 +40,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
             f"falls, from {words.tokens(analysis.decay_begins)} tokens on; costs there are not those of a "
             "steady rate."
         )
+    caption += words.forked(analysis.others)
     without = [arm.name for arm in analysis.others if arm.name not in sweeps]
     if without:
         caption += f" No range in common, or diverged: {', '.join(without)}."

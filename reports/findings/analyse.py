@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings import speed
-from ablate.reports.findings.ends import decide_stops, number_in, run_ends, unused_places
+from ablate.reports.findings.ends import (
+    decide_stops,
+    is_paired,
+    number_in,
+    origins,
+    run_ends,
+    unused_places,
+)
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
@@ -78,6 +85,7 @@ class _ArmRuns:
 
     Of a stopped arm, runs that count for nothing stand among the ``results`` alone. ``config``: None where no
     run has one, as of logs that others wrote. ``alpha``: the nominal level of the arm's intervals.
+    ``origin``: the tokens from which the outcomes are counted.
     """
 
     outcomes: Sequence[Outcome]
@@ -86,6 +94,12 @@ class _ArmRuns:
     stopped: Stopped | None
     config: RunConfig | None
     alpha: float = ALPHA
+    origin: int = 0
+
+    @property
+    def whole(self) -> list[Outcome]:
+        """The outcomes counted from the beginning."""
+        return [run.after(-self.origin) for run in self.outcomes]
 
     @property
     def seeds(self) -> int | None:
@@ -134,7 +148,10 @@ class _Compared:
     growths: Mapping[str, Cost]
 
 
-def _costs_over(base: str, runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> dict[str, Cost]:
+_PARTS = ("costs", "differences", "sweeps", "growths")
+
+
+def _costs_over(base: str, runs: Mapping[str, _ArmRuns], plan: LockedPlan, origin: int) -> dict[str, Cost]:
     """Return each arm's cost over one of them, of as many seeds as both count, at the stricter level."""
     other = runs[base]
     sides, alphas = {}, {}
@@ -143,20 +160,25 @@ def _costs_over(base: str, runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> di
             n = min((one.seeds for one in (own, other) if one.seeds is not None), default=None)
             sides[name] = (own.outcomes[:n], other.outcomes[:n])
             alphas[name] = min(own.alpha, other.alpha)
-    costs = token_costs(sides, paired=plan.paired_seeds, alpha=alphas, moderated=plan.is_moderated)
+    paired = is_paired(plan, origin)
+    costs = token_costs(sides, paired=paired, alpha=alphas, moderated=plan.is_moderated)
     return {
-        name: replace(cost, restricted=None) if runs[name].is_selected or other.is_selected else cost
+        name: replace(
+            cost,
+            counted_from=origin,
+            restricted=None if runs[name].is_selected or other.is_selected else cost.restricted,
+        )
         for name, cost in costs.items()
     }
 
 
-def _compare(runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> _Compared:
-    """Compare every arm with the baseline, of which as many seeds as the arm was stopped at."""
+def _compare(runs: Mapping[str, _ArmRuns], plan: LockedPlan, origin: int) -> _Compared:
+    """Compare arms counted from one place with the baseline: as many seeds as the arm was stopped at."""
     base = runs[plan.baseline]
     others = {name: own for name, own in runs.items() if own is not base}
     sides = {name: (own.curves, base.first(own.seeds).curves) for name, own in others.items()}
     alphas = {name: own.alpha for name, own in others.items()}
-    how = {"paired": plan.paired_seeds, "moderated": plan.is_moderated}
+    how = {"paired": is_paired(plan, origin), "moderated": plan.is_moderated}
     falls = {
         name: min((at for one in (own, base) if (at := one.decay_begins) is not None), default=None)
         for name, own in others.items()
@@ -164,7 +186,7 @@ def _compare(runs: Mapping[str, _ArmRuns], plan: LockedPlan) -> _Compared:
     complete = {name: side for name, side in sides.items() if not others[name].is_selected}
     target = plan.target
     return _Compared(
-        costs=_costs_over(plan.baseline, runs, plan),
+        costs=_costs_over(plan.baseline, runs, plan, origin),
         differences=final_differences(sides, alphas, **how),
         sweeps={} if target is None else target_sweeps(sides, alphas, rule=target.crossing, **how),
         growths={}
@@ -179,20 +201,35 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run for found in set_apart}
-    found = _arm_runs(frames, apart)
-    alphas = {name: _alpha(own, found[plan.baseline], plan) for name, own in found.items()}
-    runs = {name: replace(own, alpha=alphas[name]) for name, own in found.items()}
+    by_origin = {origin: _arm_runs(frames, apart, origin) for origin in origins(plan)}
+    runs, bases = {}, {}
+    for arm in plan.arms:
+        found = by_origin[plan.counted_from(arm.name)]
+        own, bases[arm.name] = found[arm.name], found[plan.baseline]
+        if arm.name == plan.baseline:
+            bases[arm.name] = own
+        runs[arm.name] = replace(own, alpha=_alpha(own, bases[arm.name], plan))
     base = runs[plan.baseline]
     setting = _Setting(
         plan=plan,
         timing=timing_of_runs(frames.environments, frames.attempts, plan),
         throughput=judge_throughput(frames, left_out=apart, waived=waived),
-        horizon=None if plan.target is None else common_horizon(own.outcomes for own in runs.values()),
+        horizon=None if plan.target is None else common_horizon(own.whole for own in runs.values()),
     )
-    compared = _compare(runs, plan)
-    arms = tuple(_arm_result(entry, runs[entry.name], base, setting, compared) for entry in plan.arms)
-    costs_over = cache(lambda first: _costs_over(first, runs, plan))
-    curves = tuple(curve for own in runs.values() for curve in own.curves)
+    bases[plan.baseline] = base
+    # Arms that fork are compared with the baseline from there on, and with each other where they share it.
+    groups: dict[int, dict[str, _ArmRuns]] = {}
+    for name, own in runs.items():
+        groups.setdefault(own.origin, {plan.baseline: bases[name]})[name] = own
+    compared = [_compare(group, plan, origin) for origin, group in groups.items()]
+    every = _Compared(
+        **{part: {k: v for one in compared for k, v in getattr(one, part).items()} for part in _PARTS}
+    )
+    costs_over = cache(lambda first, origin: _costs_over(first, groups[origin], plan, origin))
+    arms = tuple(
+        _arm_result(entry, runs[entry.name], bases[entry.name], setting, every) for entry in plan.arms
+    )
+    curves = tuple(curve for own in by_origin[0].values() for curve in own.curves)
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     token_effects, loss_effects = _effects(plan, runs)
     return Analysis(
@@ -205,7 +242,8 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
                 for arm in plan.arms
                 if arm.name in frames.configs and not arm.again
             },
-            lambda first, second: costs_over(first)[second],
+            # Of one configuration but for a GEMM, so also of one fork.
+            lambda first, second: costs_over(first, runs[second].origin)[second],
         ),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
         resolution=_resolution(runs.values(), base.outcomes),
@@ -227,19 +265,21 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     )
 
 
-def _arm_runs(frames: StudyFrames, apart: Collection[str]) -> dict[str, _ArmRuns]:
-    """Return every arm's runs, in the order of the plan; those in ``apart`` are no results."""
+def _arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, _ArmRuns]:
+    """Return every arm's runs, counted from ``origin``, in the order of the plan; ``apart``: no results."""
     plan = frames.plan
     ends: dict[str, list[tuple[Outcome, Curve, RunResult]]] = {arm.name: [] for arm in plan.arms}
     whole_steps = {arm.name: arm.tokens for arm in plan.arms}
-    for row, curve, end in run_ends(frames, apart):
+    for row, curve, end in run_ends(frames, apart, origin):
         budget = int(whole_steps[curve.arm] or number_in(row["budget_tokens"]) or 0)
         result = _run_result(row, end, curve, frames.environments, budget=budget)
         ends[curve.arm].append((end, curve, result))
     runs = {arm: [(end, curve) for end, curve, _ in own] for arm, own in ends.items()}
-    stops = decide_stops(plan, runs).stopped
+    stops = decide_stops(plan, runs, origin).stopped
     configs = speed.read_configs(frames.configs)
-    return {arm: _used(own, stops.get(arm), configs.get(arm)) for arm, own in ends.items()}
+    return {
+        arm: replace(_used(own, stops.get(arm), configs.get(arm)), origin=origin) for arm, own in ends.items()
+    }
 
 
 def _used(
@@ -281,6 +321,7 @@ def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, E
     """
     in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
     stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)
+    places = {runs[entry.name].origin for entry in plan.arms if entry.factors}
     tokens = [
         (factors, run.seed, math.log(run.high) if run.exact else None)
         for factors, own in in_grid
@@ -293,11 +334,13 @@ def _effects(plan: LockedPlan, runs: Mapping[str, _ArmRuns]) -> tuple[Effects, E
         for curve in own.curves
         if curve.end != "missing"
     ]
-    why = f"arms were stopped early ({stopped}): no effects"
+    why = f"arms were stopped early ({stopped}): no effects" if stopped else ""
+    if len(places) > 1:
+        why = "the arms' tokens are not counted from one place: no effects"
     on_tokens, on_loss = (
         Effects(reason=why, runs=len(rows))
-        if stopped and rows
-        else factor_effects(rows, paired=plan.paired_seeds)
+        if why and rows
+        else factor_effects(rows, paired=all(is_paired(plan, place) for place in places))
         for rows in (tokens, losses)
     )
     return on_tokens, on_loss
@@ -357,16 +400,16 @@ def _arm_result(
         difference=difference,
         standing=None if is_baseline or margin is None else standing(cost, difference.figure, margin, alpha),
         behind=tokens_behind(difference, base.curves)
-        if cost.kind == "bound" and not _is_falling(own, base, difference.tokens)
+        if cost.kind == "bound" and not own.origin and not _is_falling(own, base, difference.tokens)
         else Interval(),
         sweep=compared.sweeps.get(entry.name),
         cost_growth=compared.growths.get(entry.name, Cost(kind="baseline" if is_baseline else "none")),
-        reached=None if own.is_selected or target is None else reached(own.outcomes, alpha),
+        reached=None if own.is_selected or target is None else reached(own.whole, alpha),
         restricted_mean=Interval(
             note="stopped early" if own.is_selected else NO_TARGET if target is None else "no results"
         )
         if own.is_selected or setting.horizon is None
-        else restricted_mean(own.outcomes, setting.horizon, alpha),
+        else restricted_mean(own.whole, setting.horizon, alpha),
         power=None if is_baseline or own.stopped is not None else power_of(cost, own.outcomes, base.outcomes),
         measured=_measured(entry.name, own, base, setting, cost),
         fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
@@ -375,6 +418,7 @@ def _arm_result(
         else speed.modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
         published=() if own.config is None else published_for(own.config.recipe),
         decay_begins=own.decay_begins,
+        counted_from=own.origin,
         runs=tuple(own.results),
     )
 
@@ -403,7 +447,7 @@ def _measured(name: str, own: _ArmRuns, base: _ArmRuns, setting: _Setting, cost:
         own.results,
         base.results,
         timed="in its runs" if setting.timing.kind == "native" else "as logged",
-        paired=setting.plan.paired_seeds,
+        paired=is_paired(setting.plan, own.origin),
         alpha=own.alpha,
     )
     # Logs need not tell the time.
@@ -429,7 +473,8 @@ def _place(end: Outcome, curve: Curve) -> int:
     last = len(curve.tokens) - 2
     if end.interpolated is None:
         return 0 if end.end == "hit" else last
-    return min(max(int(np.searchsorted(curve.tokens, end.interpolated, side="left")) - 1, 0), last)
+    at = end.interpolated + curve.origin
+    return min(max(int(np.searchsorted(curve.tokens, at, side="left")) - 1, 0), last)
 
 
 def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:

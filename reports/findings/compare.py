@@ -93,6 +93,8 @@ def _ratio(left: ArmResult | None, right: ArmResult | None, *, shared: bool) -> 
         return Interval(note="in one study only")
     if shared or _share_runs(left, right):
         return Interval(note="runs in common: the two costs are not independent")
+    if left.counted_from != right.counted_from:
+        return Interval(note="counted from different places: not one question")
     before, after = left.token_cost.log_ratio, right.token_cost.log_ratio
     if before is None or after is None:
         return Interval(note="no estimate in one of the studies")

@@ -44,8 +44,13 @@ def target_text(target: Target | None) -> str:
     return f"a validation loss of {target.value:g} nats/token"
 
 
-def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
-    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended."""
+def run_ends(
+    frames: StudyFrames, apart: Collection[str], origin: int = 0
+) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
+    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended.
+
+    ``origin``: the tokens from which those to target are counted; what lies before is left out.
+    """
     target = frames.plan.target
     steady = {arm: _steady(config) for arm, config in frames.configs.items()}
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
@@ -54,7 +59,9 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
         group = evals.get(run_id)
         tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
         loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
-        fit = LocalFit(tokens, loss, steady.get(str(row["arm"]), ()))
+        tokens, loss = tokens[tokens >= origin], loss[tokens >= origin]
+        spans = steady.get(str(row["arm"]), ())
+        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in spans])
         end = outcome(
             seed=int(row["seed"]),
             state="set apart" if run_id in apart else str(row["state"]),
@@ -64,9 +71,16 @@ def run_ends(frames: StudyFrames, apart: Collection[str]) -> Iterator[tuple[dict
             rule="confirmed" if target is None else target.crossing,
             budget_tokens=number_in(row["budget_tokens"]) or 0.0,
             fit=fit,
-        )
+        ).after(origin)
         curve = Curve(
-            run_id=run_id, arm=str(row["arm"]), seed=end.seed, end=end.end, tokens=tokens, loss=loss, fit=fit
+            run_id=run_id,
+            arm=str(row["arm"]),
+            seed=end.seed,
+            end=end.end,
+            tokens=tokens,
+            loss=loss,
+            fit=fit,
+            origin=origin,
         )
         yield {str(key): value for key, value in row.items()}, curve, end
 
@@ -81,20 +95,40 @@ def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
     switches = [
         phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
     ]
+    fork = config.whole.get("fork")
+    if isinstance(fork, dict) and isinstance(fork.get("tokens"), int):
+        switches.append(fork["tokens"])
     return steady_spans(training, switches)
 
 
-def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Curve]]]) -> Decision:
-    """Return the arms that the plan's rule stops, given how each run of each arm has ended."""
+def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
+    """Return the tokens from which costs are counted, 0 among them, with the arms that are compared so."""
+    found: dict[int, set[str]] = {0: set()}
+    for arm in plan.arms:
+        found.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
+    return {origin: frozenset(names) for origin, names in found.items()}
+
+
+def is_paired(plan: LockedPlan, origin: int) -> bool:
+    """Whether arms are compared seed by seed: as declared, and always where runs share their beginning."""
+    return plan.paired_seeds or origin > 0
+
+
+def decide_stops(
+    plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Curve]]], origin: int = 0
+) -> Decision:
+    """Return the arms counted from ``origin`` that the plan's rule stops, given how each run has ended."""
     if plan.stop is None:
         return Decision(stopped={})
+    paired, here = is_paired(plan, origin), {plan.baseline, *origins(plan)[origin]}
+    runs = {arm: own for arm, own in runs.items() if arm in here}
 
     def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
         curves = {arm: [curve for _, curve in own[:n]] for arm, own in runs.items()}
         found = final_differences(
             {arm: (curves[arm], curves[plan.baseline]) for arm in arms},
             dict.fromkeys(arms, ALPHA),
-            paired=plan.paired_seeds,
+            paired=paired,
             moderated=plan.is_moderated,
         )
         return {arm: one.figure for arm, one in found.items() if one.figure is not None}
@@ -105,7 +139,7 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Cu
         plan.stop,
         baseline=plan.baseline,
         never=frozenset(arm.name for arm in plan.arms if arm.again),
-        paired=plan.paired_seeds,
+        paired=paired,
         moderated=plan.is_moderated,
         margin=margin,
         differences=differences if margin is not None and margin.kind == "loss" else None,
@@ -179,24 +213,40 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:
     """Return how many runs of each arm may be begun by the results there are; None for all of them."""
-    allowed = [_decided(part)[0].seeds for part in split_frames(frames) or (frames,)]
+    decided = [one for part in split_frames(frames) or (frames,) for one, _ in _decisions(part)]
+    allowed = [one.seeds for one in decided]
     return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
 
 
-def _decided(frames: StudyFrames) -> tuple[Decision, dict[str, list[tuple[Outcome, Curve]]]]:
-    """Return what the rule decides in one comparison, and the runs of each arm."""
-    apart = {found.run for found in find_set_apart(frames, frames.plan.waive)}
-    runs: dict[str, list[tuple[Outcome, Curve]]] = {}
-    for _, curve, end in run_ends(frames, apart):
-        runs.setdefault(curve.arm, []).append((end, curve))
-    return decide_stops(frames.plan, runs), runs
+def _decisions(frames: StudyFrames) -> list[tuple[Decision, dict[str, list[tuple[Outcome, Curve]]]]]:
+    """Return what the rule decides of the arms counted from each place, and the runs of each arm."""
+    plan = frames.plan
+    apart = {found.run for found in find_set_apart(frames, plan.waive)}
+    found = []
+    for origin, names in origins(plan).items():
+        if not names - {plan.baseline}:
+            continue
+        runs: dict[str, list[tuple[Outcome, Curve]]] = {}
+        for _, curve, end in run_ends(frames, apart, origin):
+            runs.setdefault(curve.arm, []).append((end, curve))
+        found.append((decide_stops(plan, runs, origin), runs))
+    return found
 
 
 def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
     """Return the runs that one comparison does not need, each with the reason."""
-    decision, runs = _decided(frames)
-    return {
-        runs[arm][place][1].run_id: stop.reason
-        for arm, stop in decision.stopped.items()
-        for place in sorted(unused_places([end for end, _ in runs[arm]], stop))
-    }
+    baseline = frames.plan.baseline
+    unneeded: dict[str, str] = {}
+    of_baseline: list[dict[str, str]] = []
+    for decision, runs in _decisions(frames):
+        of_baseline.append({})
+        for arm, stop in decision.stopped.items():
+            places = sorted(unused_places([end for end, _ in runs[arm]], stop))
+            reasons = {runs[arm][place][1].run_id: stop.reason for place in places}
+            if arm == baseline:
+                of_baseline[-1] = reasons
+            else:
+                unneeded |= reasons
+    # A run of the baseline is needed as long as the arms counted from any place need it.
+    shared = set.intersection(*map(set, of_baseline)) if of_baseline else set()
+    return unneeded | {run_id: of_baseline[0][run_id] for run_id in shared}

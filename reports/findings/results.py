@@ -92,7 +92,8 @@ class ArmResult:
     ``fp4_share``, ``modelled``: None and empty without a configuration. ``cost_growth``: of (1 + token cost)
     from half-way to the target on. ``standing``: to the target's margin, None without one. ``behind``: of an
     arm with a bound alone, how many more tokens its difference in loss comes to. ``decay_begins``: tokens
-    after which its learning rate falls at the end; None where it does not.
+    after which its learning rate falls at the end; None where it does not. ``counted_from``: the tokens of
+    the fork from which its tokens to target and its token cost are counted, 0 from the beginning.
     """
 
     planned: LockedArm
@@ -114,6 +115,7 @@ class ArmResult:
     modelled: tuple[Modelled, ...]
     published: tuple[Published, ...]
     decay_begins: int | None
+    counted_from: int
     runs: tuple[RunResult, ...]
 
     @property

@@ -122,6 +122,9 @@ def trend(
         if any(_has_own_model(configs[i], name, sized[i].baseline) for i in order):
             left_out[name] = "it changes the model itself"
             continue
+        if any(one is not None and one.counted_from for one in results):
+            left_out[name] = "its cost is counted from a fork"
+            continue
         line = _line(name, results, [study.parameters for study in studies])
         if isinstance(line, str):
             left_out[name] = line

@@ -28,6 +28,7 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
         for name, interval in (intervals | {"loss_difference": arm.difference}).items():
             row |= {f"{name}_{part}": getattr(interval, part) for part in ("estimate", "low", "high")}
         row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
+        row["counted_from_tokens"] = arm.counted_from
         rows.append(row)
     return pd.DataFrame(rows, dtype=object)
 

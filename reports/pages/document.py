@@ -39,14 +39,15 @@ FORMAT = 1
 _KEYS = {
     # By the name of the class the keys in their order; "key=attribute" where they are not called alike.
     "ArmResult": "name description=planned.description baseline_again=planned.again recipe "
-    "differs=planned.differs folded=planned.folded n hit censored diverged missing nominal_level=alpha "
+    "differs=planned.differs folded=planned.folded fork=planned.fork "
+    "counted_from_tokens=counted_from n hit censored diverged missing nominal_level=alpha "
     "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss standing tokens_behind=behind "
     "restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep",
     "PublishedSpeed": "what source published at_least modelled deviation",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
-    "restricted",
+    "restricted counted_from_tokens=counted_from",
     "LossDifference": "estimate low high note tokens n n_baseline",
     "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",

@@ -96,7 +96,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
             environments[run.run_id] = environment
         if attempt:
             attempts[run.run_id] = attempt
-        evals, tokens_per_sec = _read_metrics(run.metrics_path, content, faults)
+        forked = (arm.fork and arm.fork.tokens) or 0
+        evals, tokens_per_sec = _read_metrics(run.metrics_path, content, faults, forked)
         who = (run.run_id, arm.name, entry.seed)
         eval_rows += [(*who, *row) for row in evals]
         run_rows.append(
@@ -132,9 +133,11 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
 
 
 def _read_metrics(
-    path: Path, content: bytes, faults: list[str]
+    path: Path, content: bytes, faults: list[str], forked: int
 ) -> tuple[list[tuple[int, int, float]], float | None]:
     """Return the evaluations (tokens, step, loss) by tokens, and the median training throughput in tokens/s.
+
+    ``forked``: the tokens before which another arm was trained, whose throughput does not count.
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
@@ -152,7 +155,7 @@ def _read_metrics(
     if dropped:
         faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
     found = [(tokens, *evals[tokens]) for tokens in sorted(evals)]
-    return found, _throughput([line for line in lines if b'"tokens_per_sec"' in line])
+    return found, _throughput([line for line in lines if b'"tokens_per_sec"' in line], forked)
 
 
 def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
@@ -194,11 +197,12 @@ def is_row(row: object, kind: str) -> bool:
     )
 
 
-def _throughput(lines: list[bytes]) -> float | None:
+def _throughput(lines: list[bytes], forked: int) -> float | None:
     values = [
         value
         for row in parse_rows(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)])
         if isinstance(row, dict)
+        and (not forked or (is_row(row, "train") and row["tokens"] > forked))
         and isinstance(value := row.get("tokens_per_sec"), int | float)
         and is_finite(value)
     ]

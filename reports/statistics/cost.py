@@ -49,6 +49,7 @@ class Cost:
     with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
     ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one.
+    ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
@@ -64,6 +65,7 @@ class Cost:
     log_ratio: Estimate | None = None
     own: Interval | None = None
     stands_out: bool = False
+    counted_from: int = 0
 
 
 def is_settled(cost: Cost) -> bool:

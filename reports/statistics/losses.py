@@ -37,7 +37,10 @@ Arm = TypeVar("Arm")
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run's validation loss (nats per token) over tokens, tokens rising."""
+    """One run's validation loss (nats per token) over tokens, tokens rising.
+
+    ``origin``: the tokens from which those to target are counted; the curve begins there.
+    """
 
     run_id: str
     arm: str
@@ -46,6 +49,7 @@ class Curve:
     tokens: np.ndarray
     loss: np.ndarray
     fit: LocalFit | None = None
+    origin: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

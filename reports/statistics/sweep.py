@@ -118,9 +118,10 @@ def _targets(base: Sequence[Curve], ranges: Iterable[tuple[float, float]]) -> li
 
 def _outcomes(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Outcome]:
     """Return how a finished run stands to each target (nats per token)."""
-    return outcomes(
+    found = outcomes(
         seed=curve.seed, tokens=curve.tokens, loss=curve.loss, targets=targets, rule=rule, fit=curve.fit
     )
+    return [run.after(curve.origin) for run in found]
 
 
 def cost_growths(
@@ -162,9 +163,10 @@ def _growth(
     ends = [[_outcomes(curve, [target], rule)[0] for curve in side] for side in both]
     if not all(ends) or not all(run.exact for side in ends for run in side):
         return "not every run has reached the target"
-    if decay_begins is not None and any(run.high > decay_begins for side in ends for run in side):
+    origin = base[0].origin
+    if decay_begins is not None and any(run.high + origin > decay_begins for side in ends for run in side):
         return "the target was crossed while the learning rate fell"
-    half = 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
+    half = origin + 0.5 * (mean_tokens(ends[1]).estimate or 0.0)
     grid = common_grid(both[1])
     if not len(grid.tokens) or half < grid.tokens[0]:
         return "no evaluation before half of the way"

@@ -61,8 +61,16 @@ def _resolution(analysis: Analysis) -> Iterator[str]:
     share = analysis.resolution.share_of_tokens_to_target
     if share is None:
         return
-    costs = ((arm.name, arm.token_cost.estimate) for arm in analysis.others)
-    below = [name for name, cost in costs if cost is not None and abs(cost) < share]
+    base = analysis.baseline_arm
+    whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
+    below = []
+    for arm in analysis.others:
+        # After a fork the same interval is a larger share of the tokens that are left.
+        left = whole - arm.counted_from
+        own = (analysis.resolution.tokens or 0.0) / left if left > 0 else share
+        cost = arm.token_cost.estimate
+        if cost is not None and abs(cost) < own:
+            below.append(f"{arm.name} ({words.share(own)} after its fork)" if arm.counted_from else arm.name)
     if below:
         yield (
             f"Smaller than the evaluation interval ({words.share(share)} of the baseline's tokens to "
@@ -154,7 +162,21 @@ def _tuning(analysis: Analysis) -> Iterator[str]:
 
 def _schedule(analysis: Analysis) -> Iterator[str]:
     """Name the arms whose target was met before the first evaluation, or where the rate already fell."""
-    left = [arm.name for arm in analysis.arms if any(run.left_bound for run in arm.runs)]
+    left = [
+        arm.name for arm in analysis.arms if not arm.counted_from and any(run.left_bound for run in arm.runs)
+    ]
+    before = [
+        arm.name
+        for arm in analysis.others
+        if arm.counted_from
+        and any(run.left_bound for run in arm.runs)
+        | any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in analysis.baseline_arm.runs)
+    ]
+    if before:
+        yield (
+            f"The target is reached before the fork, or by the first evaluation after it "
+            f"({', '.join(before)}): take a lower target, or an earlier fork."
+        )
     if left:
         yield (
             f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
@@ -176,7 +198,8 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
     late = []
     for arm in analysis.arms:
         crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
-        count = sum(arm.decay_begins is not None and tokens > arm.decay_begins for tokens in crossings)
+        falls = None if arm.decay_begins is None else arm.decay_begins - arm.counted_from
+        count = sum(falls is not None and tokens > falls for tokens in crossings)
         if count:
             late.append(f"{arm.name} {count} of {words.plural(len(crossings), 'crossing')}")
     if late:

@@ -60,6 +60,15 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
             f"{words.margin(within)}. Within: the 90\u00a0% interval lies inside (two one-sided tests at "
             "5\u00a0%); outside: it lies outside; else open."
         )
+    places = sorted({words.tokens(arm.counted_from) for arm in analysis.arms if arm.counted_from})
+    if places:
+        found["Forks"] = (
+            f"arms that start from another's state after {words.listed(places)} tokens, seed by seed. Their "
+            "tokens to target are those after the fork, and so are the baseline's in their token cost: "
+            "exp(mean log (T − fork) of the arm − mean log (T − fork) of the baseline) − 1, paired by seed, "
+            "because both sides share all before. It is what the arm costs from there on, another question "
+            "than what it costs from the beginning; the two are never pooled."
+        )
     if analysis.plan.stop is not None:
         found["Early stops"] = f"{'; '.join(_stops(analysis.plan.stop))}."
     if analysis.waived:

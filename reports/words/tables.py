@@ -65,11 +65,19 @@ def headline(analysis: Analysis) -> Table:
         "Recipe": lambda arm: arm.recipe,
         "n": results,
         "hit / cens. / div.": words.ends,
-        "Tokens to target": lambda arm: words.tokens_interval(arm.tokens_to_target),
+        "Tokens to target": lambda arm: (
+            words.tokens_interval(arm.tokens_to_target) + words.from_fork(arm.counted_from)
+        ),
         "Token cost": cost,
         "Break-even": lambda arm: "1" if arm.name == analysis.baseline else words.break_even(arm),
         "Final loss difference": difference,
     }
+    forks = (
+        " From … on: an arm that forks; its tokens and its cost are counted from the fork, against the "
+        "baseline's from the same place, and are not those of whole runs."
+        if any(arm.counted_from for arm in analysis.arms)
+        else ""
+    )
     margin = analysis.plan.margin
     within = ""
     if margin is not None:
@@ -80,7 +88,7 @@ def headline(analysis: Analysis) -> Table:
         f"/ diverged. Brackets: {words.coverage(analysis.plan.stop)} intervals over seeds, each for its own "
         "comparison. > : a bound, because not every run reached the target. Break-even: the throughput over "
         "the baseline's from which the arm pays. Loss difference: at the last evaluation that all runs of "
-        f"both have, nats/token.{within}",
+        f"both have, nats/token.{within}{forks}",
         analysis.arms,
         columns,
         numeric=range(2, 8),
@@ -314,7 +322,12 @@ def run_table(analysis: Analysis) -> Table:
             else ""
         )
         + " Losses in nats/token."
-        + (" Unused: its arm was stopped early." if analysis.stopped else ""),
+        + (" Unused: its arm was stopped early." if analysis.stopped else "")
+        + (
+            " Tokens to target of an arm that forks: from the fork on."
+            if any(arm.counted_from for arm in analysis.every_arm)
+            else ""
+        ),
         [run for arm in analysis.every_arm for run in arm.runs],
         columns,
         numeric={

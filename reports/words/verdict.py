@@ -107,6 +107,8 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     more = ""
+    if arm.counted_from:
+        more += f" Counted from its fork after {words.tokens(arm.counted_from)} tokens."
     if arm.behind.estimate is not None:
         more += (
             f" At equal tokens its loss differs by {words.signed(arm.difference.estimate or 0.0, 4)} "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ablate.models.arithmetic import parameters_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.timing import RunTiming, Throughput
@@ -117,11 +117,26 @@ def loss_interval(value: Interval, *, difference: bool = False) -> str:
 
 
 def cost(value: Cost | None) -> str:
-    """Return a token cost with its interval, or the bound there is."""
+    """Return a token cost with its interval, or the bound there is, and the fork that it is counted from."""
     if value is None:
         return DASH
     if value.kind == "baseline":
         return "baseline"
+    return _cost(value) + (from_fork(value.counted_from) if value.kind != "none" else "")
+
+
+def from_fork(origin: int) -> str:
+    """Return the words for figures that are counted from a fork after so many tokens; nothing for 0."""
+    return f" from {tokens(origin)} on" if origin else ""
+
+
+def forked(arms: Iterable[ArmResult]) -> str:
+    """Return the sentence on the arms whose cost counts from a fork; nothing without one."""
+    named = "; ".join(f"{arm.name}{from_fork(arm.counted_from)}" for arm in arms if arm.counted_from)
+    return f" Counted from a fork, no cost of whole runs: {named}." if named else ""
+
+
+def _cost(value: Cost) -> str:
     if value.kind == "bound":
         if value.low is not None and value.high is not None:
             return f"between {percent(value.low)} and {percent(value.high)}"

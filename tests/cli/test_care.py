@@ -147,6 +147,15 @@ def test_clean_keeps_the_checkpoint_of_a_stopped_run(store):
     assert run.checkpoints.exists()
 
 
+def test_clean_takes_the_states_in_common_once_every_run_has_ended(store):
+    (store.prefixes / "key").mkdir(parents=True)
+    assert call(store, "clean", "s").output == "Nothing to remove.\n"
+    for run_id in IDS:
+        store.run(run_id).write_status(Status(state="finished"))
+    assert "states that runs had in common" in call(store, "clean", "s", "--yes").output
+    assert not store.prefixes.exists()
+
+
 def test_status_says_why_a_run_was_stopped(store):
     store.run(IDS[1]).write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
     output = call(store, "status", "s").output

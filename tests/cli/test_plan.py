@@ -50,6 +50,26 @@ def plan(*arguments):
     return result.output
 
 
+def test_forks_and_the_steps_that_are_trained_once(here):
+    text = STUDY.replace("grid:", "  late: {fork: {from: bf16, at: 7_000}, recipe: fp8}\ngrid:")
+    (here / "study.yaml").write_text(text)
+    text = plan("study.yaml")
+    assert "fork      late from bf16 after 8,192 tokens (step 2)\n" in text
+    assert "          token costs count from the fork: what an arm costs from there on\n" in text
+    assert "2 runs begin with steps that another trains, to the same bits: 8,192 tokens less (5 % of" in text
+    content = json.loads(plan("study.yaml", "--json"))
+    late = next(arm for arm in content["arms"] if arm["name"] == "late")
+    assert late["fork"] == {"arm": "bf16", "tokens": 8192}
+    assert late["differs"]["fork"] == [None, "from bf16 after 8,192 tokens"]
+    assert [arm["name"] for arm in content["arms"] if "fork" in arm] == ["late"]
+    assert content["estimate"]["shared_tokens"] == 8192
+    content = json.loads(plan("study.yaml", "--json", "--hardware", "B200"))
+    hours = [arm["on_hardware"]["B200"]["gpu_hours_per_run"] for arm in content["arms"]]
+    late = next(i for i, arm in enumerate(content["arms"]) if "fork" in arm)
+    saved = 2 * 4096 / 12_288 * hours[late]  # of each of two runs one step of three
+    assert content["on_hardware"]["B200"]["gpu_hours"] == pytest.approx(2 * sum(hours) - saved)
+
+
 def test_a_stop_rule_with_its_looks_and_their_levels(here):
     rule = "seeds: 5\nstop: {diverged: 2, hopeless: {cost_above: 0.125}}"
     (here / "study.yaml").write_text(STUDY.replace("seeds: [3, 4]", rule))
@@ -123,7 +143,7 @@ def test_the_plan_as_json(here):
         {"name": "no FP4 plain", "into": "bf16", "reason": "the same configuration as 'bf16'"}
     ]
     assert [cell["name"] for cell in content["dropped"]] == ["no FP4 SR"]
-    assert set(content["estimate"]) == {"wall_seconds", "cores", "storage_bytes"}
+    assert set(content["estimate"]) == {"wall_seconds", "cores", "storage_bytes", "shared_tokens"}
     arm = content["arms"][1]
     assert arm["runs"][0]["state"] == "pending"
     assert arm["config"]["recipe"]["wgrad"]["left"]["format"] == "mxfp4"

@@ -10,7 +10,8 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.execute.driver import execute_study
-from ablate.run.config import ResourcesConfig
+from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import Fork, ResourcesConfig
 from ablate.store.leases import Leases
 
 TWO = ResourcesConfig(devices_per_run=2)
@@ -56,6 +57,21 @@ def test_a_run_on_two_devices(study):
     result = execute_study(store, [request], trainer="fake_trainers:together")
     assert set(result.states.values()) == {"finished"}
     check_whole(store.run(request.run_id), attempts=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("local_ray")
+def test_a_fork_on_two_devices_begins_with_the_state_of_both(study):
+    store, (request,) = of_two(study)
+    config = request.config
+    fork = Fork(tokens=6 * 4096, recipe=config.recipe, training=config.training)
+    config = dataclasses.replace(config, recipe=resolve(RecipeSpec(gemms=["fprop"])), fork=fork)
+    forked = dataclasses.replace(request, run_id="f" * 16, config=config)
+    result = execute_study(store, [request, forked], trainer="fake_trainers:together")
+    assert set(result.states.values()) == {"finished"}
+    for one, began in ((request, 0), (forked, 5)):
+        check_whole(store.run(one.run_id), attempts=1)
+        assert ledger(store.run(one.run_id))[0].resumed_from_step == began
 
 
 @pytest.mark.exhaustive

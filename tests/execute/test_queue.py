@@ -20,6 +20,13 @@ class Fake:
 
     def __init__(self):
         self.done, self.states, self.held, self.attempts, self.steps = [], {}, set(), {}, {}
+        self.holders, self.orphans = {}, set()
+
+    def waits_for(self, run_id):
+        return self.holders.get(run_id)
+
+    def orphaned(self, run_id):
+        return "failed" if run_id in self.orphans else None
 
     def start(self, run_id, given_up):
         self.done.append(("start", run_id, given_up) if given_up else ("start", run_id))
@@ -127,6 +134,32 @@ def test_runs_on_several_devices_take_turns_and_others_pass_them(fake):
 def test_two_gangs_at_once_where_there_is_room(fake):
     queue_of(fake, "abc", gangs="abc", gangs_at_once=2)
     assert fake.take() == [("start", "a"), ("start", "b")]
+
+
+def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end(fake):
+    fake.holders = {"b": "a", "c": "a", "d": "elsewhere"}
+    queue = queue_of(fake)
+    assert fake.take() == [("start", "a"), ("start", "d")]  # nobody here trains what d begins with
+    queue.move(1.0)
+    assert fake.take() == []
+    del fake.holders["b"]  # it is there
+    queue.move(2.0)
+    assert fake.take() == [("start", "b")]
+    queue.retire({"a": "hopeless"})
+    queue.take("a", TaskEnd(state="stopped"), 3.0)
+    queue.move(3.0)
+    assert fake.take()[-1] == ("start", "c")  # it trains the steps itself
+
+
+def test_a_run_whose_beginning_failed_fails_and_a_waiting_one_can_be_taken_back(fake):
+    fake.holders, fake.orphans = dict.fromkeys("bc", "a"), {"b"}
+    queue = queue_of(fake, "abc")
+    queue.retire({"c": "not needed"})
+    queue.take("a", TaskEnd(state="failed"), 0.0)
+    queue.move(0.0)
+    assert fake.take() == [("start", "a"), ("stopped", "c", "not needed")]
+    assert queue.states == {"a": "failed", "b": "failed", "c": "stopped"}
+    assert not queue.is_open
 
 
 def test_a_run_that_somebody_else_executes_is_waited_for(fake):

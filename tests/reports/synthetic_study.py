@@ -149,6 +149,7 @@ def build_study(
     own_training: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, Any] | None = ENVIRONMENT,
     factors: Mapping[str, Mapping[str, Any]] | None = None,
+    forks: Mapping[str, tuple[str, int]] | None = None,
     model: Mapping[str, Any] | None = None,
     own_model: Mapping[str, Mapping[str, Any]] | None = None,
     study: str = "synthetic",
@@ -196,6 +197,8 @@ def build_study(
                 "runs": runs,
             }
         )
+        if name in (forks or {}):
+            arms[-1]["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
     write_record(
         store.plan_path,
         {

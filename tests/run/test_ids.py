@@ -12,6 +12,7 @@ import ablate.run.ids
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import (
     DataConfig,
+    Fork,
     ModelConfig,
     RunConfig,
     TrainingConfig,
@@ -129,7 +130,7 @@ def test_the_id_is_what_the_documentation_says():
     config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del content["trainer"]  # None stands for nothing
+    del content["trainer"], content["fork"]  # None stands for nothing
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}
@@ -160,3 +161,22 @@ def test_a_configuration_survives_json():
     content = json.loads(json.dumps(asdict(CONFIG)))
     assert config_from_json(content) == CONFIG
     assert run_id(config_from_json(content)) == run_id(CONFIG)
+
+
+def test_a_fork_is_part_of_the_id_and_a_whole_run_keeps_its_own():
+    whole = replace(CONFIG, trainer=None)
+    fork = Fork(tokens=4096, recipe=whole.recipe, training=whole.training)
+    others = [
+        fork,
+        replace(fork, tokens=8192),
+        replace(fork, recipe=resolve(RecipeSpec())),
+        replace(fork, training=replace(fork.training, learning_rate=1e-4)),
+    ]
+    forked = [replace(whole, fork=one) for one in others]
+    assert len({run_id(config) for config in (whole, *forked)}) == 5
+    assert run_id(whole) == "36fd19f489fc23e9"  # as before there were forks
+    assert [config.parent for config in forked[:2]] == [whole, whole]
+    assert forked[2].parent.recipe == resolve(RecipeSpec())
+    content = json.loads(json.dumps(asdict(forked[3])))
+    assert config_from_json(content) == forked[3]
+    assert run_id(config_from_json(content)) == run_id(forked[3])

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from ablate.recipes import RecipeSpec, describe, resolve
+from ablate.study.study import ForkPoint
 
 HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\n"
 
@@ -289,3 +290,43 @@ def test_one_token_dimension_per_micro_batch(study, problems):
     assert study(text % 2)  # 96 tokens
     (line,) = problems(text % 3)
     assert "micro_batch_size 3 × seq_len 48 = 144 tokens is not a multiple of 32" in line
+
+
+def test_a_fork_of_base_is_every_arms_but_of_the_one_that_it_names(study):
+    text = """\
+name: s
+baseline: a
+target: {val_loss: 3.3}
+base:
+  training: {tokens: 400_000}
+  fork: {from: a, at: 102_400}
+arms:
+  a:
+  b: {recipe: fp8}
+  later: {from: b, fork: {at: 204_900}}
+  whole: {from: b, fork: null}
+grid:
+  from: later
+  factors: {recipe: [bf16, mxfp4]}
+"""
+    forks = {name: arm.fork for name, arm in arms_of(study, text).items()}
+    assert forks == {
+        "a": None,
+        "b": ForkPoint(parent="a", at=102_400),
+        "later": ForkPoint(parent="a", at=204_800),  # a step has 4,096 tokens
+        "whole": None,
+        "mxfp4": ForkPoint(parent="a", at=204_800),
+    }
+    # A cell that goes on as the arm does that it leaves is that arm.
+    assert [(cell.name, cell.into) for cell in study(text).folded] == [("bf16", "a")]
+
+
+def test_the_place_of_a_fork_is_a_factor_and_the_baseline_may_leave_another_arm(study):
+    text = HEAD + "base: {training: {tokens: 400_000}}\n"
+    text += "arms:\n  a:\n  b: {recipe: fp8, fork: {from: a, at: 1}}\n"
+    text += "grid: {from: b, factors: {fork.at: [81_920, 163_840]}}\n"
+    forks = {name: arm.fork and arm.fork.at for name, arm in arms_of(study, text).items()}
+    assert forks == {"a": None, "b": 4096, "at=81_920": 81_920, "at=163_840": 163_840}
+    text = HEAD + "arms:\n  trunk: {recipe: fp8}\n  a: {fork: {from: trunk, at: 90_000}}\n"
+    arms = arms_of(study, text + "  b: {from: a, recipe: mxfp4}\n")
+    assert arms["a"].fork == arms["b"].fork == ForkPoint(parent="trunk", at=90_112)

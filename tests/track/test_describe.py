@@ -4,7 +4,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status
-from ablate.store.lock import LockedRun
+from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedRun, Target
 from ablate.track import describe
 from ablate.track.describe import Point, points, read_points, tail_digest
 
@@ -55,6 +55,22 @@ def test_tags_of_a_failed_run(study):
     assert tags["ablate.timing_valid"] == "false"
     assert tags["mlflow.source.git.commit"] == "f00"
     assert "Failed after 12,345 tokens. CUDA out of memory" in tags["mlflow.note.content"]
+
+
+def test_tags_of_an_arm_that_forks():
+    run, fork = LockedRun(id="abc", seed=3), LockedFork(arm="bf16", tokens=4096)
+    arms = (LockedArm(name="bf16", runs=(run,)), LockedArm(name="fp4", runs=(run,), fork=fork))
+    plan = LockedPlan(study="s", baseline="bf16", target=Target(kind="val_loss", value=2.0), arms=arms)
+    tags = [describe.run_tags(plan, i, plan.arms[i].runs[0], Status(), {}, report=REPORT) for i in (0, 1)]
+    found = [{key: tag for key, tag in one.items() if "fork" in key or "counted" in key} for one in tags]
+    assert found == [
+        {},
+        {
+            "ablate.fork_from": "bf16",
+            "ablate.fork_tokens": "4096",
+            "ablate.cost_counted_from_tokens": "4096",
+        },
+    ]
 
 
 def test_an_arm_has_one_colour_and_another_than_its_neighbours(make_study):

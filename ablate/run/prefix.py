@@ -1,0 +1,141 @@
+"""What runs have in common before they part: a fork, or phases of a recipe that begin later in one of them.
+
+Training is exact: runs of one seed that agree in all that is used up to a step have the same state and the
+same rows there, to the bit. So one of them trains those steps, and the others begin with its checkpoint. The
+last common step is the one before the first that differs, because the evaluation after that step already uses
+the recipe of the next.
+
+How it fails: it does not raise. Runs that may differ share nothing: with a trainer of their own, on other
+devices, or with delayed scales, whose history belongs to one recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ablate.recipes import Phase, Recipe
+from ablate.run.schedule import plan_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ablate.run.config import ResourcesConfig, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """The first ``step`` steps, ``tokens`` tokens, that runs have in common. ``key``: a hash of all they use.
+
+    ``holder``: the id of the run that trains them first.
+    """
+
+    key: str
+    step: int
+    tokens: int
+    holder: str
+
+
+def shared_prefixes(
+    runs: Iterable[tuple[str, RunConfig, ResourcesConfig]],
+    *,
+    salt: str = "",
+    is_there: Callable[[str], bool] = lambda _key: False,
+    can_hold: Callable[[str, int], bool] = lambda _run, _step: True,
+) -> dict[str, Prefix]:
+    """Return the longest prefix that each run has in common with one before it, or whose state is there.
+
+    ``salt``: what else must be equal, for the keys. ``is_there``: whether the state of a key is there
+    already. ``can_hold`` tells of a run's id and a step whether that run can give its state after the step to
+    others.
+    """
+    known = {run_id: (config, resources) for run_id, config, resources in runs if _is_plain(config)}
+    cuts: dict[int, set[int]] = {}
+    for config, _ in known.values():
+        cuts.setdefault(config.seed, set()).update(_last_common_steps(config))
+    holders: dict[str, str] = {}
+    found: dict[str, Prefix] = {}
+    for run_id, (config, resources) in known.items():
+        batches = plan_steps(config.training)
+        keys = {
+            step: _key(config, resources, step, salt)
+            for step in sorted(cuts[config.seed], reverse=True)
+            if step < batches.steps
+        }
+        for step, key in keys.items():
+            if key in holders or is_there(key):
+                tokens, holder = step * batches.tokens_per_step, holders.get(key, run_id)
+                found[run_id] = Prefix(key=key, step=step, tokens=tokens, holder=holder)
+                break
+        for step, key in keys.items():
+            if key not in holders and can_hold(run_id, step):
+                holders[key] = run_id
+    return found
+
+
+def kept_by(prefixes: Mapping[str, Prefix]) -> dict[str, dict[int, str]]:
+    """Return for each holder the steps after which it keeps its state, with their keys."""
+    kept: dict[str, dict[int, str]] = {}
+    for prefix in prefixes.values():
+        kept.setdefault(prefix.holder, {})[prefix.step] = prefix.key
+    return kept
+
+
+def _is_plain(config: RunConfig) -> bool:
+    recipes = [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
+    return config.trainer is None and not any(map(_has_history, recipes))
+
+
+@lru_cache(maxsize=4096)
+def _has_history(recipe: Recipe) -> bool:
+    parts = (recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases))
+    return any(policy.scale == "delayed" for part in parts for _, _, policy in part.operands())
+
+
+def _last_common_steps(config: RunConfig) -> Iterator[int]:
+    """Yield the last step before each change of a run."""
+    per_step, fork = plan_steps(config.training).tokens_per_step, config.fork
+    starts = _starts(config.recipe, plan_steps(config.training).tokens)
+    if fork is not None:
+        earlier = _starts(fork.recipe, plan_steps(fork.training).tokens)
+        starts = [
+            fork.tokens,
+            *(start for start in starts if start > fork.tokens),
+            *(start for start in earlier if start < fork.tokens),
+        ]
+    yield from (step for start in starts if (step := math.ceil(start / per_step) - 1) > 0)
+
+
+def _starts(recipe: Recipe, total_tokens: int) -> list[int]:
+    return [phase.start(total_tokens) for phase in recipe.phases]
+
+
+def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:
+    """Return a hash of all that a run's first steps use."""
+    tokens = step * plan_steps(config.training).tokens_per_step
+    whole, fork = config, ""
+    if config.fork is not None:
+        if tokens < config.fork.tokens:
+            assert config.parent is not None
+            whole = config.parent
+        else:
+            fork = config.fork.text
+    content = [
+        salt, step, whole.seed, whole.model.text, whole.data_digest, whole.vocab_size, whole.code_digest,
+        whole.backend, whole.training.text, fork,
+        _until(whole.recipe, plan_steps(whole.training).tokens, tokens).text,
+        resources.devices_per_run, resources.cpus, resources.gpus,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
+    """Return a recipe with the phases alone that have begun after so many tokens, by their tokens."""
+    begun = ((phase.start(total_tokens), phase.recipe) for phase in recipe.phases)
+    kept = (Phase(from_tokens=start, recipe=part) for start, part in begun if start <= tokens)
+    return replace(recipe, phases=tuple(kept)) if recipe.phases else recipe
