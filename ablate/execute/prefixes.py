@@ -93,7 +93,7 @@ class Prefixes:
         forked = self._store.run(id_of(parent))
         status = forked.status()
         step = max(status.step, newest_step(forked.checkpoints))
-        # A run that has no state to wait for trains as its parent itself, and may fare better than that one did.
+        # A run without a state to wait for trains as its parent itself, and may fare better than that one.
         final = ("diverged",) if prefix is None else ("diverged", "failed")
         if status.state not in final or step * _tokens_per_step(config) > config.fork.tokens:
             return None
