@@ -50,6 +50,7 @@ class Prefixes:
             )
             self._found = {run_id: prefix for run_id, prefix in found.items() if self._is_open(run_id)}
         self._kept = kept_by(self._found)
+        self._begun = frozenset(run_id for run_id in self._found if self._has_begun(run_id))
 
     def _is_open(self, run_id: str) -> bool:
         return self._store.run(run_id).status().state not in END_STATES
@@ -77,7 +78,7 @@ class Prefixes:
     def waits_for(self, run_id: str) -> str | None:
         """Return the run that a run has to wait for, None if there is none or its prefix is there."""
         prefix = self._found.get(run_id)
-        if prefix is None or self._is_there(prefix.key) or self._has_begun(run_id):
+        if prefix is None or run_id in self._begun or self._is_there(prefix.key):
             return None
         return prefix.holder
 
@@ -92,7 +93,9 @@ class Prefixes:
         forked = self._store.run(id_of(parent))
         status = forked.status()
         step = max(status.step, newest_step(forked.checkpoints))
-        if status.state not in ("diverged", "failed") or step * _tokens_per_step(config) > config.fork.tokens:
+        # A run without a state to wait for trains as its parent itself, and may fare better than that one.
+        final = ("diverged",) if prefix is None else ("diverged", "failed")
+        if status.state not in final or step * _tokens_per_step(config) > config.fork.tokens:
             return None
         what = f"the run that it forks from, {forked.run_id}, {status.state} before the fork"
         return f"{what}: {status.message}" if status.message else what

@@ -74,11 +74,11 @@ class Queue:
         if holder in self._tries and holder not in self.states:
             self._turns.append((run_id, given_up))
             return
-        if (failed := self._tasks.orphaned(run_id)) is not None:
-            self.states[run_id] = failed
-            return
         if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
             self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
+            return
+        if (failed := self._tasks.orphaned(run_id)) is not None:
+            self.states[run_id] = failed
             return
         self.handed[run_id] = None
         self._tasks.start(run_id, given_up)

@@ -183,6 +183,8 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
     parent.write_status(Status(state="diverged", step=7, tokens=7 * STEP))
     assert reason() is None  # after the fork: it trains the common steps itself
     parent.write_status(Status(state="failed", message="out of memory"))
+    assert reason() is None  # alone it does not wait for it
+    here.runs.insert(0, arms["bf16"])
     assert reason() == f"the run that it forks from, {parent.run_id}, failed before the fork: out of memory"
 
 
