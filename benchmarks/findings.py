@@ -11,7 +11,9 @@ costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKEN
 how much the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for
 one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them: ``trend``,
 ``verdict``, ``figure=trend``, or ``places`` (the changes alone).
-``--check`` writes nothing and fails where a page is not what the storage says.
+``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
+are made again of the losses in ``docs/findings/data`` and the study files, for all but ``diagnoses``, which
+need the runs themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ import argparse
 import re
 import shlex
 import sys
+import tempfile
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
+from ablate.base.files import append_line, write_record
+from ablate.data.identity import DataIdentity
+from ablate.plan import build_plan, to_lock
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
@@ -42,16 +50,20 @@ from ablate.reports.words.beside import trend_sentences, trend_table
 from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.table import Table
 from ablate.reports.words.verdict import write_verdict
-from ablate.store import StudyStore
+from ablate.store import Status, StudyStore
+from ablate.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
     from ablate.reports.findings.trend import Trend
+    from ablate.store import RunDir
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
+STUDIES = Path(__file__).parents[1] / "studies" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TABLES = {
     "headline": tables.headline,
@@ -63,10 +75,60 @@ TABLES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--storage", type=Path, required=True, help="the storage of the studies")
+    parser.add_argument(
+        "--storage", type=Path, help="the storage of the studies (default: made of docs/findings/data)"
+    )
     parser.add_argument("pages", nargs="*", help="only these pages, such as ladder.md (default: all)")
     parser.add_argument("--check", action="store_true", help="only tell which files would change")
     options = parser.parse_args()
+    if options.storage is None:
+        with tempfile.TemporaryDirectory() as folder:
+            rebuild(Path(folder))
+            return fill_pages(options, Path(folder), rebuilt=True)
+    return fill_pages(options, options.storage, rebuilt=False)
+
+
+def rebuild(storage: Path) -> None:
+    """Make a run store of each study from the losses beside the pages and its study file.
+
+    What losses do not tell (environment, timing, diagnostics) is not there.
+    """
+    for path in sorted((FOLDER / "data").glob("*.csv")):
+        evals = pd.read_csv(path)
+        study = load_study(STUDIES / f"{path.stem}.yaml")
+        plan = build_plan(study, lambda _: DataIdentity(digest="losses alone", vocab_size=256, num_bytes=0))
+        lock, store = to_lock(plan), StudyStore(storage / path.stem)
+        ids = {
+            (arm, seed): run for arm, seed, run in evals[["arm", "seed", "run_id"]].itertuples(index=False)
+        }
+        arms = []
+        for arm in lock.arms:
+            runs = tuple(
+                replace(run, id=ids[arm.name, run.seed]) for run in arm.runs if (arm.name, run.seed) in ids
+            )
+            arms += [replace(arm, runs=runs)] * bool(runs)
+        store.write_plan(replace(lock, arms=tuple(arms)))
+        for arm in arms:
+            config = plan.arm(arm.name).config
+            for run in arm.runs:
+                own = evals[evals["run_id"] == run.id]
+                write_run(store.run(run.id), asdict(config.with_seed(run.seed)), own)
+
+
+def write_run(run: RunDir, config: dict[str, Any], evals: pd.DataFrame) -> None:
+    """Write one finished run of these evaluations."""
+    run.create(config)
+    write_record(run.environment_path, {"backend": "cpu", "backend_mode": "emulated", "timing_valid": False})
+    rows = evals[["tokens", "step", "val_loss"]].to_dict("records")
+    for number, row in enumerate(rows):
+        append_line(run.metrics_path, {"kind": "eval", **row, "time_unix": float(number)})
+    run.write_status(
+        Status(state="finished", attempt=1, tokens=rows[-1]["tokens"], step=rows[-1]["step"], ended_unix=0.0)
+    )
+
+
+def fill_pages(options: argparse.Namespace, storage: Path, *, rebuilt: bool) -> int:
+    """Write what the storage says into the pages; return the exit code. ``rebuilt``: from losses alone."""
     files: dict[Path, bytes] = {}
     studies: dict[str, None] = {}
     for page in [FOLDER / name for name in options.pages] or sorted(FOLDER.glob("*.md")):
@@ -76,13 +138,15 @@ def main() -> int:
             study, what, *settings = shlex.split(match[2])
             if "," not in study:
                 studies[study] = None
-            body, drawn = block(options.storage, study, what, dict(one.split("=", 1) for one in settings))
+            if rebuilt and what == "diagnoses":
+                return match[0]
+            body, drawn = block(storage, study, what, dict(one.split("=", 1) for one in settings))
             files.update(drawn)
             return f"{match[1]}{body}\n{match[4]}"
 
         files[page] = BLOCK.sub(fill, text).encode()
     for study in studies:
-        frames = load_frames(StudyStore(options.storage / study))
+        frames = load_frames(StudyStore(storage / study))
         files[FOLDER / "data" / f"{study}.csv"] = csv_text(frames.evals).encode()
     changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
     for path in changed:
@@ -147,8 +211,8 @@ def places_table(storage: Path, studies: list[str], baseline: str | None, places
     return Table(
         caption=(
             f"Change of (1 + token cost over {trends[0].against}) for each tenfold of parameters, with its "
-            f"{trends[0].coverage} interval, each study read at the loss that the baseline of its file "
-            "reaches after so many tokens. The same runs in all columns."
+            f"{words.coverage(*trends[0].rules)} interval, each study read at the loss that the baseline of "
+            "its file reaches after so many tokens. The same runs in all columns."
         ),
         columns=("Arm", *(f"After {words.tokens(place)} tokens" for place in places)),
         rows=tuple((name, *(change.get(name, words.DASH) for change in changes)) for name in names),
