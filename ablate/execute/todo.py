@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.execute.environment import code_digest
@@ -109,6 +109,15 @@ def find_todo(
         num_unneeded=len(missing) - len(needed),
         taken=taken,
     )
+
+
+def leave_out(store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]) -> None:
+    """Mark the runs that nobody has begun and nobody needs as stopped, each with the reason."""
+    for request in requests:
+        run = store.run(request.run_id)
+        if request.run_id in reasons and run.state() == "pending":
+            run.create(asdict(request.config))
+            run.write_status(replace(run.status(), state="stopped", message=reasons[request.run_id]))
 
 
 def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> dict[str, StudyStore]:

@@ -63,7 +63,7 @@ def run_study(
     store = StudyStore(where.storage / plan.study)
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
-    from ablate.execute.todo import find_todo, requests_of
+    from ablate.execute.todo import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
@@ -125,6 +125,8 @@ def run_study(
                         outcome = replace(ended, states=before | ended.states)
                         if outcome.interrupted or outcome.problem:
                             break
+                if in_waves:
+                    leave_out(store, requests_of(plan, chosen, corpora), unneeded())
                 outcome = outcome or ExecutionEnd(states={}, interrupted=False)
                 report = None if outcome.interrupted else _report(store, listener)
             finally:

@@ -102,3 +102,29 @@ def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
     whole, arms = report(tmp_path)
     assert whole["stop"] is None
     assert arms["bad"]["n"] == 5
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(tmp_path):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    rule = "seeds: 5\nstop:\n  hopeless: {cost_above: 0.1, spending: pocock}\n"
+    text = STUDY.replace(rule, "seeds: {until: settled, at_most: 4}\n")
+    # Of equal losses there is no interval: such an arm is never settled.
+    text += "  like: {recipe: bf16, training: {learning_rate: 5e-3}}\n"
+    (tmp_path / "small.yaml").write_text(text)
+    done = ablate("run", "small.yaml", cwd=tmp_path)
+    assert done.code == 0, done
+    found = states(tmp_path)
+    assert {state for (arm, _), (state, _) in found.items() if arm != "bad"} == {"finished"}
+    assert [found["bad", seed][0] for seed in range(4)] == ["finished", "finished", "stopped", "stopped"]
+    assert "settled after 2 of at most 4 seeds" in found["bad", 3][1]
+    assert [line.split(";")[1].split(",")[0] for line in done.out.splitlines() if " to run, " in line] == [
+        " 6 to run", " 2 to run", " 2 to run",
+    ]  # fmt: skip
+    whole, arms = report(tmp_path)
+    assert (arms["bad"]["n"], arms["like"]["n"], arms["good"]["n"]) == (2, 4, 4)
+    assert arms["bad"]["stopped"]["kind"] == "settled"
+    assert whole["runs_missing"] == 0
+    again = ablate("run", "small.yaml", cwd=tmp_path)
+    assert again.code == 0, again
+    assert "0 to run" in again.out
