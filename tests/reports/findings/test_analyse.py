@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from synthetic_study import ENVIRONMENT, line, resolved_recipe
+from synthetic_study import ENVIRONMENT, line, resolved_recipe, smooth_curve
 
+from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.steps import Step, greatest_step
 from ablate.reports.words.caveats import warnings
-from ablate.reports.words.tables import arm_table
+from ablate.reports.words.tables import arm_table, headline
+from ablate.reports.words.verdict import write_verdict
 from ablate.store.records import Environment, with_whole
 
 
@@ -212,3 +215,97 @@ def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
     gemms, dgrad = rows[1][1].split("; ")
     assert gemms == "recipe.gemms: [] → [fprop, dgrad]"
     assert dgrad == "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
+
+
+def test_a_loss_difference_before_the_end_says_where_it_is_read(make_study):
+    """Two arms of 1,485 and 1,480 steps have their last common evaluation at 1,250."""
+
+    def run(last, shift):
+        at = [*range(250, 1251, 250), last]
+        return [(t, float(5 - 0.6 * np.log(t) + shift)) for t in at]
+
+    curves = {
+        "a": [run(1485, 0.001 * seed) for seed in (0, 1)],
+        "b": [run(1480, 0.002 * seed) for seed in (0, 1)],
+    }
+    analysis = analyse(load_frames(make_study(curves, target={"value": 1.0}, training={"tokens": 1480})))
+    assert analysis.others[0].difference.tokens == 1250
+    (row,) = (row for row in headline(analysis).rows if row[0] == "b")
+    assert row[-1].replace("\u00a0", " ").endswith("at 1.25 k")
+    assert any("Not the final loss difference: b at 1.25" in text for text in warnings(analysis, ()))
+    whole = {name: [run(1485, 0.001 * seed) for seed in (0, 1)] for name in "ab"}
+    alike = analyse(load_frames(make_study(whole, target={"value": 1.0}, training={"tokens": 1485})))
+    assert not any("Not the final loss" in text for text in warnings(alike, ()))
+
+
+def test_the_evaluation_interval_is_that_at_the_crossing(make_study):
+    """Dense evaluations elsewhere do not make the crossing sharper."""
+    at = [100, 110, 120, 130, 140, 400, 800, 810, 820]
+    points = [(t, float(5 - 0.6 * np.log(t))) for t in at]
+    analysis = analyse(load_frames(make_study({"a": [points] * 2}, target={"value": 1.2})))
+    assert analysis.resolution.tokens == 400
+
+
+def test_runs_cut_at_the_budget_are_compared_as_pairs_where_seeds_are_pairs(make_study):
+    paces = (1.0, 1.2, 0.8, 1.1)
+
+    def curve(pace, last=10):
+        return [(100 * n, float(5 - 0.6 * np.log(100 * n * pace))) for n in range(1, last + 1)]
+
+    curves = {"a": [curve(p) for p in paces], "b": [curve(p / 1.3, 6) for p in paces]}
+    widths = {}
+    for paired in (True, False):
+        store = make_study(
+            curves, target={"value": 1.4}, paired_seeds=paired, training={"schedule": "cosine"}
+        )
+        cost = analyse(load_frames(store)).others[0].token_cost
+        assert cost.kind == "bound"
+        widths[paired] = cost.restricted.high - cost.restricted.low
+    assert widths[True] != widths[False]
+
+
+def test_just_missed_says_what_the_loss_difference_comes_to_in_tokens(make_study):
+    at = np.arange(100, 1501, 100)
+    curves = {
+        "a": [[(int(t), float(5 - 0.6 * np.log(t) + 0.001 * seed)) for t in at] for seed in range(3)],
+        "b": [[(int(t), float(5 - 0.6 * np.log(t / 1.2) + 0.0012 * seed)) for t in at] for seed in range(3)],
+    }
+    target = float(5 - 0.6 * np.log(1400))
+    analysis = analyse(load_frames(make_study(curves, target={"value": target}, paired_seeds=True)))
+    arm = analysis.others[0]
+    assert arm.token_cost.kind == "bound"
+    assert arm.behind.estimate == pytest.approx(0.2, abs=0.005)
+    assert arm.behind.low < 0.2 < arm.behind.high
+    text = " ".join(write_verdict(analysis).sentences).replace("\u00a0", " ")
+    assert f"over the slope of a's curve there, about +{100 * arm.behind.estimate:.1f} %" in text
+    assert "at that loss and not at the target" in text
+    decaying = make_study(
+        curves, target={"value": target}, training={"schedule": "cosine"}, model={"width": 64, "layers": 1}
+    )
+    assert analyse(load_frames(decaying)).others[0].behind.estimate is None
+
+
+def test_a_margin_is_judged_in_lead_table_and_json(make_study):
+    rng = np.random.default_rng(5)
+    curves = {
+        name: [smooth_curve(rng, cost=cost, seed_noise=0.004) for _ in range(4)]
+        for name, cost in (("a", 0.0), ("near", 0.0), ("far", 0.3))
+    }
+    target = {"value": 2.2, "within": {"kind": "cost", "value": 0.05}}
+    store = make_study(curves, target=target)
+    analysis = analyse(load_frames(store))
+    assert {arm.name: arm.standing for arm in analysis.arms} == {
+        "a": None,
+        "near": "within",
+        "far": "outside",
+    }
+    lead, near, far = write_verdict(analysis).sentences[:3]
+    assert lead.replace("\u00a0", " ").endswith(
+        "Of the margin of ±5 % in token cost: 1 within and 1 outside."
+    )
+    assert near.endswith("It is shown to be within the margin.")
+    assert far.endswith("It is shown to be outside of the margin.")
+    assert [row[-1] for row in headline(analysis).rows] == ["–", "within", "outside"]
+    content = json.loads(write_report(store).json.read_text())
+    assert content["target"]["within"] == {"kind": "cost", "value": 0.05}
+    assert [arm["standing"] for arm in content["arms"]] == [None, "within", "outside"]

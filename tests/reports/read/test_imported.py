@@ -298,3 +298,40 @@ def test_the_page_of_logs_does_not_tell_to_train(tmp_path):
     for page in (report.markdown, report.html):
         assert "ablate run" not in page.read_text()
         assert "ablate import" in page.read_text()
+
+
+def stretched(seed, by, last):
+    """Return a log whose curve is stretched to its budget of ``last`` thousand tokens."""
+    at = np.arange(50, last + 1, 50)
+    evals = tuple((1000 * int(t), float(5 - 0.6 * np.log(t / by) + 0.001 * seed)) for t in at)
+    return dataclasses.replace(run(seed), evals=evals, content=repr((seed, by, last)).encode())
+
+
+def test_a_cost_that_unequal_budgets_alone_may_make_is_named(tmp_path):
+    arms = {
+        "short": [stretched(seed, 1.0, 1000) for seed in (0, 1)],
+        "long": [stretched(seed, 1.09, 1100) for seed in (2, 3)],
+        "slow": [stretched(seed, 1.3, 1100) for seed in (4, 5)],
+    }
+    made = dataclasses.replace(study(**arms), target=Target(kind="val_loss", value=1.0))
+    store, _ = write_study(made, tmp_path / "s")
+    text = " ".join(warnings(analyse(load_frames(store)), ())).replace("\u00a0", " ")
+    assert "The learning rate's schedule is not known" in text
+    assert "the cost is no greater than that: long (+10.0 % of budget, +9." in text
+    assert "unknown here" in text
+    assert "slow" not in text.split("no greater than that")[1].split("stretches")[0]
+
+
+def test_a_run_at_the_target_before_it_began_is_a_bound_and_no_error(tmp_path):
+    begun = [
+        dataclasses.replace(run(seed), evals=((0, 2.9), (1000, 2.5)), content=b"%d" % seed) for seed in (0, 1)
+    ]
+    store, _ = write_study(study(a=begun, b=[run(2, 4, 2), run(3, 4, 2.5)]), tmp_path / "s")
+    for rule in ("confirmed", "first_eval"):
+        plan = store.plan()
+        store.write_plan(dataclasses.replace(plan, target=dataclasses.replace(plan.target, crossing=rule)))
+        report = write_report(store)
+        assert "b" in " ".join(report.verdict.sentences)
+        found = {arm.name: arm for arm in analyse(load_frames(store)).arms}
+        assert found["b"].token_cost.estimate is None
+        assert found["b"].token_cost.low is None
