@@ -1,0 +1,98 @@
+"""Intervals on real runs: those of some seeds against what the other seeds of the same study say.
+
+python tests/reports/held_out.py [MLPERF]     # a line a way, for the runs of docs/findings, and logs of MLPerf
+
+Of every study some seeds make the interval, and the mean of the others stands for the truth. Its own error is
+allowed for: the half width is taken times √(1 + n / rest). ``MLPERF``: a folder of systems' logs, of which
+each in turn is the baseline of the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ablate.reports import load_frames
+from ablate.reports.findings.ends import run_ends
+from ablate.reports.read.mllog import read_mllog
+from ablate.reports.statistics.intervals import t_interval
+from ablate.reports.statistics.moderation import contrasts
+from ablate.run.outcome import find_crossing
+from ablate.store import StudyStore
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+def findings(storage):
+    """Yield arm → seed → log tokens to target, and the baseline's name, of each study of the findings."""
+    import findings as pages
+
+    pages.rebuild(storage)
+    for folder in sorted(storage.iterdir()):
+        frames = load_frames(StudyStore(folder))
+        logs = {}
+        for _, curve, end in run_ends(frames, ()):
+            if end.exact:
+                logs.setdefault(curve.arm, {})[end.seed] = float(np.log(end.high))
+        yield logs, frames.plan.baseline
+
+
+def mlperf(folder, target=3.3):
+    logs = {}
+    for path in sorted(folder.rglob("result_*.txt")):
+        run, _ = read_mllog(path)
+        if run and (crossing := find_crossing(*zip(*run.evals, strict=True), target)):
+            own = logs.setdefault(str(path.parent), {})
+            own[len(own)] = float(np.log(crossing.tokens))
+    return [(logs, baseline) for baseline in logs]
+
+
+def tally(studies, n, *, paired, moderated, draws=20):
+    """Return the share of intervals that hold the other seeds' mean, and their mean width."""
+    rng = np.random.default_rng(0)
+    held, widths = [], []
+    for logs, baseline in studies:
+        seeds = sorted(logs[baseline])
+        arms = [arm for arm, own in logs.items() if sorted(own) == seeds and arm != baseline]
+        if len(seeds) <= n or not arms:
+            continue
+        every = list(itertools.combinations(seeds, n))
+        for chosen in (every[i] for i in rng.permutation(len(every))[:draws]):
+            rest = [seed for seed in seeds if seed not in chosen]
+            sides = {
+                arm: tuple([(seed, logs[one][seed]) for seed in chosen] for one in (arm, baseline))
+                for arm in arms
+            }
+            wider = (1 + n / len(rest)) ** 0.5
+            for arm, found in contrasts(sides, paired=paired, moderated=moderated).items():
+                interval = t_interval(found.estimate)
+                truth = np.mean([logs[arm][seed] - logs[baseline][seed] for seed in rest])
+                if interval.low is None:
+                    continue
+                half = (interval.high - interval.low) / 2
+                held.append(abs(found.estimate.value - truth) <= wider * half)
+                widths.append(2 * half)
+    return float(np.mean(held)), float(np.mean(widths))
+
+
+def main():
+    print("| runs | seeds | moderated holds | width | own holds | width |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [("our findings, paired", list(findings(Path(folder))), True)]
+    if len(sys.argv) > 1:
+        sources.append(("MLPerf's logs, unpaired", mlperf(Path(sys.argv[1])), False))
+    for name, studies, paired in sources:
+        for n in (2, 3, 4):
+            cells = [tally(studies, n, paired=paired, moderated=moderated) for moderated in (True, False)]
+            text = " | ".join(f"{held:.1%} | {100 * width:.1f}" for held, width in cells)
+            print(f"| {name} | {n} | {text} |")
+
+
+if __name__ == "__main__":
+    main()
