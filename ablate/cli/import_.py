@@ -79,6 +79,11 @@ def _importer(name: str, *own_options: _Decorator) -> Callable[[Callable[..., _F
             help="Pool the runs of an arm although they differ in this.",
         ),
         click.option(
+            "--constant-from", type=click.IntRange(min=0), metavar="TOKENS",
+            help="The learning rate is constant from these tokens on in all runs, which no log tells: T is "
+            "then read off a local fit.",
+        ),
+        click.option(
             "--hardware", metavar="'8x NVIDIA H100'",
             help="What all runs were trained on, where no log tells: for the speed-up as logged.",
         ),
@@ -102,7 +107,10 @@ def _import(
     from ablate.reports.read.imported import ImportedStudy, machine, write_study
 
     target, crossing = options.pop("target"), options.pop("crossing")
-    shown = {key: options.pop(key) for key in ("paired_seeds", "waived", "hardware", "description")}
+    shown = {
+        key: options.pop(key)
+        for key in ("paired_seeds", "waived", "hardware", "constant_from", "description")
+    }
     if shown["hardware"] is not None:
         machine(shown["hardware"])
     if not _NAME.fullmatch(study):

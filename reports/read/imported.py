@@ -80,7 +80,8 @@ def run_of_losses(
 class ImportedStudy:
     """Arms by name with their runs, and how they are to be compared; without a target by final losses.
 
-    ``hardware``: ``8x NVIDIA H100``, what the user says that all runs had.
+    ``hardware``: ``8x NVIDIA H100``, what the user says that all runs had. ``constant_from``: the tokens from
+    which, as the user says, the learning rate was constant in all runs.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ImportedStudy:
     baseline: str
     target: Target | None
     hardware: str | None = None
+    constant_from: int | None = None
     paired_seeds: bool = False
     description: str | None = None
     waived: tuple[str, ...] = ()
@@ -106,6 +108,8 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
     arms = {name: _distinct(name, runs, faults) for name, runs in study.arms.items()}
     if study.hardware is not None:
         arms = {name: [_run_on(run, study.hardware) for run in runs] for name, runs in arms.items()}
+    if study.constant_from is not None:
+        arms = {name: [_constant(run, study.constant_from) for run in runs] for name, runs in arms.items()}
     for name, runs in arms.items():
         if not runs:
             raise UserError(f"arm '{name}' has no run that could be read")
@@ -194,6 +198,15 @@ def _run_on(run: ImportedRun, hardware: str) -> ImportedRun:
     if told != hardware:
         raise UserError(f"--hardware: {run.source} was trained on {told} (leave the option out)")
     return replace(run, settings={**run.settings, "hardware": hardware})
+
+
+def _constant(run: ImportedRun, tokens: int) -> ImportedRun:
+    """Return a run with the schedule that the user names; raise ``UserError`` where its log tells one."""
+    if told := next((key for key in run.settings if "schedule" in key or "decay" in key), None):
+        raise UserError(
+            f"--constant-from: {run.source} tells {told} {run.settings[told]} itself (leave the option out)"
+        )
+    return replace(run, settings={**run.settings, "schedule": "constant", "warmup_tokens": tokens})
 
 
 def machine(hardware: str) -> dict[str, Any]:

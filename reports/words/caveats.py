@@ -187,7 +187,8 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
     if analysis.timing.kind == "logged" and not known:
         yield (
             "The learning rate's schedule is not known: where it falls towards the end of the budget, a "
-            "crossing belongs to that budget alone."
+            "crossing belongs to that budget alone. Where it is constant, say so: `ablate import "
+            "--constant-from TOKENS`."
         )
     if told.get("schedule") == "cosine":
         yield (

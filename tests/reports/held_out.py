@@ -1,6 +1,6 @@
 """Intervals on real runs: those of some seeds against what the other seeds of the same study say.
 
-python tests/reports/held_out.py [MLPERF]     # a line a way, for the runs of docs/findings, and logs of MLPerf
+python tests/reports/held_out.py [MLPERF]     # a line a number of seeds
 
 Of every study some seeds make the interval, and the mean of the others stands for the truth. Its own error is
 allowed for: the half width is taken times √(1 + n / rest). ``MLPERF``: a folder of systems' logs, of which

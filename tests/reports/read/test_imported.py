@@ -300,6 +300,22 @@ def test_the_page_of_logs_does_not_tell_to_train(tmp_path):
         assert "ablate import" in page.read_text()
 
 
+def test_a_rate_that_is_said_to_be_constant_lets_crossings_be_read_off_a_fit(tmp_path):
+    arms = {"a": [stretched(seed, 1.0, 1000) for seed in (0, 1)], "b": [stretched(2, 1.2, 1000)]}
+    made = dataclasses.replace(study(**arms), target=Target(kind="val_loss", value=1.2))
+    for told, fitted in ((None, False), (60_000, True), (900_000, False)):
+        store, _ = write_study(dataclasses.replace(made, constant_from=told), tmp_path / "s")
+        analysis = analyse(load_frames(store))
+        assert {run.fitted is not None for arm in analysis.arms for run in arm.runs} == {fitted}
+        assert any("schedule is not known" in text for text in warnings(analysis, ())) == (told is None)
+    settings = {"opt_learning_rate_decay_schedule": "cosine"}
+    odd = dataclasses.replace(made, arms={"a": [run(0, 4, 2, settings=settings)]}, constant_from=0)
+    with pytest.raises(
+        UserError, match="--constant-from: log 0 tells opt_learning_rate_decay_schedule cosine"
+    ):
+        write_study(odd, tmp_path / "t")
+
+
 def stretched(seed, by, last):
     """Return a log whose curve is stretched to its budget of ``last`` thousand tokens."""
     at = np.arange(50, last + 1, 50)
