@@ -42,7 +42,7 @@ def write_study(
             runs.append({"id": run.run_id, "seed": seed})
             if ended is not None and seed >= ended:
                 continue
-            run.create({"training": {"tokens": evals * 1000}, "recipe": {}})
+            run.create({"training": {"tokens": evals * 1000, "schedule": "constant"}, "recipe": {}})
             pace = math.exp(draw.gauss(0, 0.02)) / (1 + 0.03 * arm)
             lines = []
             for step in range(1, evals * rows + 1):

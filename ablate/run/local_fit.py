@@ -29,7 +29,8 @@ WIDTH = 0.3
 _NEIGHBOURS = 4
 _PASSES = 2
 _CUT = 6.0
-_ROWS = 256
+_PLACES = 250
+_BLOCK = 1 << 20
 _STEPS = 50
 
 
@@ -82,10 +83,13 @@ class _Span:
     def _weights(self) -> np.ndarray:
         """How much each evaluation counts: bisquare weights by its own distance from the fit."""
         weights = np.ones(len(self._x))
+        # The fit is smooth: of very many evaluations at a few places, and straight between them.
+        count = len(self._x)
+        places = self._x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
         for _ in range(_PASSES):
-            blocks = range(0, len(self._x), _ROWS)
-            fitted = [_lines(self._x, self._y, weights, self._x[i : i + _ROWS])[0] for i in blocks]
-            residual = np.abs(self._y - np.concatenate(fitted))
+            blocks = np.array_split(places, 1 + len(places) * count // _BLOCK)
+            fitted = np.concatenate([_lines(self._x, self._y, weights, block)[0] for block in blocks])
+            residual = np.abs(self._y - np.interp(self._x, places, fitted))
             scale = _CUT * float(np.median(residual))
             if not scale > 1e-12 * float(np.abs(self._y).max()):  # the curve is its own fit
                 break
@@ -96,15 +100,31 @@ class _Span:
 def _lines(
     x: np.ndarray, y: np.ndarray, weights: np.ndarray, at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the value and the slope of the local line at each of ``at``."""
-    away = x - at[:, None]
-    distance = np.abs(away)
-    # The fifth neighbour stands at the edge, where the weight is zero: four lie inside.
-    width = np.maximum(WIDTH, np.partition(distance, _NEIGHBOURS, axis=1)[:, _NEIGHBOURS])
-    own = np.clip(1 - (distance / width[:, None]) ** 3, 0, None) ** 3 * weights
-    total = np.maximum(own.sum(axis=1), np.finfo(float).tiny)
-    mean_x, mean_y = (own * away).sum(axis=1) / total, own @ y / total
-    spread = (own * (away - mean_x[:, None]) ** 2).sum(axis=1)
-    together = (own * (away - mean_x[:, None]) * (y - mean_y[:, None])).sum(axis=1)
-    slope = np.divide(together, spread, out=np.zeros_like(together), where=spread > 1e-12 * total)
-    return mean_y - slope * mean_x, slope
+    """Return the value and the slope of the local line at each of ``at``; ``x`` rises."""
+    # Sums of products lose no digits that count where the values lie around zero.
+    middle, level = x.mean(), y.mean()
+    near, own_y = x - middle, y - level
+    share = np.abs(near - (at - middle)[:, None])
+    share /= _widths(x, at)[:, None]
+    # Products, because a power takes ten times as long.
+    own = np.maximum(1 - share * share * share, 0)
+    own = own * own * own * weights
+    total, sum_x, sum_y, sum_xx, sum_xy = (
+        own @ np.stack([np.ones_like(near), near, own_y, near * near, near * own_y], axis=1)
+    ).T
+    total = np.maximum(total, np.finfo(float).tiny)
+    mean_x, mean_y = sum_x / total, sum_y / total
+    spread, together = sum_xx / total - mean_x**2, sum_xy / total - mean_x * mean_y
+    slope = np.divide(together, spread, out=np.zeros_like(together), where=spread > 1e-12)
+    return level + mean_y + slope * (at - middle - mean_x), slope
+
+
+def _widths(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return how far evaluations count at each of ``at``."""
+    widths = np.full(len(at), WIDTH)
+    inside = np.searchsorted(x, at + WIDTH) - np.searchsorted(x, at - WIDTH, side="right")
+    if (few := inside <= _NEIGHBOURS).any():
+        # The fifth neighbour stands at the edge, where the weight is zero: four lie inside.
+        distance = np.partition(np.abs(x - at[few][:, None]), _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
+        widths[few] = np.maximum(WIDTH, distance)
+    return widths

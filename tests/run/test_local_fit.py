@@ -48,7 +48,10 @@ def test_it_is_the_lowess_of_the_definition(points):
         residual = np.abs(loss - [by_hand(tokens, loss, at, weights) for at in np.log(tokens)])
         weights = np.clip(1 - (residual / (6 * np.median(residual))) ** 2, 0, None) ** 2
     found = crossing(loss, 1.5, tokens)
-    assert by_hand(tokens, loss, math.log(found), weights) == pytest.approx(1.5, abs=1e-7)
+    # Of many evaluations the distances are interpolated between some places.
+    assert by_hand(tokens, loss, math.log(found), weights) == pytest.approx(
+        1.5, abs=1e-7 if points < 250 else 1e-5
+    )
 
 
 def test_one_evaluation_that_went_wrong_hardly_counts():
