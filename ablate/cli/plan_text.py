@@ -18,6 +18,7 @@ from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
 from ablate.plan.layers import LayerGroup, layer_groups
+from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
 from ablate.store import END_STATES, StudyStore
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
-
-_SPREAD = 0.035
-"""Standard deviation of the log ratio of two runs' tokens to target, of one seed: as in docs/findings."""
 
 
 def show_plan(
@@ -213,6 +211,7 @@ def _figures(
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),
+        "seeds": _seeds_text(plan),
         "stop": _stop_text(plan),
         "fork": _fork_text(plan),
         "runs": [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"],
@@ -270,6 +269,18 @@ def _stop_text(plan: Plan) -> list[str]:
     return text
 
 
+def _seeds_text(plan: Plan) -> list[str]:
+    """Say what so many seeds, and more, would find."""
+    if not plan.paired_seeds or (plan.stop is not None and plan.stop.sequential is not None):
+        return []
+    seeds, others = len(plan.arms[0].runs), max(1, len(plan.arms) - 1)
+    wanted = [seeds, *[n for n in (2, 3, 5, 8) if n > seeds][:2]]
+    found = {n: cost_found(n, others, moderated=plan.intervals == "moderated") for n in wanted}
+    costs = [f"{n} find a cost of {cost:.0%}" for n, cost in found.items() if cost is not None]
+    spread = f"pairs of runs that spread by {SPREAD:.1%}"
+    return [f"{', '.join(costs)} in 4 of 5 comparisons ({spread})"]
+
+
 def _expected_text(plan: Plan, rule: Settled) -> list[str]:
     """Say what seeds until settled take at least, as expected, and at most."""
     from ablate.reports.statistics.stopping import expected_seeds
@@ -279,11 +290,11 @@ def _expected_text(plan: Plan, rule: Settled) -> list[str]:
 
     others = max(1, len(plan.arms) - 1)
     expected = {
-        cost: expected_seeds(rule, cost, _SPREAD, arms=others, margin=plan.target.within)
+        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=plan.target.within)
         for cost in (0.05, 0.1, 0.2)
     }
     listed = ", ".join(f"{seeds:.1f} at a cost of {cost:.0%}" for cost, seeds in expected.items())
-    spread = f"simulated, pairs of runs that spread by {_SPREAD:.1%}"
+    spread = f"simulated, pairs of runs that spread by {SPREAD:.1%}"
     least, usual, most = (tokens(seeds) for seeds in (rule.looks[0], expected[0.1], rule.looks[-1]))
     return [
         f"at least {least}, {usual} if arms cost 10%, at most {most}",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from scipy.special import fdtri
 
+from ablate.plan.seeds import moderating_degrees
 from ablate.reports.statistics.intervals import Estimate, difference, mean_estimate
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     """Seed and value of each run."""
 
 Arm = TypeVar("Arm")
-_PAIRED_D0, _UNPAIRED_D0 = 3.0, 2.0
+_UNPAIRED_D0 = 2.0
 _STANDS_OUT = 0.9
 
 
@@ -89,8 +90,7 @@ def _paired(own: Mapping[Arm, Contrast]) -> dict[Arm, Contrast]:
     pool = _Pool({arm: (found.own, len(found.pairs)) for arm, found in own.items()})
     found = {}
     for arm, one in own.items():
-        # Differences to one baseline go together: m of them tell less than m times as much.
-        d0 = min(_PAIRED_D0, 3 * pool.others(arm) / (len(pool.variances) + 3))
+        d0 = moderating_degrees(len(pool.variances), pool.others(arm))
         if arm in pool.variances and d0:
             found[arm] = replace(one, estimate=pool.moderate(arm, d0), stands_out=pool.stands_out(arm))
     return found
