@@ -275,6 +275,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 @pytest.mark.usefixtures("few")
 def test_intervals_hold_the_truth_in_every_design(design):
-    found = coverage(design, 150)
-    # 300 intervals: two standard errors are 2.5 points. Of losses read off one run they are too narrow.
-    assert all(share >= (0.86 if design.read else 0.89) for share, _ in found.values())
+    found = coverage(design, 100)
+    # 200 intervals: two standard errors are 3 points. Of losses read off one run they are too narrow.
+    assert all(share >= (0.85 if design.read else 0.88) for share, _ in found.values())
