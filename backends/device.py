@@ -8,14 +8,18 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from ablate.base.errors import UserError, first_line
+
 Kind = Literal["cpu", "cuda", "hip"]
 
 KNOWN: dict[str, tuple[Kind, str]] = {
     "cpu": ("cpu", "CPU"),
+    "sm_80": ("cuda", "Ampere: A100"),
     "sm_90": ("cuda", "Hopper: H100, H200"),
     "sm_100": ("cuda", "Blackwell: B200, GB200"),
     "sm_103": ("cuda", "Blackwell Ultra: B300, GB300"),
     "sm_120": ("cuda", "Blackwell: RTX 50, RTX PRO 6000"),
+    "gfx942": ("hip", "CDNA 3: MI300X, MI325X"),
     "gfx950": ("hip", "CDNA 4: MI350X, MI355X"),
 }
 """Architectures known to the back ends: (kind, example products)."""
@@ -73,6 +77,21 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chosen_device(where: str | None) -> tuple[str, Device]:
+    """Return the torch device of ``--device`` and what it is; by default the first GPU, else the CPU.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    chosen = where or default_device()
+    try:
+        return chosen, device_of(chosen)
+    except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
+        raise UserError(
+            f"--device: '{chosen}' cannot be used ({first_line(error)}); try --device cpu"
+        ) from None
 
 
 def interpreting() -> bool:

@@ -67,7 +67,7 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
     if failed and not allow_failed:
         first = failed[0]
         raise UnfitDeviceError(
-            f"self-test of back end '{first.backend}' failed: {first.check}: {first.detail}; `ablate doctor` "
+            f"self-test of back end '{first.backend}' failed: {first.check}: {first.detail}; `ablate prove` "
             "tells more, resources.allow_failed_self_test: true trains all the same"
         )
     return [asdict(result) for result in results]

@@ -1,9 +1,9 @@
 """The interface of a back end: it states its support, quantises an operand by a policy, and multiplies two.
 
-Back ends may differ only in speed, accumulation order and the rounding of the output. The quantised values
-equal those of ``ablate.numerics.round_operand`` bit for bit. ``ablate.backends.testing`` checks this for
-every back end. A user registers one by an entry point of the group ``ablate.backends`` that names a
-subclass of ``Backend``.
+Back ends may differ only in speed, in how they add products, and in the rounding of the output. The
+quantised values equal those of ``ablate.numerics.round_operand`` bit for bit. ``ablate.backends.testing``
+checks this for every back end. A user registers one by an entry point of the group ``ablate.backends`` that
+names a subclass of ``Backend``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
+from ablate.numerics.rotate import unrotate
+
+if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.numerics.philox import Key
     from ablate.recipes import GemmPolicy, OperandPolicy
@@ -61,6 +64,16 @@ class Draw:
     amax: float | None = None
 
 
+def dequantised(operand: Operand) -> Tensor:
+    """Return the stored matrix after quantising, with every factor applied, in its rotated basis."""
+    descale = operand.descale
+    if isinstance(descale, float) and descale == 1.0:
+        return operand.values
+    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row of [n, k]
+        descale = descale[:, None] if operand.axis == 1 else descale[None, :]
+    return operand.values.to(torch.float32, copy=True).mul_(descale)
+
+
 class Backend(ABC):
     """One way to run quantised GEMMs."""
 
@@ -84,6 +97,13 @@ class Backend(ABC):
             ValueError: a dtype, shape or missing key that the policy cannot take.
         """
 
+    def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
+        """Quantise what a quantised operand stands for, every factor applied ("double quantisation")."""
+        values = dequantised(done)
+        if draw.policy.source == "forward_bf16":
+            values = values.to(torch.bfloat16)
+        return self.quantize(values, draw, axis=axis)
+
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
         """Quantise one matrix along its columns' index (axis 1) and along its rows' index (axis 0).
 
@@ -95,6 +115,24 @@ class Backend(ABC):
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Return A Bᵀ [m, n] in bf16 for operands A [m, k] and B [n, k], contraction last.
 
-        Accumulated in fp32, descaled there, rounded once. Values that are not exact in bf16 (fp16; fp32
-        scales within a tensor) are multiplied in fp32.
+        Accumulated in fp32, in the device's order, rounding and width; descaled there, rounded once. Values
+        that are not exact in bf16 are multiplied in fp32: those in fp16, and those with fp32 scales within a
+        tensor, which may also multiply the sums of 128 products of elements.
         """
+
+    def way_back(
+        self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
+    ) -> Tensor:
+        """Take a gradient in bf16 back through a forward operand's mask and its rotation of the last axis.
+
+        Args:
+            grad: [rows, K], in the basis that ``policy`` rotates to.
+            policy: the operand's; reads hadamard, signs and permute.
+            key: the operand's; None if its policy draws nothing.
+            mask: bool [rows, K], false where the gradient is zero.
+        """
+        if mask is not None:
+            grad = grad * mask
+        if policy.hadamard:
+            grad = unrotate(grad.to(torch.float32), policy, key).to(torch.bfloat16)
+        return grad

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ablate.backends.device import device_of
+from ablate.backends.protocol import Support
 from ablate.base.errors import one_of
 from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
 from ablate.run.backends import BUILT_IN, backend_names, registered
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ablate.backends.device import Device
-    from ablate.backends.protocol import Backend, Support
+    from ablate.backends.protocol import Backend
     from ablate.recipes import Gemm, GemmPolicy, Recipe
 
 FASTEST_FIRST = ("torch", "triton")
@@ -79,6 +80,8 @@ class Selection:
             ValueError: the named back end does not support it.
         """
         emulated = load_backend("emulated")
+        if gemm.accumulate == "blackwell":
+            return self._modelled(gemm, device)
         if self.name == "auto":
             for name in (*FASTEST_FIRST, *registered()):
                 backend = load_backend(name)
@@ -97,6 +100,17 @@ class Selection:
                 f"back end '{self.name}' cannot do {describe_gemm(gemm)} on {device.name}: {support.detail}"
             )
         return backend, support
+
+    def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
+        """Return the back end that adds as a model of Blackwell does; a device adds in its own way."""
+        from ablate.backends.gemms.blackwell import BlackwellEmulated, BlackwellReference
+
+        if self.name not in ("auto", "emulated", "reference"):
+            what = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
+            raise ValueError(f"{what} (expected backend auto, emulated or reference)")
+        backend: Backend = BlackwellReference() if self.name == "reference" else BlackwellEmulated()
+        mode = backend.support(gemm, device).mode
+        return backend, Support(mode=mode, detail=backend.detail())
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
         """Choose, as ``choose``, for each GEMM of a recipe, its rules and its phases, without duplicates."""

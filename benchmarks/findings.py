@@ -6,11 +6,11 @@ A page says what goes where, and this script writes it there, so that no figure 
     …
     <!-- end -->
 
-TABLE is ``headline``, ``steps``, ``effects``, ``power`` or ``diagnoses`` for a table, ``places`` for token
-costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO``
-how much the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for
-one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them: ``trend``,
-``verdict``, ``figure=trend``, or ``places`` (the changes alone).
+TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
+``places`` for token costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with
+``change=FROM,TO`` how much the difference changes between two), ``verdict`` for the report's sentences, or
+``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
+``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
 are made again of the losses in ``docs/findings/data`` and the study files, for all but ``diagnoses``, which
 need the runs themselves.
@@ -48,6 +48,7 @@ from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import tables, words
 from ablate.reports.words.beside import trend_sentences, trend_table
 from ablate.reports.words.diagnoses import diagnosis_table
+from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.table import Table
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import Status, StudyStore
@@ -70,6 +71,7 @@ TABLES = {
     "steps": tables.step_table,
     "effects": tables.effect_table,
     "power": tables.power_table,
+    "evaluation": evaluation_table,
 }
 
 
@@ -119,9 +121,10 @@ def write_run(run: RunDir, config: dict[str, Any], evals: pd.DataFrame) -> None:
     """Write one finished run of these evaluations."""
     run.create(config)
     write_record(run.environment_path, {"backend": "cpu", "backend_mode": "emulated", "timing_valid": False})
-    rows = evals[["tokens", "step", "val_loss"]].to_dict("records")
+    rows = evals.drop(columns=["run_id", "arm", "seed"]).to_dict("records")
     for number, row in enumerate(rows):
-        append_line(run.metrics_path, {"kind": "eval", **row, "time_unix": float(number)})
+        known = {key: value for key, value in row.items() if pd.notna(value)}
+        append_line(run.metrics_path, {"kind": "eval", **known, "time_unix": float(number)})
     run.write_status(
         Status(state="finished", attempt=1, tokens=rows[-1]["tokens"], step=rows[-1]["step"], ended_unix=0.0)
     )

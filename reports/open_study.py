@@ -87,6 +87,6 @@ def open_study(study: str | Path, *, storage: str | Path | None = None) -> OpenS
     store = study_at(Path(study))
     if store is None:
         where = default_storage() if storage is None else Path(storage)
-        store = study_named(where, str(study), start=f"ablate run {study}")
+        store = study_named(where, str(study))
     frames = load_frames(store)
     return OpenStudy(frames, analyse(frames))

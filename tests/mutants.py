@@ -22,8 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/numerics/test_formats.py", "tests/numerics/test_philox.py", "tests/numerics/test_rotate.py",
-    "tests/numerics/test_mx.py", "tests/numerics/test_tensor_scales.py", "tests/layers/test_linear.py",
-    "tests/backends/test_conformance.py", "tests/numerics/test_gains.py", "tests/train/test_loop.py",
+    "tests/numerics/test_mx.py", "tests/numerics/test_tensor_scales.py", "tests/numerics/test_scales.py",
+    "tests/numerics/test_scale_rules.py", "tests/layers/test_linear.py", "tests/backends/test_conformance.py",
+    "tests/backends/test_blackwell.py", "tests/backends/test_block_scaled.py", "tests/numerics/test_gains.py",
+    "tests/train/test_loop.py",
     "tests/layers/test_apply.py",
 )  # fmt: skip
 
@@ -126,13 +128,13 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "scales of other blocks",
         NUMERICS + "quantiser.py",
-        "self.values * self.up,",
-        "self.values * self.up.flip(0),",
+        "self.values * factor,",
+        "self.values * factor.flip(0),",
         first="tests/numerics/test_mx.py::test_codes_and_scales_are_the_dequantised_values",
     ),
     one(
         "a tile's scale from one row",
-        "ablate/recipes/policy.py",
+        "ablate/recipes/sizes.py",
         "return int(rows), int(columns)",
         "return 1, int(columns)",
         first="tests/numerics/test_mx.py::test_a_square_tile_gives_the_same_numbers_along_either_axis",
@@ -168,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "signs not renewed",
         NUMERICS + "rotate.py",
-        'step = key.step if policy.signs in ("step", "call") else 0',
+        'step = 0 if policy.signs == "layer" else key.step',
         "step = 0",
         first="tests/numerics/test_rotate.py::test_signs_are_renewed_as_their_policy_says",
     ),
@@ -229,6 +231,69 @@ MUTANTS: tuple[Mutant, ...] = (
         first="tests/numerics/test_tensor_scales.py::test_ms_eden_is_unbiased_and_errs_less_than_stochastic_rounding",
     ),
     one(
+        "ties toward zero go away from it",
+        NUMERICS + "formats.py",
+        "torch.where(p > 0.5, low + 1, low)",
+        "torch.where(p >= 0.5, low + 1, low)",
+        first="tests/numerics/test_formats.py::test_ties_away_from_zero_and_toward_it",
+    ),
+    one(
+        "a zero block scale of TetraJet-v2 stays zero",
+        NUMERICS + "scales.py",
+        "torch.where(base == 0, 2.0**-9, base)",
+        "base",
+        first="tests/numerics/test_scale_rules.py::test_nvfp4_with_a_scale_for_128_as_tetrajet_v2s_kernel",
+    ),
+    one(
+        "a row's scale taken from the tensor",
+        NUMERICS + "scales.py",
+        "encode = divided(E4M3.max * 6, amax)",
+        "encode = divided(E4M3.max * 6, amax.amax().expand_as(amax))",
+        first="tests/numerics/test_scale_rules.py::test_nvfp4_with_a_scale_a_row_as_transformer_engines_reference",
+    ),
+    one(
+        "UE5M3 without its smallest scale",
+        NUMERICS + "scales.py",
+        "base.clamp(min=UE5M3_STEP, max=UE5M3.max)",
+        "base.clamp(max=UE5M3.max)",
+        first="tests/numerics/test_scale_rules.py::test_amd_fp4_divides_by_a_scale_that_is_never_zero",
+    ),
+    one(
+        "IF4 takes what errs more",
+        NUMERICS + "scales.py",
+        "whole = (seven < six)",
+        "whole = (seven > six)",
+        first="tests/numerics/test_scale_rules.py::test_if4_takes_for_each_block_the_grid_that_errs_less",
+    ),
+    one(
+        "powers of two rounded up",
+        NUMERICS + "scales.py",
+        "powers = (scale.view(torch.int32) & 0x7F800000)",
+        "powers = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000)",
+        first="tests/numerics/test_scale_rules.py::test_fp8_in_powers_of_two_as_transformer_engines_reference",
+    ),
+    one(
+        "four-or-six by squares whatever was asked",
+        NUMERICS + "scales.py",
+        "FOUR_SIX_ERRORS[measure](difference)",
+        'FOUR_SIX_ERRORS["mse"](difference)',
+        first="tests/numerics/test_scale_rules.py::test_four_or_six_by_three_errors_and_two_bounds",
+    ),
+    one(
+        "signs of a backward pass not shared",
+        NUMERICS + "rotate.py",
+        'gemm = "backward" if policy.signs == "backward" else key.gemm',
+        "gemm = key.gemm",
+        first="tests/layers/test_linear.py::test_signs_of_a_backward_pass_are_those_of_both_gemms",
+    ),
+    one(
+        "the forward's operand not rounded to bf16",
+        "backends/protocol.py",
+        'if draw.policy.source == "forward_bf16":',
+        "if False:",
+        first="tests/layers/test_linear.py::test_every_preset_by_the_book[te-nvfp4-1d-reference]",
+    ),
+    one(
         "NaN hidden in a block",
         NUMERICS + "formats.py",
         "return torch.where(amax_bits >= 0x7F800000, 255, byte)",
@@ -238,22 +303,22 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "double quantisation left out",
         "ablate/layers/linear.py",
-        "    if doubly:\n        w = dequantised(",
-        "    if False:\n        w = dequantised(",
+        'self.tensor(name) if source == "high_precision" else self.operand(name)',
+        "self.tensor(name)",
         first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
         "gradient not masked",
         "ablate/layers/linear.py",
-        "        grad = grad * mask\n",
-        "",
+        "mask = forward.operand(name).mask if policy.mask else None",
+        "mask = None",
         first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
         "gradient not rotated back",
         "ablate/layers/linear.py",
-        "if rotated and policy.hadamard:",
-        "if False:",
+        "    if not rotated:\n",
+        "    if True:\n",
         first="tests/layers/test_linear.py::test_every_preset_by_the_book",
     ),
     one(
@@ -320,6 +385,55 @@ MUTANTS: tuple[Mutant, ...] = (
         first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
     ),
     one(
+        "kernel: permutation forgotten along the rows",
+        "backends/kernel/rotate.h",
+        "return job.order ? i",
+        "return false ? i",
+        first="tests/backends/test_conformance.py::test_with_a_compiler_the_kernel_is_used",
+    ),
+    one(
+        "kernel: four-or-six never by the definition's own sums",
+        "backends/kernel/scales.h",
+        "return all(sure | (amax == splat_u(0)));",
+        "return true;",
+        first="tests/backends/test_conformance.py::test_four_or_six_where_only_roundings_tell_the_errors_apart",
+    ),
+    one(
+        "kernel: a product's later blocks with the first one's scales",
+        "backends/kernel/product.h",
+        "block = job_.scales > 1 ? step / STEPS : 0;",
+        "block = 0;",
+        first="tests/backends/test_block_scaled.py::test_products_that_fp32_holds_are_exact",
+    ),
+    one(
+        "kernel: a search that trusts its estimates",
+        "backends/kernel/search.h",
+        "slack_[i] = 64.0 * unit",
+        "slack_[i] = 0.0 * 64.0 * unit",
+        first="tests/backends/test_block_scaled.py::test_the_search_decides_as_the_definition_where_two_shares_err_alike",
+    ),
+    one(
+        "kernel: the sums of a product's blocks added at the end",
+        "backends/kernel/product.h",
+        "constexpr int64_t STEPS = TILE / 2;",
+        "constexpr int64_t STEPS = TILE;",
+        first="tests/backends/test_block_scaled.py::test_products_that_fp32_holds_are_exact",
+    ),
+    one(
+        "back end: products of scales that leave fp32",
+        "backends/quantisers/block_scaled.py",
+        "least >= _SMALLEST and most <= _LARGEST",
+        "least <= most",
+        first="tests/backends/test_block_scaled.py::test_scales_whose_product_leaves_fp32_go_another_way",
+    ),
+    one(
+        "kernel: double quantisation without the tensor's scale",
+        "backends/quantisers/cpu_kernel.py",
+        "job.factor, job.signs, job.order = factor,",
+        "job.factor, job.signs, job.order = 1.0,",
+        first="tests/backends/test_block_scaled.py::test_quantising_again_has_the_bits_of_quantising_the_dequantised",
+    ),
+    one(
         "trainer: the step never moves",
         "ablate/train/loop.py",
         "state.step, state.tokens = step, step * plan.tokens_per_step",
@@ -343,6 +457,35 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 
+OF_SCALES, OF_FOUR_SIX = "tests/numerics/test_scales.py", "::test_four_or_six_is_that_of_both_references"
+OF_QUEST, OF_SUMS = "::test_quest_shows_an_overflow_of_its_sums", "tests/backends/test_blackwell.py"
+MUTANTS += tuple(
+    one(name, file, old, new, first=first)
+    for name, file, old, new, first in (
+        ("a group's scale rounded twice", NUMERICS + "quantiser.py",
+         "scales.divided(ELEMENTS[policy.format].max, amax)",
+         "(ELEMENTS[policy.format].max / amax)", OF_SCALES + "::test_fp8_scales_of_a_group_are_divided_once"),
+        ("four-or-six folds 1/6 into the tensor's scale", NUMERICS + "scales.py",
+         "divided(amax_bits(blocks).view(torch.float32), 6.0) * encode", "nvfp4_base(blocks, encode)",
+         OF_SCALES + OF_FOUR_SIX),
+        ("four-or-six compares under the prescale", NUMERICS + "scales.py",
+         "largest_scale(policy.scale) * policy.prescale)",
+         "largest_scale(policy.scale))", OF_SCALES + OF_FOUR_SIX),
+        ("MS-EDEN's stretch of the scaled values", NUMERICS + "scales.py",
+         'policy.scale == "ms_eden_unscaled"', "False", OF_SCALES),
+        ("an overflow hidden in a block of quest", NUMERICS + "scales.py",
+         "torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255)",
+         "(scale.view(torch.int32) >> 23)", OF_SCALES + OF_QUEST),
+        ("kernel: an overflow hidden in a block of quest", "backends/kernel/scales.h",
+         "max_u(amax, (vu)magnitude(variance))", "amax", OF_SCALES + OF_QUEST),
+        ("Blackwell's groups added to nearest", "backends/gemms/blackwell.py",
+         "total.view(torch.int64) & -_PLACE", "total.float().double().view(torch.int64)", OF_SUMS),
+        ("Blackwell's groups of 32", "backends/gemms/blackwell.py", "GROUP = 64", "GROUP = 32", OF_SUMS),
+        ("a mended rule keeps its runs' ids", "ablate/recipes/policy.py", 'REVISIONS = {"row": 2, ',
+         "REVISIONS = {", "tests/run/test_ids.py"),
+    )
+)  # fmt: skip
+
 INTERPRETED = "tests/backends/triton/interpreted/test_kernels.py"
 TRITON = "backends/triton/"
 
@@ -358,11 +501,16 @@ MUTANTS += (
     kernel(
         "butterfly in another order",
         "rounding.py",
-        "static_range(LOG)",
-        "static_range(LOG - 1, -1, -1)",
+        "static_range(log2(GROUP))",
+        "static_range(log2(GROUP) - 1, -1, -1)",
         "test_dequantised and H16",
     ),
-    kernel("prescale before the block's maximum", "quantise.py", "v = rotate(", "v = PRESCALE * rotate("),
+    kernel(
+        "prescale before the block's maximum",
+        "quantise.py",
+        "    if SIDE.hadamard:\n        v = rotate(",
+        "    if SIDE.hadamard:\n        v = SIDE.prescale * rotate(",
+    ),
     kernel("random words not transposed with the tile", "quantise.py", "words = tl.trans(", "words = ("),
     kernel("the high nibble first", "quantise.py", "(low | (high << 4))", "(high | (low << 4))"),
     kernel(
@@ -401,6 +549,27 @@ MUTANTS += (
         "test_nvfp4_products",
     ),
 )
+
+
+OF_RULES = "test_dequantised_values and "
+MUTANTS += tuple(
+    kernel(*one)
+    for one in (
+        ("a tile's scale from one of its rows", "scales.py", "if ROWS > 1:", "if False:", OF_RULES + "32x32"),
+        ("ties to the lower neighbour", "rounding.py", "up = p >= 0.5", "up = p > 0.5", OF_RULES + "away"),
+        ("four-or-six adds by halves", "scales.py", "add_in_order(tl.zeros_like(up), off)", "tree_sum(off)",
+         "only_roundings"),
+        ("an overflow hidden in a block of quest", "scales.py", "finite & (amax_bits", "(amax_bits",
+         "test_what_fp32"),
+        ("values that clip not masked", "quantise.py", "tl.abs(scaled) < 6.0", "tl.abs(scaled) <= 6.0",
+         OF_RULES + "mask"),
+        ("the inverse permutation", "launch.py", "order.int()", "order.argsort().int()",
+         OF_RULES + "permute"),
+        ("MS-EDEN's stretch of the scaled values", "scales.py", "if SIDE.rule == EDEN_UNSCALED:", "if False:",
+         OF_RULES + "unscaled"),
+        ("rocm words not shifted", "rounding.py", "first, first >> 16)", "first, first)", OF_RULES + "rocm"),
+    )
+)  # fmt: skip
 
 
 def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:

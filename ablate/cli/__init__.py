@@ -40,7 +40,8 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Hardware": {
         "backends": ("Show which formats this machine runs, how and how fast.", "backends:command"),
-        "doctor": ("Test the back ends on this machine's device, bit by bit.", "doctor:command"),
+        "prove": ("Test and time this machine's device, and leave a record.", "prove:command"),
+        "certify": ("Test whether a quantiser is what it claims to be.", "certify:command"),
         "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
         "throughput": ("Time the training steps of a study's arms.", "throughput:command"),
     },
@@ -106,8 +107,8 @@ def main() -> None:
         sys.exit(2)
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader (head, less) has closed the pipe, which is not an error.
-        sys.stderr.close()
+    except SystemExit:
+        # In this mode click exits by itself at one end alone: that of a pipe whose reader (head, less) has
+        # closed it, which is not an error.
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

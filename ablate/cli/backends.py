@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.backends.device import KNOWN, chosen_device
 from ablate.base.errors import UserError
-from ablate.cli.common import AT_LEAST_1, chosen_arms, chosen_device, json_option, known_backend, out_option
+from ablate.cli.common import AT_LEAST_1, chosen_arms, json_option, known_backend, out_option
 from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Examples:
 
 @click.command("backends", epilog=_EXAMPLES)
 @click.argument("study", required=False)
-@click.option("--arch", help="Ask of hardware that is not here: cpu, sm_90, sm_100, sm_103, sm_120, gfx950.")
+@click.option("--arch", help=f"Ask of hardware that is not here: {', '.join(KNOWN)}.")
 @click.option("--details", is_flag=True, help="Say how, or why not, for every back end and format.")
 @click.option("--time", "timed", is_flag=True, help="Time GEMMs on this machine: STUDY's, or one a format.")
 @click.option("--arm", "names", multiple=True, help="Time only this arm; may be given again.")
@@ -63,7 +64,7 @@ def command(
     """Show which back end does which format on this machine, and with --time how fast.
 
     native: the device has an instruction for the format. upcast: packed codes are widened to bf16 before they
-    are multiplied. emulated: a bf16 GEMM of dequantised values, exact but for the order of accumulation.
+    are multiplied. emulated: a bf16 GEMM of dequantised values, exact but for how products are added.
     no: it cannot. A format means both operands of a GEMM; all three GEMMs are alike unless a note says so.
 
     --time gives for each linear layer and GEMM the time to quantise both operands and to multiply, TFLOP/s

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, find_study, json_option, storage_option, trials_of
 from ablate.cli.output import echo_json
@@ -129,6 +130,8 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
         raise UserError(f"--attempt: run {found.run_id} has {latest} (expected 1 to {latest})")
     click.echo()
     place = _print_from(found.attempt_log(chosen), 0)
+    if not place and not follow:
+        click.echo(f"Attempt {chosen} printed nothing.")
     while follow:
         record = leases.read(chosen)
         place = _print_from(found.attempt_log(chosen), place)
@@ -151,7 +154,8 @@ def _find_run(storage: Path, start: str, study: str | None) -> RunDir:
 
         return StudyStore(found[0].parent.parent).run(found[0].name)
     if not found:
-        raise UserError(f"no run '{start}' in {storage} (`ablate status STUDY --json` lists the ids)")
+        ids = command_line("status", study or "STUDY", "--runs", storage=storage)
+        raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
     raise UserError(f"'{start}' begins {len(found)} runs' ids: {', '.join(p.name for p in found[:4])} …")
 
 
@@ -202,7 +206,8 @@ def cancel(study: str, storage: Path) -> None:
     request_stop(store.path)
     if (trials := trials_of(store)) is not None and is_running(trials.path):
         request_stop(trials.path)
-    click.echo(f"Asked to stop: {store.path.name} (follow it with: ablate status {store.path.name})")
+    status = command_line("status", store.path.name, storage=storage)
+    click.echo(f"Asked to stop: {store.path.name} (follow it with: {status})")
 
 
 @click.command(

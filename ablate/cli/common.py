@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.errors import UserError, first_line
+from ablate.base.commands import command_line
+from ablate.base.errors import UserError
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from ablate.backends.device import Device
     from ablate.plan import Plan, PlannedArm
     from ablate.store import StudyStore
 
@@ -60,17 +64,40 @@ tracking_option = click.option(
 )
 
 
+@contextlib.contextmanager
+def ended_by_ctrl_c(again: str) -> Iterator[None]:
+    """Let Ctrl-C end the process at once in this block, and say ``again``, the command that goes on.
+
+    As an exception it may strike within an import: some swallow it, others leave half a module behind. What
+    has runs to stop first takes the signal for that time (``execute_study``).
+    """
+
+    def end(*_: object) -> None:
+        shown = "\x1b[?25h" * sys.stderr.isatty()  # a progress bar has hidden the cursor
+        os.write(2, f"{shown}\nStopped; go on with: {again}\n".encode())
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def find_study(storage: Path, study: str) -> StudyStore:
     """Return the store of a study that ran, given its name or its YAML file."""
-    name, verb = study, "run"
-    if study.endswith((".yaml", ".yml")):
-        from ablate.study import load_study
+    from ablate.store.runs import study_at, study_named
 
-        loaded = load_study(study)
-        name, verb = loaded.name, "run" if loaded.search is None else "search"
-    from ablate.store.runs import study_named
+    is_file = study.endswith((".yaml", ".yml"))
+    if not is_file and (store := study_at(storage / study)):
+        return store
+    from ablate.study import load_study, shipped_studies
 
-    return study_named(storage, name, start=f"ablate {verb} {study}")
+    if not is_file and study not in shipped_studies():
+        return study_named(storage, study)
+    loaded = load_study(study)
+    verb = "run" if loaded.search is None else "search"
+    return study_named(storage, loaded.name, start=command_line(verb, study, storage=storage))
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
@@ -106,19 +133,6 @@ def chosen_arms(plan: Plan, names: Collection[str], known: Collection[str]) -> l
         if name not in known:
             raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
     return [arm for arm in plan.arms if not names or arm.name in names]
-
-
-def chosen_device(where: str | None) -> tuple[str, Device]:
-    """Return a torch device and what it is; by default the first GPU, else the CPU."""
-    from ablate.backends.device import default_device, device_of
-
-    chosen = where or default_device()
-    try:
-        return chosen, device_of(chosen)
-    except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
-        raise UserError(
-            f"--device: '{chosen}' cannot be used ({first_line(error)}); try --device cpu"
-        ) from None
 
 
 def known_backend(name: str) -> None:

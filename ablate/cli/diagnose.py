@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, chosen_device, device_option, json_option, out_option
+from ablate.cli.common import AT_LEAST_1, device_option, json_option, out_option
 from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def command(
     """
     from ablate.diagnose.subject import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
+    from ablate.recipes.coverage import EVERYTHING
 
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
@@ -72,7 +74,9 @@ def command(
     from ablate.train.loop import assemble
 
     try:
-        trainee = assemble(subject.config, where)
+        # What no recipe reaches is named in the result; it is no reason to diagnose nothing.
+        model_config = replace(subject.config.model, allow=[EVERYTHING])
+        trainee = assemble(replace(subject.config, model=model_config), where)
         if subject.checkpoint is not None:
             load_weights(trainee, subject.checkpoint)
         trainee.state.tokens = subject.trained_tokens
@@ -91,6 +95,7 @@ def command(
         "tokens": int(window[:, 1:].size),
         "draws": draws,
         "gemms": [asdict(one) for one in ranked],
+        "out_of_reach": list(coverage.out_of_reach) if (coverage := trainee.state.coverage) else [],
     }
     if not deliver(content, out, as_json=as_json):
         _show(content, subject, ranked)
@@ -112,6 +117,8 @@ def _layer_gemms(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> 
 
 
 def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None:
+    from ablate.recipes.coverage import in_short
+
     what = f"{content['model']}, {subject.weights}; {content['recipe']}; {content['tokens']:,} tokens"
     click.echo(safe_text(what, keep="\n") + "\n")
     # Short words: with those of one column longer, names of layers would break on 80 places.
@@ -126,6 +133,8 @@ def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None
     ]  # fmt: skip
     click.echo(format_table(header, rows, width=terminal_width(110)))
     click.echo(f"\n{_finding(ranked)}")
+    if hidden := content["out_of_reach"]:
+        click.echo(f"Not diagnosed, as no recipe reaches them: {', '.join(in_short(hidden))}.")
     click.echo(
         "Harm (predicted) and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
         "change in nats per token. Error, gain and the error's bias share: of the GEMM's output. A "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import AT_LEAST_1, storage_option
 
@@ -133,7 +134,7 @@ def _import(
         click.echo(fault, err=True)
     for name, runs in found.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
-    click.echo(f"\nStudy: {store.path}\nNext:  ablate report {study} --storage {storage}")
+    click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
     click.get_current_context().exit(1 if faults or left_out else 0)
 
 

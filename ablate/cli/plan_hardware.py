@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.cli.output import figure, format_table, names_text
+from ablate.cli.output import format_table, names_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import HARDWARE
+from ablate.modelled.spread import Range
 from ablate.plan.estimate import shared_tokens
 from ablate.plan.on_hardware import CPU, FITS_SHARE, on_hardware
 
@@ -51,27 +52,44 @@ def _entry(found: OnHardware | None, price: float | None) -> dict[str, Any] | No
         "largest_quantised_bytes": memory.largest_copies,
         "capacity_bytes": found.capacity_bytes,
         "fits": found.fits,
-        "gpu_hours_per_run": hours,
-        "usd_per_run": None if hours is None or price is None else hours * price,
+        **_range_json("gpu_hours_per_run", hours),
+        **_range_json("usd_per_run", _cost(hours, price)),
         "figures_are": "modelled",
     }
 
 
 def _study(plan: Plan, name: str, price: float | None) -> dict[str, Any]:
     """Return the sums over all runs; None where an arm has no figure."""
-    shared = shared_tokens(plan)
-    found = [
-        (len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens, one)
-        for arm in plan.arms
-        if (one := on_hardware(arm, name)) is not None
-    ]
-    hours = [runs * one.gpu_hours for runs, one in found if one.gpu_hours is not None]
-    total = sum(hours) if len(hours) == len(plan.arms) else None
+    found = [one for arm in plan.arms if (one := on_hardware(arm, name)) is not None]
+    hours = _hours_of_all(plan, name)
     return {
-        "fits": all(one.fits for _, one in found) if len(found) == len(plan.arms) else None,
-        "gpu_hours": total,
-        "usd": None if total is None or price is None else total * price,
+        "fits": all(one.fits for one in found) if len(found) == len(plan.arms) else None,
+        **_range_json("gpu_hours", hours),
+        **_range_json("usd", _cost(hours, price)),
     }
+
+
+def _hours_of_all(plan: Plan, name: str) -> Range | None:
+    """Return the hours of all runs; their errors are taken to go together, as on one kind of device."""
+    shared = shared_tokens(plan)
+    hours = []
+    for arm in plan.arms:
+        found = on_hardware(arm, name)
+        if found is None or found.gpu_hours is None:
+            return None
+        runs = len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
+        hours.append(found.gpu_hours.times(runs))
+    ends = ("estimate", "low", "high")
+    return Range(**{end: sum(getattr(one, end) for one in hours) for end in ends})
+
+
+def _cost(hours: Range | None, price: float | None) -> Range | None:
+    return None if hours is None or price is None else hours.times(price)
+
+
+def _range_json(key: str, found: Range | None) -> dict[str, float | None]:
+    ends = {"": "estimate", "_low": "low", "_high": "high"}
+    return {key + end: None if found is None else getattr(found, of) for end, of in ends.items()}
 
 
 def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, float], width: int) -> list[str]:
@@ -85,10 +103,15 @@ def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, floa
     ends = " to ".join(f"{one:.3g}" for one in dict.fromkeys((min(flops), max(flops))))
     lines += [f"{'work':<9} {ends} FLOPs a run", *_memory_lines(arms, hardware)]
     rows = [[arm.name, *(_hours(on_hardware(arm, name)) for name in hardware)] for arm in arms]
-    sums = [_study(plan, name, prices.get(name)) for name in hardware]
-    for title, key in (("all runs", "gpu_hours"), ("USD", "usd"))[: 2 if prices else 1]:
-        rows.append([title, *(figure(one[key], ",.0f") for one in sums)])
-    lines += ["", "GPU-hours a run, modelled (–: no unit for a format, where it would be emulated):"]
+    sums = {name: _hours_of_all(plan, name) for name in hardware}
+    rows.append(["all runs", *(_range_text(hours, ",.0f") for hours in sums.values())])
+    if prices:
+        usd = (_cost(hours, prices.get(name)) for name, hours in sums.items())
+        rows.append(["USD", *(_range_text(one, ",.0f") for one in usd)])
+    lines += [
+        "",
+        "GPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, where it would be emulated):",
+    ]
     return [*lines, format_table(["arm", *hardware], rows, width=width)]
 
 
@@ -111,9 +134,12 @@ def _memory_lines(arms: Sequence[PlannedArm], hardware: Sequence[str]) -> list[s
 
 
 def _hours(found: OnHardware | None) -> str:
-    if found is None or found.gpu_hours is None:
-        return "–"
-    return f"{found.gpu_hours:,.1f}" if found.gpu_hours >= 0.1 else "< 0.1"
+    hours = None if found is None else found.gpu_hours
+    return "< 0.1" if hours and hours.estimate < 0.1 else _range_text(hours, ",.1f")
+
+
+def _range_text(found: Range | None, form: str) -> str:
+    return "–" if found is None else f"{found.estimate:{form}} [{found.low:{form}}, {found.high:{form}}]"
 
 
 def _gigabytes(count: int) -> str:

@@ -108,7 +108,7 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             "schedule": schedule_text(arm.config.training),
             "parameters": arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
-            "out_of_reach": list(arm.uncovered),
+            "coverage": None if arm.coverage is None else arm.coverage.as_json(),
             "flops_per_token": arm.size.flops_per_token,
             "flops_per_run": arm.size.flops_per_token * arm.batches.tokens,
             "seconds_per_run": costs.run_seconds[arm.name],
@@ -177,14 +177,8 @@ def _layers_table(plan: Plan, width: int) -> str:
         for place, group in enumerate(_layer_groups(arm))
     ]
     table = format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
-    return "\n".join(
-        [table, *dict.fromkeys(_uncovered_text(arm.uncovered) for arm in plan.arms if arm.uncovered)]
-    )
-
-
-def _uncovered_text(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"out of any recipe's reach, as no torch.nn.Linear holds them: {len(names)} matrices, {shown}"
+    covered = [f"{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None]
+    return "\n\n".join([table, *covered])
 
 
 def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
@@ -360,8 +354,8 @@ def _carried_text(arm: PlannedArm) -> str:
     groups = _layer_groups(arm)
     carrying = sum(group.count for group in groups if group.recipe != _HIGH_PRECISION)
     text = f"{carrying or 'none'} of {len(arm.layers)} linear layers in low precision"
-    if arm.uncovered:
-        text += f", {len(arm.uncovered)} matrices out of reach"
+    if arm.coverage is not None and (hidden := arm.coverage.out_of_reach):
+        text += f", {len(hidden)} {'matrix' if len(hidden) == 1 else 'matrices'} out of reach"
     return text
 
 

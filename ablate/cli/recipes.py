@@ -13,7 +13,7 @@ from ablate.cli.common import json_option
 from ablate.cli.output import echo_json, format_table, terminal_width
 
 if TYPE_CHECKING:
-    from ablate.recipes import LayerRecipe, LayerRule, OperandPolicy, Phase, Preset
+    from ablate.recipes import LayerRecipe, OperandPolicy, Preset
 
 
 class _Group(click.Group):
@@ -44,7 +44,13 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     if as_json:
         rows = [
-            {"name": p.name, "summary": p.summary, "url": p.source.url, "year": p.source.year}
+            {
+                "name": p.name,
+                "summary": p.summary,
+                "url": p.source.url,
+                "year": p.source.year,
+                "checked": p.checked,
+            }
             for p in PRESETS.values()
         ]
         echo_json({"recipes": rows})
@@ -78,6 +84,8 @@ def _width() -> int:
 
 
 def _lines(preset: Preset) -> list[str]:
+    from ablate.recipes.describe import describe_deoscillate, describe_place, describe_start
+
     source, recipe = preset.source, preset.recipe
     lines = [
         f"{preset.name}: {preset.summary}",
@@ -86,31 +94,19 @@ def _lines(preset: Preset) -> list[str]:
         "",
         _operands(recipe),
     ]
-    lines += [f"\n{_where(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules]
-    lines += [f"\n{_when(phase)}:\n{_operands(phase.recipe)}" for phase in recipe.phases]
+    lines += [f"\n{describe_place(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules]
+    lines += [f"\n{describe_start(phase)}:\n{_operands(phase.recipe)}" for phase in recipe.phases]
+    if recipe.deoscillate is not None:
+        lines += [f"\nweights de-oscillated {describe_deoscillate(recipe.deoscillate)}"]
     lines += ["\npublished:", *(f"  - {line}" for line in preset.published)]
     if preset.assumed:
         lines += ["assumed:", *(f"  - {line}" for line in preset.assumed)]
+    lines += [f"checked:\n  - {preset.checked}"]
     return [
         *lines,
         f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:",
         _yaml(preset),
     ]
-
-
-def _where(rule: LayerRule) -> str:
-    parts = [f"the first {rule.first}"] if rule.first else []
-    parts += [f"the last {rule.last}"] if rule.last else []
-    named = [f"{' and '.join(parts)} blocks"] if parts else []
-    named += ["the head"] if rule.head else []
-    named += [f"layers named {rule.match}"] if rule.match else []
-    return ", ".join(named)
-
-
-def _when(phase: Phase) -> str:
-    if phase.from_fraction is not None:
-        return f"from {phase.from_fraction:.0%} of the budget on"
-    return f"from {phase.from_tokens:,} tokens on"
 
 
 def _operands(recipe: LayerRecipe) -> str:
@@ -131,6 +127,7 @@ def _rest(policy: OperandPolicy) -> str:
         "rotated in bf16": policy.rotated_bf16,
         "prescale undone on the operand": policy.undo == "operand",
         "from the quantised forward": policy.source == "forward",
+        "from the quantised forward, in bf16": policy.source == "forward_bf16",
         "gradient masked": policy.mask,
     }
     return ", ".join(words for words, holds in said.items() if holds)
@@ -150,6 +147,10 @@ def _yaml(preset: Preset) -> str:
                 | {"recipe": _gemms(part.recipe) or "bf16"}
                 for part in parts
             ]
+    if recipe.deoscillate is not None:
+        text["deoscillate"] = {
+            name: value for name, value in asdict(recipe.deoscillate).items() if value is not None
+        }
     return "\n".join(_block(text, 4))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, FOLDER, find_study, price_option, storage_option
 from ablate.cli.output import writing_to
@@ -79,6 +80,7 @@ def command(
         raise UserError("--baseline and --target write another report (give it a folder with --out)")
     from ablate.reports import write_report
 
+    _say_what_the_file_asks(study, store)
     write = partial(write_report, store, out, **reading)
     code = 0
     with writing_to(store.path / "report" if out is None else out):
@@ -90,6 +92,22 @@ def command(
     else:
         _show(written)
     return code
+
+
+def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
+    """Say where a study file has been edited since it ran: the report is of the plan that ran."""
+    if not study.endswith((".yaml", ".yml")):
+        return
+    from ablate.plan import asks_otherwise
+    from ablate.study import load_study
+
+    if keys := asks_otherwise(load_study(study), store.plan()):
+        run = command_line("run", study, storage=store.path.parent)
+        click.echo(
+            f"{study}: {', '.join(keys)} edited since the study ran. This report is of the plan that ran; "
+            f"adopt the file with: {run}",
+            err=True,
+        )
 
 
 def _show(written: ReportPaths) -> None:

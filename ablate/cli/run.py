@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError
-from ablate.cli.common import address_option, storage_option, tracking_option
+from ablate.cli.common import address_option, ended_by_ctrl_c, storage_option, tracking_option
+from ablate.track.uri import redact
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from rich.console import Console
 
     from ablate.workflow import StudyEnd
@@ -50,18 +54,29 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
       ablate run my-study.yaml --only fprop --seeds 0,1
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.cli.display import console_listener
-    from ablate.workflow import Where
-    from ablate.workflow.run import run_study
+    place = {"address": address, "tracking_uri": None if tracking_uri is None else redact(tracking_uri)}
+    again = command_line("run", study, *_chosen(**which), storage=storage, **place)
+    with ended_by_ctrl_c(again):
+        from ablate.cli.display import console_listener
+        from ablate.workflow import Where
+        from ablate.workflow.run import run_study
 
-    listener = console_listener(address)
-    where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
-    end = run_study(study, where, listener, **which)
-    return _conclude(listener.console, end, study)
+        listener = console_listener(address)
+        where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
+        end = run_study(study, where, listener, **which)
+        return _conclude(listener.console, end, again)
 
 
-def _conclude(console: Console, end: StudyEnd, study: str) -> int:
-    """Show failed runs with their last lines, say how to resume, and return the exit code."""
+def _chosen(only: Sequence[str], seeds: Sequence[int] | None, **_retry: bool) -> Iterator[str]:
+    """Yield the options that choose runs, for the command that goes on."""
+    for name in only:
+        yield from ("--only", name)
+    if seeds is not None:
+        yield from ("--seeds", ",".join(map(str, seeds)))
+
+
+def _conclude(console: Console, end: StudyEnd, again: str) -> int:
+    """Show failed runs with their last lines, say ``again``, how to resume, and return the exit code."""
     for run in end.failed:
         text = f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})"
         log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
@@ -71,15 +86,15 @@ def _conclude(console: Console, end: StudyEnd, study: str) -> int:
     if end.problem:
         lines.append(f"{end.problem}; what it ran goes on from its checkpoints.")
     if end.interrupted:
-        lines.append(f"Stopped. Finished runs are kept; go on with: ablate run {study}")
+        lines.append(f"Stopped. Finished runs are kept; go on with: {again}")
     elif end.num_failed:
         runs = "1 run" if end.num_failed == 1 else f"{end.num_failed} runs"
-        lines.append(f"{runs} failed; try again with: ablate run {study} --retry-failed")
+        lines.append(f"{runs} failed; try again with: {again} --retry-failed")
     if end.num_missing and not end.interrupted:
         runs = "1 run has" if end.num_missing == 1 else f"{end.num_missing} runs have"
-        lines.append(f"{runs} no result yet; go on with: ablate run {study}")
+        lines.append(f"{runs} no result yet; go on with: {again}")
     for line in lines:
-        console.print(f"\n{line}", markup=False)
+        console.print(f"\n{line}", markup=False, soft_wrap=True)
     if end.interrupted:
         return 130
     return 0 if end.is_done else 1
@@ -108,13 +123,12 @@ def submit(
     from ablate.execute import submit as jobs
     from ablate.execute.cluster import use_token
     from ablate.study import load_study
-    from ablate.track.uri import redact
 
     if not storage.is_absolute():
         raise UserError(f"--storage: {storage} (expected an absolute path that all nodes share)")
     loaded = load_study(study)
     if loaded.search is not None:
-        start = f"ablate search {study} --address ADDRESS"
+        start = command_line("search", study, storage=storage, address="ADDRESS")
         raise UserError(f"{study}: a search is no job yet (start it with: {start})")
     if warning := use_token():
         click.echo(warning, err=True)
@@ -129,7 +143,8 @@ def submit(
     job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
     click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")
     if no_follow:
-        click.echo(f"Follow it with the same command, or: ablate status {loaded.name} --storage {storage}")
+        status = command_line("status", loaded.name, storage=storage)
+        click.echo(f"Follow it with the same command, or: {status}")
         return 0
     return _follow(address, job)
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.common import address_option, json_option, storage_option, tracking_option
+from ablate.cli.common import address_option, ended_by_ctrl_c, json_option, storage_option, tracking_option
 from ablate.cli.output import echo_json, format_table, table_text, terminal_width
 
 if TYPE_CHECKING:
     from ablate.cli.display import ConsoleListener
     from ablate.search.plan import SearchPlan
+    from ablate.workflow import Where
     from ablate.workflow.search import SearchEnd
 
 
@@ -46,26 +47,32 @@ def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | Non
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.search.plan import plan_search
     from ablate.study import load_study
+    from ablate.workflow import Where
 
     study = load_study(file)
+    place = Where(**where)
     if study.search is None:
-        raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: ablate run {file})")
+        start = place.command_line("run", file)
+        raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
     planned = plan_search(study)
     if only_plan:
         _show_plan(planned, as_json=as_json)
         return 0
     from ablate.cli.display import console_listener
-    from ablate.workflow import Where, say_mirror
+    from ablate.track.uri import redact
+    from ablate.workflow import say_mirror
     from ablate.workflow.search import search_study
 
     listener = console_listener(where["address"], stderr=as_json)
-    end = search_study(planned, Where(**where), listener, file=file, optuna_storage=optuna_storage)
-    _show_found(end, listener, as_json=as_json)
-    say_mirror(end.mirror, end.tracking_uri, planned.name, listener)
-    return end.exit_code
+    own = () if optuna_storage is None else ("--optuna-storage", redact(optuna_storage))
+    with ended_by_ctrl_c(place.command_line("search", file, *own)):
+        end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
+        _show_found(end, listener, place, as_json=as_json)
+        say_mirror(end.mirror, end.tracking_uri, planned.name, listener)
+        return end.exit_code
 
 
-def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> None:
+def _show_found(end: SearchEnd, listener: ConsoleListener, place: Where, *, as_json: bool) -> None:
     from ablate.reports.pages.beside import CONFIRM
     from ablate.reports.pages.document import search_document
     from ablate.reports.words.search import front_table, search_sentences
@@ -78,7 +85,7 @@ def _show_found(end: SearchEnd, listener: ConsoleListener, *, as_json: bool) -> 
     for sentence in (*search_sentences(found), f"\nReport:  {end.pages / 'search.html'}"):
         listener.say(sentence)
     if (end.pages / CONFIRM).exists():
-        listener.say(f"Confirm: ablate run {end.pages / CONFIRM}")
+        listener.say(f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}")
 
 
 def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:

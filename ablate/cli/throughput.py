@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import (
     AT_LEAST_1,
     chosen_arms,
-    chosen_device,
     device_option,
     json_option,
     out_option,

@@ -12,30 +12,37 @@ Draws of the recipe's randomness come from streams that training never reads (``
 Values that the recipe draws once for the whole run (signs per layer, or one fixed vector) stay the same as
 in training, and their effect counts as bias.
 
+The recipes of ``what_if`` are measured on the same copies by layers of their own, which train nothing and
+always use the fastest back end. They have no history: a delayed scale is that of the tensor itself.
+
+Zeros that fill an operand up to whole blocks count among its elements.
+
 How it fails: undefined figures are None; a run that diverges is not diagnosed on its last step.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ablate.backends.protocol import dequantised
+from ablate.backends.select import Selection
 from ablate.diagnose import measure
-from ablate.layers.linear import dequantised, product, quantised_layers
+from ablate.layers.linear import QuantLinear, product, quantised_layers
+from ablate.layers.state import RecipeState
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.recipes.policy import contracted_axis
 from ablate.run.diagnostics import chosen_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ablate.layers.linear import QuantLinear
-    from ablate.layers.state import Position
-    from ablate.recipes import Gemm, OperandPolicy
+    from ablate.layers.position import Position
+    from ablate.recipes import Gemm, OperandPolicy, Recipe
     from ablate.run.diagnostics import Diagnostics
     from ablate.train.loop import Trainee
 
@@ -79,21 +86,15 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
         tapped: the tensors that the layer multiplied.
         draws: number of draws of the recipe's randomness, at least 2; a deterministic GEMM uses one.
     """
-    layer, at = tapped.layer, tapped.at
-    recipe = layer.recipe_at(at.tokens)
+    layer = tapped.layer
+    recipe = layer.recipe_at(tapped.at.tokens)
     for gemm in GEMMS:
         policy = recipe.gemm(gemm)
         if policy.is_untouched:
             continue
-        exact, noise = _exact(tapped, gemm)
-        count = draws if is_random(layer, gemm, at) else 1
-        outputs = (
-            product(layer, gemm, at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
-            for draw in range(1, count + 1)
-        )
+        figures, noise = diagnose_product(tapped, gemm, draws=draws)
         yield GemmDiagnosis(
-            layer=layer.name, gemm=gemm, data_noise=noise,
-            product=measure.product_figures(exact, outputs, per_token=gemm != "wgrad"),
+            layer=layer.name, gemm=gemm, data_noise=noise, product=figures,
             operands={
                 name: _operand(tapped, gemm, name, one)
                 for name, one in zip(OPERANDS[gemm], (policy.left, policy.right), strict=True)
@@ -102,16 +103,28 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
         )  # fmt: skip
 
 
+@torch.no_grad()
+def diagnose_product(
+    tapped: Tapped, gemm: Gemm, *, draws: int
+) -> tuple[measure.ProductFigures, measure.DataNoise | None]:
+    """Return the figures of one GEMM's output, and for Wgrad the noise of the data."""
+    layer, at = tapped.layer, tapped.at
+    exact, noise = _exact(tapped, gemm)
+    count = draws if is_random(layer, gemm, at) else 1
+    outputs = (
+        product(layer, gemm, at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
+        for draw in range(1, count + 1)
+    )
+    return measure.product_figures(exact, outputs, per_token=gemm != "wgrad"), noise
+
+
 def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
     """Whether two draws of a GEMM may differ, also through operands from the forward pass."""
     recipe = layer.recipe_at(at.tokens)
     policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
-    if any(policy.source == "forward" for policy in policies):
+    if any(policy.source != "high_precision" for policy in policies):
         policies += [recipe.fprop.left, recipe.fprop.right]
-    return any(
-        policy.rounding != "nearest" or policy.signs in ("step", "call") or policy.scale == "ms_eden"
-        for policy in policies
-    )
+    return any(policy.draws_anew for policy in policies)
 
 
 def _exact(tapped: Tapped, gemm: Gemm) -> tuple[Tensor, measure.DataNoise | None]:
@@ -134,8 +147,10 @@ def _operand(tapped: Tapped, gemm: Gemm, name: str, policy: OperandPolicy) -> me
     layer, at = tapped.layer, tapped.at.redrawn(1)
     axis = contracted_axis(gemm, name)
     stored = {"x": tapped.x, "dy": tapped.dy, "w": tapped.weight}[name]
-    if policy.source == "forward":  # measure only this second quantisation
+    if policy.source != "high_precision":  # measure only this second quantisation
         stored = dequantised(layer.operand(stored, "fprop", name, at))
+        stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
+    stored = stored if name == "w" else layer.filled(stored, at)
     draw = layer.draw(stored, gemm, name, at)
     grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
     quantised = dequantised(layer.operand(stored, gemm, name, at)).to(torch.float32)
@@ -159,8 +174,13 @@ class Recorder:
         self._seq_len = trainee.settings.seq_len
         layers = quantised_layers(trainee.network.module)
         places = [layer.place for layer in layers.values()]
-        names = chosen_layers(settings.layers, self._state.recipe, places)
-        self._chosen = {name: layers[name] for name in names}
+        self._others: dict[str, dict[str, QuantLinear]] = {}
+        for name, recipe in settings.other_recipes().items():
+            chosen = chosen_layers(settings.layers, recipe, places)
+            self._others[name] = following(recipe, [layers[one] for one in chosen], self._state)
+        self._own = set(chosen_layers(settings.layers, self._state.recipe, places))
+        wanted = self._own.union(*self._others.values())
+        self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
         self._found: dict[str, Tapped] = {}
 
     def before(self, step: int) -> None:
@@ -175,13 +195,34 @@ class Recorder:
         """Measure the tapped tensors and pass the rows to ``on_row``."""
         self._state.tap = None
         for name in self._chosen:
-            if (tapped := self._found.pop(name, None)) is not None:
-                for one in diagnose_layer(tapped, draws=self._settings.draws):
-                    self._on_row(to_row(one, tokens=self._state.tokens, step=self._state.step))
+            if (tapped := self._found.pop(name, None)) is None:
+                continue
+            if name in self._own:
+                self._tell(diagnose_layer(tapped, draws=self._settings.draws))
+            for recipe, layers in self._others.items():
+                if name in layers:
+                    other = diagnose_layer(replace(tapped, layer=layers[name]), draws=self._settings.draws)
+                    self._tell(other, what_if=recipe)
+
+    def _tell(self, found: Iterator[GemmDiagnosis], **more: str) -> None:
+        for one in found:
+            self._on_row(to_row(one, tokens=self._state.tokens, step=self._state.step) | more)
 
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if at.call == 0 and name in self._chosen and name not in self._found and len(x):
             self._found[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
+
+
+def following(recipe: Recipe, layers: Iterable[QuantLinear], state: RecipeState) -> dict[str, QuantLinear]:
+    """Return layers that follow another recipe, by the names of those whose tensors they are to measure."""
+    other = RecipeState(recipe=recipe, backend=Selection(), seed=state.seed, total_tokens=state.total_tokens)
+    return {
+        layer.name: QuantLinear(
+            layer.in_features, layer.out_features, name=layer.name, state=other, place=layer.place,
+            weight=nn.Parameter(layer.weight.detach(), requires_grad=False),
+        ).to(layer.weight.device)
+        for layer in layers
+    }  # fmt: skip
 
 
 def tapped_copy(

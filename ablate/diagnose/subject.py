@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from pydantic import ValidationError
 
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.files import parse_json
@@ -22,8 +20,8 @@ from ablate.data.documents import json_documents, text_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
+from ablate.diagnose.recipe_text import recipe_of
 from ablate.models.hf_files import config_folder
-from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
 from ablate.run.presets import PRESETS
 from ablate.run.schedule import plan_steps
@@ -61,7 +59,7 @@ def find_subject(
     chosen, weights = _model(model, folder, seed)
     tokenizer = str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
     corpus = _data(data, tokenizer)
-    resolved = _recipe(recipe or "mxfp4")
+    resolved = recipe_of(recipe or "mxfp4")
     length = seq_len or min(_SEQ_LEN, _positions(chosen))
     config = RunConfig(
         model=chosen,
@@ -161,7 +159,7 @@ def _of_run(
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
     return Subject(
-        config=replace(config, training=training, recipe=_recipe(recipe) if recipe else config.recipe),
+        config=replace(config, training=training, recipe=recipe_of(recipe) if recipe else config.recipe),
         weights=f"the checkpoint after step {checkpoint.step:,}",
         checkpoint=checkpoint,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
@@ -218,23 +216,3 @@ def _data(data: str | None, tokenizer: str | None) -> DataConfig:
 def _vocabulary(data: DataConfig) -> int:
     path = data.tokenizer_path
     return BYTES_VOCABULARY if path is None else hf_tokenizer.locate(path).vocab_size
-
-
-def _recipe(text: str) -> Recipe:
-    """Return the recipe of ``--recipe``: a word, or a mapping as a study writes it."""
-    value: Any = text
-    if text.lstrip().startswith("{"):
-        try:
-            value = YAML(typ="safe").load(text)
-        except YAMLError as error:
-            raise UserError(f"--recipe: is not YAML: {first_line(error)}") from None
-    elif text not in SHORT_RECIPES:
-        hint = likely(text, SHORT_RECIPES, "`ablate recipes` lists them; or a mapping {…}")
-        raise UserError(f"--recipe: unknown recipe '{text}' ({hint})")
-    try:
-        return resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(value)))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise UserError(f"--recipe: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
-    except SenselessRecipe as error:
-        raise UserError(f"--recipe: {error}") from None

@@ -18,7 +18,7 @@ from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
 from ablate.execute.prefixes import Prefixes
 from ablate.execute.queue import Queue, Tasks
-from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_sigterm
+from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_signal
 from ablate.plan import configured_runs
 from ablate.store.leases import STALE_SEC
 
@@ -62,9 +62,14 @@ class Cancellation:
         self._path = study_dir / _REQUEST
         self._before = self._read()
 
+    @property
+    def requested(self) -> bool:
+        """Whether there is a new request."""
+        return self._read() not in (None, self._before)
+
     def raise_if_requested(self) -> None:
         """Raise ``KeyboardInterrupt``, as Ctrl-C would, if there is a new request."""
-        if self._read() not in (None, self._before):
+        if self.requested:
             raise KeyboardInterrupt
 
     def _read(self) -> bytes | None:
@@ -120,7 +125,7 @@ def execute_study(
             gangs_at_once=gangs_at_once(runs),
             pauses_sec=PAUSES_SEC,
         )
-        with tasks, on_sigterm(signal.default_int_handler):
+        with tasks, on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
             end = drive(queue, tasks.collect, check, on_poll=on_poll, unneeded=unneeded)
         prefixes.clean()
         return end

@@ -42,14 +42,15 @@ _WINDOW_SEC = 1.0
 
 
 @cache
-def code_digest() -> str:
+def code_digest(*more: str) -> str:
     """Return a hash of the sources that can change a run's result, independent of commits.
 
-    Editing a document or the report does not change it; uncommitted changes to those sources do.
+    Editing a document or the report does not change it; uncommitted changes to those sources do. ``more``:
+    rooms whose sources count as well.
     """
     root = files("ablate")
     digest = hashlib.sha256()
-    for part in _RESULT_SOURCES:
+    for part in (*_RESULT_SOURCES, *more):
         for name, content in _sources(root / part, part):
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
@@ -87,10 +88,13 @@ def other_work(device: str) -> str | None:
 
     Call it while this process does not use the device.
     """
-    import psutil
     import torch
 
     if torch.device(device).type != "cuda":
+        try:
+            import psutil
+        except ImportError:  # on the bare image of `ablate prove`
+            return "whether others use the processors is not known (psutil is missing)"
         load = psutil.cpu_percent(interval=0.5)
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
     time.sleep(_WINDOW_SEC)  # leave this process's own work out of the average
@@ -150,7 +154,7 @@ def describe_environment(
         **{name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "host": platform.node(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": None if gpu is None else gpu.name,
@@ -179,7 +183,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the processor's model, as the system names it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -42,7 +42,7 @@ class Prefixes:
         here = [(run.run_id, run.config, run.resources) for run in runs]
         everyone = [*here, *(one for one in planned if one[0] not in self._configs)]
         self._found: dict[str, Prefix] = {}
-        changes = any(config.fork is not None or config.recipe.phases for _, config, _ in everyone)
+        changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
         # Which layers are diagnosed depends on the whole recipe, also before its phases begin.
         if changes and all(run.diagnostics is None for run in runs):
             found = shared_prefixes(

@@ -225,7 +225,7 @@ def _train(
         with (
             rows as diagnoses,
             MetricsWriter(run.metrics_path, kept.get(run.metrics_path.name, 0)) as metrics,
-            on_sigterm(lambda *_: terminated.set()),
+            on_signal(lambda *_: terminated.set(), signal.SIGTERM),  # schedulers send it before they kill
         ):
             result = _call_trainer(
                 task,
@@ -326,16 +326,17 @@ def _call_trainer(
 
 
 @contextlib.contextmanager
-def on_sigterm(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let ``handle`` take a SIGTERM during the block, as schedulers send it before they end a process."""
+def on_signal(handle: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+    """Let ``handle`` take these signals during the block."""
     if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield
         return
-    before = signal.signal(signal.SIGTERM, handle)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, one in before.items():
+            signal.signal(number, one)
 
 
 _PASSING = (
@@ -383,5 +384,5 @@ def _one_line(error: Exception) -> str:
     if _is_lost_peer(error):
         return LOST_PEER
     if _is_gpu_fault(error):
-        return f"the GPU failed: {lines[0]}; `ablate doctor` tests it"
+        return f"the GPU failed: {lines[0]}; `ablate prove` tests it"
     return f"{name}: {lines[0]}"

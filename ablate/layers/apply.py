@@ -1,24 +1,24 @@
-"""Apply a recipe to any model: replace its linear layers in place by quantised ones."""
+"""Apply a recipe to any model: its linear layers become quantised ones, in place."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-from torch import nn
+from torch import distributed, nn
 
 from ablate.backends.select import Selection
-from ablate.layers.linear import QuantLinear
+from ablate.layers.deoscillation import Deoscillation
+from ablate.layers.linear import QuantLinear, phases_that_fit
 from ablate.layers.state import RecipeState
-from ablate.recipes import Recipe, RecipeSpec, expand_word, resolve
-from ablate.recipes.place import idle_rules, never_runs, places
+from ablate.layers.survey import ROOT, survey
+from ablate.recipes import Recipe, read_recipe
+from ablate.recipes.coverage import coverage_faults, coverage_of, in_short
+from ablate.recipes.place import idle_rules, never_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ablate.recipes.place import LayerPlace
-
-_HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
 
 
 def apply_recipe(
@@ -28,68 +28,94 @@ def apply_recipe(
     seed: int = 0,
     backend: str = "auto",
     total_tokens: int | None = None,
-    skip: Collection[str] = (),
+    skip: Collection[str] | str = (),
+    allow: Collection[str] | str = (),
+    quiet: bool = False,
 ) -> RecipeState:
-    """Replace the linear layers of a model in place, and return the state that the training loop advances.
+    """Make the linear layers of a model follow a recipe; return the state that the training loop advances.
 
-    Parameters stay the same objects, so optimizers, tied weights and wrappers (DDP, ``fully_shard``,
-    ``torch.compile``) keep working, whether made before or after. Call ``state.advance(tokens)`` once after
-    each optimizer step: signs per step, phases and delayed scales depend on it. Forward passes within a step
-    are counted automatically, and those of evaluation (``model.eval()``) separately. The head (``lm_head``
-    and similar names) keeps high precision unless a rule of the recipe matches it.
+    Layers and parameters stay the same objects, so hooks, optimizers, tied weights and wrappers (DDP,
+    ``fully_shard``, ``torch.compile``) keep working, whether made before or after. Call
+    ``state.advance(tokens)`` once after each optimizer step: signs per step, phases, delayed scales and
+    de-oscillation depend on it. Forward passes within a step are counted automatically, and those of
+    evaluation (``model.eval()``) separately. The head (what ``get_output_embeddings()`` returns, else
+    ``lm_head`` and similar names outside the blocks) keeps high precision unless a rule of the recipe matches
+    it.
+
+    What the recipe reaches, and by name what it does not, is printed and stays in ``state.coverage``. Out of
+    reach are subclasses of ``nn.Linear``, the projections inside ``nn.MultiheadAttention``, and parameters
+    with two dimensions that no linear layer holds; they are refused unless ``allow`` names them. A module
+    that reads the weights of its layers itself, past the layers, cannot be recognised; torch's own such path,
+    that of ``nn.TransformerEncoderLayer`` in evaluation, is switched off.
 
     >>> import torch
     >>> from ablate.numerics import apply_recipe
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     >>> state = apply_recipe(model, {"gemms": ["fprop", "wgrad"], "stabiliser": "dht"})
+    Fprop, Wgrad: 2 of 2 matrices in low precision, 100.0% of the FLOPs
+    Dgrad: 0 of 2 matrices in low precision, 0.0% of the FLOPs
     >>> model(torch.randn(32, 64)).shape
     torch.Size([32, 32])
 
     Args:
-        model: any module; every ``nn.Linear`` in it is replaced, but no subclass of it.
+        model: any module; every ``nn.Linear`` in it follows the recipe, but no subclass of it.
         recipe: a ``Recipe``, or a recipe as in a study file: a word or a mapping.
         seed: seed of stochastic rounding and random signs.
         backend: name of the back end that quantises and multiplies.
         total_tokens: the budget; required by phases that start at a fraction of it.
-        skip: names of layers to leave unchanged.
+        skip: names of layers to leave unchanged, or shell patterns of them (``*.router``).
+        allow: the same of what the recipe cannot reach and may leave in high precision; ``*`` for all of it.
+        quiet: print nothing. Of several processes only the first prints.
 
     Raises:
-        ValueError: no linear layer to replace, a rule that matches none, rules that leave every layer in high
-            precision, or a recipe that contradicts itself.
+        ValueError: no linear layer, one that follows a recipe already, a matrix out of reach that ``allow``
+            does not name, a word, pattern or rule that names nothing, rules that leave every layer in high
+            precision, or a recipe that contradicts itself. The model is then unchanged.
+        TypeError: ``recipe`` is no recipe, word or mapping.
     """
-    if not isinstance(recipe, Recipe):
-        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(recipe)))
     state = RecipeState(
-        recipe=recipe, backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens
-    )
-    quantise_layers(model, state, skip=skip)
+        recipe=recipe if isinstance(recipe, Recipe) else read_recipe(recipe),
+        backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
+    )  # fmt: skip
+    quantise_layers(model, state, skip=_listed(skip), allow=_listed(allow))
+    if state.recipe.deoscillate is not None:
+        state.deoscillation = Deoscillation(model, state)
+    if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
+        print(state.coverage)
     return state
 
 
-def linear_places(model: nn.Module, skip: Collection[str] = ()) -> dict[str, LayerPlace]:
-    """Return the linear layers of a model that can follow a recipe, with the head marked.
+def _listed(names: Collection[str] | str) -> Collection[str]:
+    return (names,) if isinstance(names, str) else names
 
-    Raises:
-        ValueError: the model has no such layer.
-    """
-    linears = {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and name not in skip
-    }
-    if not linears:
+
+def quantise_layers(
+    model: nn.Module,
+    state: RecipeState,
+    *,
+    skip: Collection[str] = (),
+    allow: Collection[str] = (),
+    key: str = "allow=",
+) -> None:
+    """Make a model's layers follow ``state``, as ``apply_recipe``; ``key``: how users write ``allow``."""
+    found = survey(model)
+    for what, hint in coverage_faults(state.recipe, found.matrices, allow=allow, skip=skip, key=key):
+        raise ValueError(f"{what} ({hint})")
+    unskipped = {matrix.name for matrix in found.matrices if not matrix.named_by(skip)}
+    where = {name: place for name, place in found.places.items() if name in unskipped}
+    _check_rules(model, state, where)
+    for name, place in where.items():
+        phases_that_fit(found.linears[name], name, state, place)
+    notes = _leave_fast_paths(model, {found.linears[name] for name in where})
+    for name, place in where.items():
+        QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
+    state.coverage = coverage_of(state.recipe, found.matrices, where, skip=skip, notes=(*notes, *found.notes))
+
+
+def _check_rules(model: nn.Module, state: RecipeState, where: dict[str, LayerPlace]) -> None:
+    """Raise ``ValueError`` for a recipe that does not fit these layers, before any of them is changed."""
+    if not where:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    find_output = getattr(model, "get_output_embeddings", None)
-    output = find_output() if callable(find_output) else None
-    heads = [
-        name for name, linear in linears.items() if linear is output or name.rsplit(".", 1)[-1] in _HEADS
-    ]
-    return places(linears, heads=heads)
-
-
-def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[str] = ()) -> None:
-    """Replace the linear layers of a model in place by layers that follow ``state``, as ``apply_recipe``."""
-    where = linear_places(model, skip)
     if idle := idle_rules(state.recipe, where.values()):
         named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
         raise ValueError(
@@ -100,13 +126,18 @@ def quantise_layers(model: nn.Module, state: RecipeState, *, skip: Collection[st
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
             "model of this depth"
         )
-    for name, place in where.items():
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        quantised = QuantLinear(
-            linear.in_features, linear.out_features, name=name, state=state, place=place,
-            weight=linear.weight, bias=linear.bias,
-        )  # fmt: skip
-        quantised.train(linear.training)
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, quantised)
+
+
+def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
+    """Switch off torch's fused evaluation of encoder layers, which reads the weights past the layers."""
+    left: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.children()):
+            module.activation_relu_or_gelu = 0  # torch takes that path for these two activations alone
+            left[name or ROOT] = module
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and not set(left.values()).isdisjoint(module.layers):
+            module.use_nested_tensor = False  # only that path computes with nested tensors
+    if not left:
+        return []
+    return [f"off is torch's fast path in evaluation, which passes layers by: {', '.join(in_short(left))}"]

@@ -6,27 +6,31 @@ of a layer's *site* and look up its recipe, back end and stream position when th
 saves x and the weight parameter itself, never a copy of the weight: under FSDP2 a copy would keep the
 gathered weight in memory.
 
+Tokens that blocks, tiles or Hadamard groups do not divide are filled up with rows of zeros inside of the
+operators. In-features and out-features must fit.
+
 The gradient passes straight through the quantisers. If a policy masks, the gradient is zero for clipped
-values. If a backward operand is quantised from the forward pass's operand (source ``forward``), the product
-is in the forward's rotated in-features and is rotated back.
+values. If a backward operand is that of the forward pass (source ``forward``), the product is in the
+forward's rotated in-features and is rotated back.
 """
 
 from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ablate.backends.protocol import Draw
-from ablate.layers.state import EVAL_CALL, Position, RecipeState
+from ablate.backends.protocol import Draw, dequantised
+from ablate.layers.position import EVAL_CALL, Position
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand
-from ablate.numerics.rotate import unrotate
-from ablate.recipes import OPERANDS
+from ablate.recipes import OPERANDS, features_fault, token_group
 from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
 
@@ -34,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.backends.protocol import Backend, Operand
+    from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+    from ablate.recipes.policy import Source
 
 AMAX_HISTORY = 1024
 """Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
-
-_FORWARDS_WITHOUT_ADVANCE = 1000
 
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -49,10 +53,14 @@ class QuantLinear(nn.Linear):
     """A linear layer whose three GEMMs follow a recipe.
 
     Takes [..., in_features] of any float dtype and computes in bf16. The result is bf16 for bf16 inputs and
-    under autocast, else of the input's dtype. ``name`` keys the random streams and must be unique within a
+    under autocast, to fp16 too, which could not hold it; else of the input's dtype. Autocast changes nothing
+    inside of the three GEMMs. ``name`` keys the random streams and must be unique within a
     model. ``weight`` and ``bias`` are existing parameters to use; by default the weight is uninitialised and
-    there is no bias.
+    there is no bias. A tensor that is no parameter raises ``TypeError``.
     """
+
+    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "amax_history", "amax_step"))
+    """Attributes and buffers that a layer to be taken over must not have, beside those of this class."""
 
     def __init__(
         self,
@@ -62,19 +70,31 @@ class QuantLinear(nn.Linear):
         name: str,
         state: RecipeState,
         place: LayerPlace | None = None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
+        weight: nn.Parameter | None = None,
+        bias: nn.Parameter | None = None,
     ) -> None:
         # nn.Linear.__init__ would draw initial weights for nothing.
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        if not isinstance(weight, nn.Parameter):
+        if weight is None:
             weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.weight = weight
-        self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
-        self.name, self.state = name, state
-        self.place = places([name])[name] if place is None else place
-        self._phases = state.phases(self.place)
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
+        self._follow(name, state, places([name])[name] if place is None else place)
+
+    @classmethod
+    def take_over(cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> None:
+        """Make a linear layer follow a recipe; it stays the same object, with all that hangs on it.
+
+        So every module and list that holds the layer, its hooks, and wrappers that know it see the change.
+        """
+        linear.__class__ = cls
+        assert isinstance(linear, cls)
+        cls._follow(linear, name, state, place)
+
+    def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:
+        self.name, self.state, self.place = name, state, place
+        self._phases = phases_that_fit(self, name, state, place)
         delayed = dict.fromkeys(
             (gemm, operand)
             for _, recipe in self._phases
@@ -87,8 +107,7 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.forget_amax()
-        self._calls, self._counted_step, self._evaluations = 0, -1, 0
-        self.override: LayerRecipe | None = None  # set by diagnostics, replaces the recipe
+        self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
         self._register()
 
     def _register(self) -> None:
@@ -110,7 +129,16 @@ class QuantLinear(nn.Linear):
         return f"{super().extra_repr()}, name={self.name!r}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x wᵀ + b for x [..., in_features]."""
+        """Return x wᵀ + b for x [..., in_features].
+
+        Raises:
+            RuntimeError: a transform of ``torch.func`` is active, or as ``RecipeState.position``.
+        """
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001  as torch.autograd.Function asks it
+            raise RuntimeError(
+                f"layer {self.name} follows a recipe, which no transform of torch.func (grad, vmap, jvp) can "
+                "pass: use torch.autograd.grad or .backward(), and a loop for gradients of each sample"
+            )
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
         y, _ = _fprop(rows, self.weight, self._site)
         if self.bias is not None:
@@ -121,22 +149,7 @@ class QuantLinear(nn.Linear):
 
     def position(self) -> Position:
         """Return this layer's stream position; count its forward passes unless the trainer does."""
-        state = self.state
-        call = self._next_call() if state.call is None else state.call
-        return Position(step=state.step, call=call, tokens=state.tokens)
-
-    def _next_call(self) -> int:
-        if not self.training:
-            self._evaluations += 1
-            return EVAL_CALL + self._evaluations - 1
-        if self.state.step != self._counted_step:
-            self._counted_step, self._calls = self.state.step, 0
-        # A forward pass within a backward pass is activation checkpointing, which repeats the last forward.
-        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001  as torch's own checkpointing asks
-            self._calls += 1
-        if self._calls == _FORWARDS_WITHOUT_ADVANCE:
-            self.state.warn_if_it_should_move(self._calls)
-        return max(self._calls - 1, 0)
+        return self.state.position(self.name, training=self.training)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return the recipe of this layer after this many training tokens."""
@@ -144,12 +157,17 @@ class QuantLinear(nn.Linear):
             return self.override
         return next(recipe for start, recipe in self._phases if start <= tokens)
 
+    def filled(self, tensor: Tensor, at: Position) -> Tensor:
+        """Fill the rows of x or dy up to whole blocks with zeros, which add nothing to a product."""
+        missing = -len(tensor) % token_group(self.recipe_at(at.tokens))
+        return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
+
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
         """Return the key of one operand's random draw, or None if the policy draws nothing."""
-        if policy.rounding == "nearest" and policy.signs == "none" and policy.scale != "ms_eden":
+        if not policy.draws_anew and policy.signs == "none":
             return None
         return Key(
-            seed=self.state.seed, layer=self.name, gemm=gemm, operand=operand,
+            seed=self.state.seed, layer=self.name, gemm=gemm, operand=self.state.stream_of(operand),
             step=at.stream_step, call=at.call,
         )  # fmt: skip
 
@@ -157,22 +175,30 @@ class QuantLinear(nn.Linear):
         """Return the back end that does one GEMM at this position."""
         return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
 
-    def draw(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Draw:
+    def draw(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Draw:
         """Return the policy, key and amax for one operand of one GEMM at this position."""
         policy = self.recipe_at(at.tokens).gemm(gemm)
         left, right = OPERANDS[gemm]
         assert operand in (left, right)
         chosen = policy.left if operand == left else policy.right
-        amax = self._delayed_amax(tensor, (gemm, operand), at) if chosen.scale == "delayed" else None
+        amax = None
+        if chosen.scale == "delayed":
+            amax = self._delayed_amax(tensor, (gemm, operand), at)
         return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
 
-    def operand(self, tensor: Tensor, gemm: Gemm, operand: str, at: Position) -> Operand:
-        """Quantise one operand of one GEMM by the recipe at this position."""
+    def operand(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Operand:
+        """Quantise one operand of one GEMM by the recipe at this position.
+
+        ``tensor`` may be the forward pass's operand, which is quantised once more.
+        """
         axis = contracted_axis(gemm, operand)
+        where = tensor if isinstance(tensor, Tensor) else self.weight
+        backend, draw = self.backend(gemm, at, where), self.draw(tensor, gemm, operand, at)
         with self._named(gemm, operand):
-            done = self.backend(gemm, at, tensor).quantize(
-                tensor, self.draw(tensor, gemm, operand, at), axis=axis
-            )
+            if isinstance(tensor, Tensor):
+                done = backend.quantize(tensor, draw, axis=axis)
+            else:
+                done = backend.quantize_again(tensor, draw, axis=axis)
         self._show(gemm, operand, done)
         return done
 
@@ -199,10 +225,11 @@ class QuantLinear(nn.Linear):
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
 
-    def _delayed_amax(self, tensor: Tensor, which: tuple[Gemm, str], at: Position) -> float:
+    def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start."""
         index = self._delayed[which]
         history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
+        tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
         now = float(tensor.abs().max().item()) if tensor.numel() else 0.0
         past = (steps >= 0) & (steps < at.step) & (steps > at.step - AMAX_HISTORY)
         known = float(history[past].max().item()) if bool(past.any()) else now
@@ -212,6 +239,22 @@ class QuantLinear(nn.Linear):
             history[slot] = max(now, float(history[slot])) if same_step else now
             steps[slot] = at.step
         return known
+
+
+def phases_that_fit(
+    layer: nn.Linear, name: str, state: RecipeState, place: LayerPlace
+) -> tuple[tuple[int, LayerRecipe], ...]:
+    """Return the (first token, recipe) pairs of a layer, newest first.
+
+    Raises:
+        ValueError: a block or group of a recipe does not divide the layer's features, or a phase starts at a
+            fraction of an unknown budget.
+    """
+    phases = state.phases(place)
+    for _, recipe in phases:
+        if fault := features_fault(recipe, name, inputs=layer.in_features, outputs=layer.out_features):
+            raise ValueError(f"{fault} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])")
+    return phases
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
@@ -224,7 +267,8 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
     at = layer.position()
-    y = _output(layer, at, x, weight)
+    with torch.autocast(x.device.type, enabled=False):  # it would round the products in fp32
+        y = _output(layer, at, x, weight)
     return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
 
 
@@ -241,17 +285,26 @@ def _gradients(
     layer = _sites[site]
     step, call, tokens = position.tolist()
     at = Position(step=step, call=call, tokens=tokens)
+    layer.state.calls.gone_back(layer.name, at)
     if layer.state.tap is not None:
         layer.state.tap(layer.name, at, dy, x, weight)
-    if wants_dx and wants_dw:
-        backend = layer.backend("dgrad", at, dy)
-        if backend.one_read and backend is layer.backend("wgrad", at, dy):
-            along_n, along_m = layer.both_of_dy(dy, at)
-            dx = _input_gradient(layer, at, along_n, x, weight)
-            return dx, _weight_gradient(layer, at, along_m, x, weight)
-    # One after the other, so that only one copy of dy exists at a time.
-    dx = product(layer, "dgrad", at, dy=dy, x=x, weight=weight) if wants_dx else dy.new_empty(0)
-    return dx, product(layer, "wgrad", at, dy=dy, x=x, weight=weight) if wants_dw else dy.new_empty(0)
+    with torch.autocast(dy.device.type, enabled=False):
+        rows, dy, x = len(dy), layer.filled(dy, at), layer.filled(x, at)
+        forward = _Forward(layer, at, x, weight)
+        if wants_dx and wants_dw:
+            backend = layer.backend("dgrad", at, dy)
+            if backend.one_read and backend is layer.backend("wgrad", at, dy):
+                along_n, along_m = layer.both_of_dy(dy, at)
+                dx = _first(_input_gradient(layer, at, along_n, forward), rows)
+                return dx, _weight_gradient(layer, at, along_m, forward)
+        # One after the other, so that only one copy of dy exists at a time.
+        dx = dw = dy.new_empty(0)
+        if wants_dx:
+            along_n = layer.operand(dy, "dgrad", "dy", at)
+            dx = _first(_input_gradient(layer, at, along_n, forward), rows)
+        if wants_dw:
+            dw = _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), forward)
+        return dx, dw
 
 
 @_gradients.register_fake
@@ -270,58 +323,85 @@ def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tens
     """
     if gemm == "fprop":
         return _output(layer, at, x, weight)
+    rows, dy, x = len(dy), layer.filled(dy, at), layer.filled(x, at)
     if gemm == "dgrad":
-        return _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), x, weight)
-    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), x, weight)
+        dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), _Forward(layer, at, x, weight))
+        return _first(dx, rows)
+    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), _Forward(layer, at, x, weight))
+
+
+def _first(matrix: Tensor, rows: int) -> Tensor:
+    """Return a matrix without the rows that filled up its last block."""
+    return matrix if len(matrix) == rows else matrix[:rows].clone()
 
 
 def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tensor:
-    return layer.backend("fprop", at, x).multiply(
-        layer.operand(x, "fprop", "x", at), layer.operand(weight.to(torch.bfloat16), "fprop", "w", at)
+    w = weight.to(torch.bfloat16)
+    y = layer.backend("fprop", at, x).multiply(
+        layer.operand(layer.filled(x, at), "fprop", "x", at), layer.operand(w, "fprop", "w", at)
     )
+    return _first(y, len(x))
 
 
-def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
-    w = weight.to(torch.bfloat16)
-    doubly = layer.recipe_at(at.tokens).dgrad.right.source == "forward"
-    if doubly:
-        w = dequantised(layer.operand(w, "fprop", "w", at))
-    dx = layer.backend("dgrad", at, w).multiply(dy, layer.operand(w, "dgrad", "w", at))
-    return _through_quantiser(layer, dx, x, "x", at, rotated=doubly)
+class _Forward:
+    """The operands of a forward pass for its backward pass, where each is quantised again at most once.
+
+    Dgrad may need w for its product and x's mask, Wgrad the other way round. What both need is kept from its
+    first use to its second.
+    """
+
+    def __init__(self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> None:
+        self._layer, self._at, self._x, self.weight = layer, at, x, weight
+        self._kept: dict[str, Operand] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return x or w in bf16."""
+        return self._x if name == "x" else self.weight.to(torch.bfloat16)
+
+    def given(self, name: str, source: Source) -> Tensor | Operand:
+        """Return x or w as a backward operand takes it."""
+        return self.tensor(name) if source == "high_precision" else self.operand(name)
+
+    def operand(self, name: str) -> Operand:
+        """Return x or w as Fprop's product had it."""
+        if name in self._kept:
+            return self._kept.pop(name)
+        done = self._layer.operand(self.tensor(name), "fprop", name, self._at)
+        recipe = self._layer.recipe_at(self._at.tokens)
+        backward = recipe.wgrad.right if name == "x" else recipe.dgrad.right
+        if done.mask is not None and backward.source != "high_precision":
+            self._kept[name] = done
+        return done
 
 
-def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, x: Tensor, weight: Tensor) -> Tensor:
-    doubly = layer.recipe_at(at.tokens).wgrad.right.source == "forward"
-    source = dequantised(layer.operand(x, "fprop", "x", at)) if doubly else x
-    dw = layer.backend("wgrad", at, x).multiply(dy, layer.operand(source, "wgrad", "x", at))
-    w = weight.to(torch.bfloat16)
-    return _through_quantiser(layer, dw, w, "w", at, rotated=doubly).to(weight.dtype)
+def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, forward: _Forward) -> Tensor:
+    source = layer.recipe_at(at.tokens).dgrad.right.source
+    w = layer.operand(forward.given("w", source), "dgrad", "w", at)
+    dx = layer.backend("dgrad", at, forward.weight).multiply(dy, w)
+    return _through_quantiser(layer, at, dx, forward, "x", rotated=source != "high_precision")
 
 
-def dequantised(operand: Operand) -> Tensor:
-    """Return the stored matrix after quantising, with every factor applied, in its rotated basis."""
-    descale = operand.descale
-    if isinstance(descale, float) and descale == 1.0:
-        return operand.values
-    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row of [n, k]
-        descale = descale[:, None] if operand.axis == 1 else descale[None, :]
-    return operand.values.to(torch.float32) * descale
+def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, forward: _Forward) -> Tensor:
+    source = layer.recipe_at(at.tokens).wgrad.right.source
+    x = layer.operand(forward.given("x", source), "wgrad", "x", at)
+    dw = layer.backend("wgrad", at, forward.weight).multiply(dy, x)
+    dw = _through_quantiser(layer, at, dw, forward, "w", rotated=source != "high_precision")
+    return dw.to(forward.weight.dtype)
 
 
 def _through_quantiser(
-    layer: QuantLinear, grad: Tensor, tensor: Tensor, name: str, at: Position, *, rotated: bool
+    layer: QuantLinear, at: Position, grad: Tensor, forward: _Forward, name: str, *, rotated: bool
 ) -> Tensor:
     """Take the gradient of a forward operand, x or w [rows, K], back through its mask and rotation."""
-    forward = layer.recipe_at(at.tokens).fprop
-    policy = forward.left if name == "x" else forward.right
-    if policy.mask:
-        mask = layer.operand(tensor, "fprop", name, at).mask
-        assert mask is not None
-        grad = grad * mask
-    if rotated and policy.hadamard:
-        key = layer.key("fprop", name, policy, at)
-        grad = unrotate(grad.to(torch.float32), policy, key).to(torch.bfloat16)
-    return grad
+    gemm = layer.recipe_at(at.tokens).fprop
+    policy = gemm.left if name == "x" else gemm.right
+    mask = forward.operand(name).mask if policy.mask else None
+    if not rotated:
+        policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+    if mask is None and not policy.hadamard:
+        return grad
+    key = layer.key("fprop", name, policy, at)
+    return layer.backend("fprop", at, grad).way_back(grad, policy, key=key, mask=mask)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

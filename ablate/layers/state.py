@@ -6,65 +6,60 @@ backward pass draws from its own forward's streams, even if the trainer has move
 
 from __future__ import annotations
 
+import operator
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import distributed
+
+from ablate.layers.calls import Calls
+from ablate.layers.position import EVAL_CALL, Position
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from ablate.backends.protocol import Operand
     from ablate.backends.select import Selection
     from ablate.recipes import Gemm, LayerRecipe, Recipe
+    from ablate.recipes.coverage import Coverage
     from ablate.run.config import Fork
 
-EVAL_CALL = 1 << 31
-"""First call number of forward passes in evaluation, distinct from all calls in training."""
-_REDRAW_STEP = 1 << 31
-_REDRAWS = 1 << 10
+_FORWARDS_WITHOUT_ADVANCE = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it.
+class Follower(Protocol):
+    """What takes in the weights after each optimizer step: ``ablate.layers.deoscillation``."""
 
-    ``redraw`` n > 0 is the n-th draw of diagnostics. Values that training draws anew per step or pass then
-    come from streams that training never reads; values that it draws once stay the same.
-    """
+    def step(self) -> int | None:
+        """Take in the weights; return how many were changed, None where that was not looked at."""
 
-    step: int
-    call: int
-    tokens: int
-    redraw: int = 0
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
 
-    @property
-    def stream_step(self) -> int:
-        """The step number used by the random streams."""
-        if not self.redraw:
-            return self.step
-        assert self.redraw < _REDRAWS
-        return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
-
-    def redrawn(self, redraw: int) -> Position:
-        """Return this position with a draw of diagnostics; delayed scales ignore it."""
-        return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
+    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+        """Restore it, after the weights and the position of the streams."""
 
 
 @dataclass(kw_only=True)
 class RecipeState:
     """State shared by the layers of one model and advanced by its trainer.
 
-    ``call`` is the forward pass within a step; with None every layer counts its own. ``total_tokens`` is the
-    budget, required by phases that start at a fraction of it. ``fork``: the recipe of the tokens before it
-    and the budget that belongs to that recipe. ``watch``, if set, sees every quantised operand: (layer's
-    name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each backward pass:
-    (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]); it must change
-    nothing.
+    ``seed`` is a whole number; anything else is a ``ValueError``.
+    ``call`` is the forward pass within a step; with None every layer counts its own. ``replica``: which of
+    the model's replicas this process trains, each on data of its own; with None the rank in torch's default
+    process group. Replicas share what one pass over all their data would draw once: signs, permutations and
+    the noise of weights. The noise of activations and gradients is each replica's own.
+    ``total_tokens`` is the budget, required by phases that start at a fraction of it. ``fork``: the recipe of
+    the tokens before it and the budget that belongs to that recipe. ``watch``, if set, sees every quantised
+    operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
+    backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
+    it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
+    does not. ``deoscillation``, if set, takes in the weights whenever the state advances.
     """
 
     recipe: Recipe
@@ -73,16 +68,78 @@ class RecipeState:
     step: int = 0
     call: int | None = 0
     tokens: int = 0
+    replica: int | None = 0
     total_tokens: int | None = None
     fork: Fork | None = None
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
     tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
+    coverage: Coverage | None = field(default=None, repr=False)
+    calls: Calls = field(default_factory=Calls, repr=False)
+    deoscillation: Follower | None = field(default=None, repr=False)
     _warned: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.seed = _whole(self.seed)
 
     def advance(self, tokens: int = 0) -> None:
         """Advance by one optimizer step with this many training tokens."""
         self.step += 1
         self.tokens += tokens
+        if self.deoscillation is not None:
+            self.deoscillation.step()
+
+    def position(self, layer: str, *, training: bool) -> Position:
+        """Return the position of a layer's forward pass, which is counted unless the trainer counts.
+
+        Raises:
+            RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
+        """
+
+        def new() -> Position:
+            call = self.call
+            if call is None and training:
+                call = self.calls.next_in_training(layer, self.step)
+                if call + 1 == _FORWARDS_WITHOUT_ADVANCE:
+                    self._warn_if_it_should_move()
+            elif call is None:
+                call = EVAL_CALL + self.calls.next_in_evaluation(layer)
+            return Position(step=self.step, call=call, tokens=self.tokens)
+
+        return self.calls.position(layer, new, counts=self.call is None)
+
+    def stream_of(self, operand: str) -> str:
+        """Return the name of an operand's stream of noise in this replica."""
+        replica = self.replica
+        if replica is None:
+            is_one = not (distributed.is_available() and distributed.is_initialized())
+            replica = 0 if is_one else distributed.get_rank()
+        return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the streams, phases and de-oscillation go on from, for a checkpoint."""
+        follower = self.deoscillation
+        return {
+            "seed": self.seed, "step": int(self.step), "tokens": int(self.tokens),
+            "calls": self.calls.state_dict(),
+            **({} if follower is None else {"deoscillation": follower.state_dict()}),
+        }  # fmt: skip
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where another state was saved; load the model's weights first.
+
+        Raises:
+            ValueError: what was saved is no such state, or has another seed.
+        """
+        expected = self.state_dict().keys()
+        if saved.keys() != expected:
+            keys = ", ".join(map(str, saved)) or "nothing"
+            raise ValueError(f"expected a state with {', '.join(expected)}, got {keys}")
+        if saved["seed"] != self.seed:
+            raise ValueError(f"the state was saved with seed {saved['seed']}, but this one has {self.seed}")
+        self.step, self.tokens = saved["step"], saved["tokens"]
+        self.calls.load_state_dict(saved["calls"])
+        if self.deoscillation is not None:
+            self.deoscillation.load_state_dict(saved["deoscillation"])
 
     def phases(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
         """Return the (first token, recipe) pairs of a layer, newest first.
@@ -99,22 +156,31 @@ class RecipeState:
         earlier = (one for one in before if one[0] < fork.tokens)
         return (*later, (fork.tokens, now), *earlier)
 
-    def warn_if_it_should_move(self, forwards: int) -> None:
+    def _warn_if_it_should_move(self) -> None:
         """Warn once if the recipe depends on steps but ``advance`` is never called."""
         if self.step or self._warned:
             return
         recipe = self.recipe
-        parts = [recipe, *(rule.recipe for rule in recipe.rules)]
-        policies = [policy for part in parts for _, _, policy in part.operands()]
+        policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
         moves = any(policy.signs == "step" or policy.scale == "delayed" for policy in policies)
-        if not recipe.phases and not moves:
+        if not recipe.phases and not moves and recipe.deoscillate is None:
             return
         self._warned = True
         warnings.warn(
-            f"{forwards} training passes without state.advance(): signs, phases and delayed scales of this "
-            "recipe move on with it",
+            f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): signs, phases, delayed "
+            "scales and de-oscillation of this recipe move on with it",
             stacklevel=2,
         )
+
+
+def _whole(seed: Any) -> int:
+    """Return a whole number as an int, so that a number has one stream, whatever type it came in."""
+    try:
+        if not isinstance(seed, bool):
+            return operator.index(seed)
+    except TypeError:
+        pass
+    raise ValueError(f"seed {seed!r} is no whole number (expected an int, as seed=3)")
 
 
 def _starts(

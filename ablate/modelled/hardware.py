@@ -27,12 +27,15 @@ class Peaks:
 PEAKS: dict[str, Peaks] = {
     "H100": Peaks(989, 1979, None, 3.35, 80, "NVIDIA H100 SXM datasheet, half of its sparse rates"),
     "H200": Peaks(989, 1979, None, 4.8, 141, "NVIDIA H200 SXM datasheet, half of its sparse rates"),
+    "GB200": Peaks(2500, 5000, 10000, 8, 186, "NVIDIA GB200 NVL72 datasheet, a 72nd, dense"),
+    "GB300": Peaks(2500, 5000, 15000, 8, 279, "NVIDIA GB300 NVL72 datasheet, a 72nd, dense"),
     "B200": Peaks(2250, 4500, 9000, 8, 180, "NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200"),
     "B300": Peaks(2250, 4500, 13500, 8, 288, "NVIDIA HGX B300 datasheet, an eighth, dense"),
     "MI350X": Peaks(2307, 4614, 9227, 8, 288, "AMD Instinct MI350X datasheet, dense", nvfp4=False),
     "MI355X": Peaks(2517, 5033, 10066, 8, 288, "AMD Instinct MI355X datasheet, dense", nvfp4=False),
 }
-"""By a part of the device's name. A card's own clock and power limit may keep it below its peak."""
+"""By a part of the device's name, the longer of two such parts first. A card's own clock and power limit may
+keep it below its peak."""
 
 
 def peaks_of(device_name: str) -> Peaks | None:

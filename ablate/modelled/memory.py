@@ -12,7 +12,7 @@ Only the built-in models are supported. How it fails: unknown hardware raises ``
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.activations import Pass, block_stages, norm_backward
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Part = Literal["loss", "blocks", "embedding"]
 
 _BF16, _FP32 = 2, 4
-_FP32_SCALES = ("row", "1x128", "128x128", "searched")
-"""Scale rules whose dequantised values are not exact in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +40,9 @@ class Memory:
     """Bytes on one device by purpose.
 
     ``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer``
-    holds AdamW's two moments; ``activations`` includes their gradients and the logits; ``quantised`` holds
-    the copies of operands in low precision (under emulation their dequantised values).
+    holds AdamW's two moments and what de-oscillation keeps; ``activations`` includes their gradients and the
+    logits; ``quantised`` holds the copies of operands in low precision (under emulation their dequantised
+    values).
     """
 
     weights: int = 0
@@ -143,8 +142,19 @@ class _Step:
         self._reducing_outside = self._sharded * reduced * outside
         self._held = Memory(
             weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
-            optimizer=2 * self._master * parameters // devices,
+            optimizer=2 * self._master * parameters // devices + self._deoscillation() // devices,
         )
+
+    def _deoscillation(self) -> int:
+        """Return the bytes of two sums, the last value and its quantised one of each weight followed."""
+        if self._recipe.deoscillate is None:
+            return 0
+        followed = sum(
+            layer.inputs * layer.outputs
+            for name, layer in self._layers.items()
+            if any(p.recipe.fprop.right.has_fixed_grid for p in phases_of(self._recipe, self._places[name]))
+        )
+        return (3 * _FP32 + self._master) * followed
 
     def loss(self) -> Iterator[Memory]:
         """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
@@ -223,23 +233,25 @@ def _moments(
     def scratch(gemm: Gemm, elements: int) -> int:
         return 0 if native[gemm] else _scratch_bytes(recipe.gemm(gemm), on_gpu=peaks is not None) * elements
 
+    back = partial(_back_bytes, on_gpu=peaks is not None)
     cast = 0 if at_use == _BF16 else _BF16 * n * k
     dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
     dx, dw = _BF16 * m * k, _BF16 * n * k
 
-    doubly = dgrad.right.source == "forward"
+    doubly = dgrad.right.source != "high_precision"
     copies = copy("dgrad", dgrad.left, m * n) + (copy("fprop", fprop.right, n * k) if doubly else 0)
     in_dgrad = Memory(weights=cast, quantised=copies, activations=dx)
     moments = [
         in_dgrad + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k)),
-        in_dgrad + Memory(activations=_back_bytes(fprop.left, doubly=doubly) * m * k),
+        in_dgrad + Memory(activations=back(fprop.left, doubly=doubly) * m * k),
     ]
-    doubly = wgrad.right.source == "forward"
+    kept = copy("fprop", fprop.right, n * k) if doubly and fprop.right.mask else 0
+    doubly = wgrad.right.source != "high_precision"
     copies = copy("wgrad", wgrad.left, m * n) + (copy("fprop", fprop.left, m * k) if doubly else 0)
-    in_wgrad = Memory(quantised=copies, activations=dx, gradients=dw)
+    in_wgrad = Memory(quantised=copies + kept, activations=dx, gradients=dw)
     moments += [
         in_wgrad + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k)),
-        in_wgrad + Memory(weights=cast, gradients=_back_bytes(fprop.right, doubly=doubly) * n * k),
+        in_wgrad + Memory(weights=cast, gradients=back(fprop.right, doubly=doubly) * n * k),
     ]
     if at_use != _BF16:
         moments.append(in_wgrad + Memory(weights=cast, gradients=at_use * n * k))
@@ -252,19 +264,22 @@ def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
         return 0.0
     if native:
         return operand_bytes(policy) + policy.mask
-    return (_FP32 if policy.scale in _FP32_SCALES else _BF16) + policy.mask
+    return (_FP32 if policy.is_fp32 else _BF16) + policy.mask
 
 
 def _scratch_bytes(gemm: GemmPolicy, *, on_gpu: bool) -> int:
     """Return the scratch bytes per element of an emulated GEMM's result, before a factor is applied."""
     sides = (gemm.left, gemm.right)
-    whole = any(side.scale in ("tensor", "delayed", "two_level", "four_six", "ms_eden") for side in sides)
+    whole = any(side.has_tensor_scale for side in sides)
     if whole and on_gpu:
         return 2 * _FP32  # in fp32 before and after the factor
     return _BF16 if whole or any(side.prescale != 1 and side.undo == "accumulator" for side in sides) else 0
 
 
-def _back_bytes(forward: OperandPolicy, *, doubly: bool) -> int:
+def _back_bytes(forward: OperandPolicy, *, doubly: bool, on_gpu: bool) -> int:
     """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
     masked = _BF16 + 1 if forward.mask else 0
-    return masked + (4 * _FP32 if doubly and forward.hadamard else 0)
+    rotated = doubly and forward.hadamard
+    if not on_gpu:
+        return masked + (_BF16 if forward.mask or rotated else 0)
+    return masked + (4 * _FP32 if rotated else 0)

@@ -1,11 +1,12 @@
 """*Modelled* time of a training token on named hardware, to estimate an arm's gain without that hardware.
 
-A roofline, summed over the parts of a step, each at a fixed share of the published peak: the GEMMs of every
-linear layer, at the rate of the wider of the two operands' formats or of memory; quantising (each tensor is
-read once in bf16, twice if its scale needs the tensor's largest value first, and written once for each GEMM
-that takes it in low precision; a Hadamard rotation happens in the same pass); and what no recipe changes.
-Communication and launches cost nothing. The shares are not fitted to data: ``docs/report.md`` compares the
-result with published figures.
+A roofline, summed over the parts of a step, each at a measured share of a published peak (``RATES``): the
+GEMMs of every linear layer, at the rate of the wider of the two operands' formats or of memory; quantising
+(each tensor is read once in bf16, twice if its scale needs the tensor's largest value first, and written once
+for each GEMM that takes it in low precision; a Hadamard rotation happens in the same pass); and what no
+recipe changes: attention, norms, activations, residuals and the optimizer.
+Communication and launches cost nothing. ``measured`` has public measurements to compare with, and ``spread``
+says from them how far off a time may be.
 
 Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
 unknown hardware raises ``KeyError``.
@@ -14,28 +15,43 @@ unknown hardware raises ``KeyError``.
 from __future__ import annotations
 
 import itertools
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.hardware import PEAKS
-from ablate.recipes import GEMMS, OPERANDS, PRESETS, Recipe
+from ablate.recipes import GEMMS, OPERANDS, Recipe
 from ablate.recipes.place import LayerPlace, phases_of
-from ablate.run.architecture import LinearLayer, layer_places, linear_layers
+from ablate.recipes.policy import DEFAULT_BLOCK
+from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ablate.modelled.hardware import Peaks
     from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
     from ablate.run.config import ArmConfig
 
-GEMM_SHARE = 0.7
-ATTENTION_SHARE = 0.4
-MEMORY_SHARE = 0.8
-"""Shares of the published peaks that a good GEMM, fused attention and a streaming kernel reach."""
+Rate = Literal["gemm16", "gemm8", "gemm4", "attention16", "attention8", "memory"]
+Unit = Literal["gemm16", "gemm8", "gemm4"]
+RATES: dict[Rate, float] = {
+    "gemm16": 0.65,
+    "gemm8": 0.61,
+    "gemm4": 0.38,
+    "memory": 0.64,
+    "attention16": 0.35,
+    "attention8": 0.29,
+}
+"""What limits a kernel, and the share of the published peak that it reaches.
+
+``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over ``measured.KERNELS``; ``memory`` is
+that of quantising, for all that is only moved. ``attention16`` (of the bf16 peak) and ``attention8`` (of the
+FP8 peak): so that of the steps of ``measured.CALIBRATION`` with such attention the median one is as long as
+measured.
+"""
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
 
@@ -49,13 +65,17 @@ _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model trained on ``devices`` devices with this many tokens per step in total (data parallel)."""
+    """A model trained on ``devices`` devices with this many tokens per step in total (data parallel).
+
+    ``fp8_attention``: attention's products in FP8, as in some public runs; our trainer has none.
+    """
 
     model: ModelConfig
     vocab_size: int
     seq_len: int
     tokens_per_step: int
     devices: int = 1
+    fp8_attention: bool = False
 
     @property
     def device_tokens(self) -> int:
@@ -63,28 +83,49 @@ class Workload:
         return max(1, self.tokens_per_step // self.devices)
 
 
+Kernel = Literal[
+    "gemm16", "gemm8", "gemm4", "quantise8", "quantise4", "attention16", "attention8", "pointwise"
+]  # fmt: skip
+"""Kinds of kernels, by the bits that they compute with or write: what is fast or slow together."""
+Part = Literal[
+    "fprop",
+    "quantise_forward",
+    "rest_forward",
+    "dgrad",
+    "wgrad",
+    "quantise_backward",
+    "rest_backward",
+    "optimizer",
+]
+FORWARD: tuple[Part, ...] = ("fprop", "quantise_forward", "rest_forward")
+BACKWARD: tuple[Part, ...] = ("dgrad", "wgrad", "quantise_backward", "rest_backward")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenTime:
-    """Seconds per training token on one device. ``rest``: the part that no recipe changes."""
+    """Seconds per training token on one device, by part of the step and kind of kernel.
 
-    fprop: float
-    dgrad: float
-    wgrad: float
-    quantise_forward: float
-    quantise_backward: float
-    rest_forward: float
-    rest_backward: float
-    optimizer: float
+    ``rest_*`` and ``optimizer`` are what no recipe changes.
+    """
 
-    @property
-    def backward(self) -> float:
-        """Dgrad and Wgrad with their quantising, and the backward pass of the rest."""
-        return self.dgrad + self.wgrad + self.quantise_backward + self.rest_backward
+    seconds: Mapping[tuple[Part, Kernel], float]
+
+    def of(self, *parts: Part) -> float:
+        """Return the seconds of some parts."""
+        return sum(self.by_kernel(*parts).values())
+
+    def by_kernel(self, *parts: Part) -> dict[Kernel, float]:
+        """Return the seconds of some parts, or of the whole step, by kind of kernel."""
+        found: dict[Kernel, float] = {}
+        for (part, kernel), seconds in self.seconds.items():
+            if not parts or part in parts:
+                found[kernel] = found.get(kernel, 0.0) + seconds
+        return found
 
     @property
     def total(self) -> float:
         """The time of a whole step per token."""
-        return self.fprop + self.quantise_forward + self.rest_forward + self.backward + self.optimizer
+        return self.of()
 
 
 def workload_of(config: ArmConfig) -> Workload:
@@ -106,42 +147,34 @@ LLAMA_8B = Workload(
 )
 """Llama 3.1 8B as MLPerf trains it (AMD's v6.0 configuration): global batch 32 of 8,192 tokens, 8 devices."""
 
-LLAMA_70B_BLOCK = Workload(
-    model=ModelConfig(width=8192, layers=1, heads=64, kv_heads=8, ffn=28672, tied_head=False),
-    vocab_size=1,
-    seq_len=4096,
-    tokens_per_step=4 * 4096,
-)
-"""One decoder block of Llama 2 70B with a negligible head: the shapes of the estimate by Tseng et al."""
-
 
 @lru_cache(maxsize=1024)  # a report needs each arm's and the baseline's several times
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
     """Return the modelled time of a token in the run's last phase, or None without the required units."""
     peaks = PEAKS[hardware]
     tokens, weights = work.device_tokens, 0
-    seconds = dict.fromkeys((*GEMMS, "quantise_forward", "quantise_backward"), 0.0)
-    for linear, layer in _layers(work, recipe):
-        width, outputs = linear.inputs, linear.outputs
-        weights += width * outputs
-        seen = max(1, round(tokens * linear.token_share))
+    seconds: defaultdict[tuple[Part, Kernel], float] = defaultdict(float)
+    for (width, outputs, share, layer), alike in _layers(work, recipe).items():
+        weights += alike * width * outputs
+        seen = max(1, round(tokens * share))
         elements = {"x": seen * width, "w": width * outputs, "dy": seen * outputs}
         for name in GEMMS:
-            found = _gemm_seconds(layer.gemm(name), name, elements, 2.0 * seen * width * outputs, peaks)
-            if found is None:
+            unit = _unit(layer.gemm(name), peaks)
+            if unit is None:
                 return None
-            seconds[name] += found / tokens
-        for part, found in _quantise_seconds(layer, elements, peaks):
-            seconds[part] += found / tokens
-    attention, moved = _rest(work)
-    attend, stream = _rate(peaks.bf16, ATTENTION_SHARE), _rate(peaks.memory, MEMORY_SHARE)
-    return TokenTime(
-        **seconds,
-        rest_forward=attention / attend + moved / stream,
-        # Attention's backward recomputes the scores: 5 products where the forward has 2.
-        rest_backward=2.5 * attention / attend + 2 * moved / stream,
-        optimizer=weights / work.devices * _ADAM_BYTES / stream / tokens,
-    )
+            flops = 2.0 * seen * width * outputs
+            cost = _slower(flops, unit, _gemm_bytes(layer.gemm(name), name, elements), peaks)
+            seconds[name, unit] += alike * cost / tokens
+        for part, kernel, cost in _quantise_seconds(layer, elements, peaks):
+            seconds[part, kernel] += alike * cost / tokens
+    flops, moved = _rest(work)
+    attend: Literal["attention8", "attention16"] = "attention8" if work.fp8_attention else "attention16"
+    # Attention's backward recomputes the scores: 5 products where the forward has 2.
+    for part, products, passes in (("rest_forward", 1.0, 1), ("rest_backward", 2.5, 2)):
+        seconds[part, attend] += products * flops / _rate(peaks, attend)
+        seconds[part, "pointwise"] += passes * moved / _rate(peaks, "memory")
+    seconds["optimizer", "pointwise"] = weights / work.devices * _ADAM_BYTES / _rate(peaks, "memory") / tokens
+    return TokenTime(seconds=seconds)
 
 
 def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
@@ -168,8 +201,8 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
     FLOPs are those of all linear layers including the head and of causal attention, forward and backward.
     """
     low = whole = 0.0
-    for linear, layer in _layers(work, recipe):
-        flops = 2.0 * linear.inputs * linear.outputs * linear.token_share
+    for (width, outputs, share, layer), alike in _layers(work, recipe).items():
+        flops = 2.0 * alike * width * outputs * share
         for name in GEMMS:
             policy = layer.gemm(name)
             whole += flops
@@ -178,58 +211,28 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
     return low / (whole + 3 * attention)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedSpeed:
-    """A published speed-up and the modelled one; ``at_least`` means that the source gives a lower bound."""
-
-    what: str
-    source: str
-    published: float
-    at_least: bool
-    modelled: float
-
-    @property
-    def deviation(self) -> float:
-        """Return modelled over published, minus one."""
-        return self.modelled / self.published - 1
+def _rate(peaks: Peaks, rate: Rate) -> float:
+    """Return operations or bytes per second."""
+    peak = {
+        "gemm16": peaks.bf16,
+        "gemm8": peaks.fp8,
+        "gemm4": peaks.fp4,
+        "attention16": peaks.bf16,
+        "attention8": peaks.fp8,
+        "memory": peaks.memory,
+    }[rate]
+    assert peak is not None  # ``_unit`` names no unit that hardware lacks
+    return peak * 1e12 * RATES[rate]
 
 
-def published_checks() -> tuple[PublishedSpeed, ...]:
-    """Return the modelled results for the settings with published speed-ups."""
-    fp8, bf16 = PRESETS["te-hybrid-fp8"].recipe, Recipe()
-
-    def ratio(work: Workload, slow: Recipe, fast: str, hardware: str, part: str) -> float:
-        times = [token_time(work, recipe, hardware) for recipe in (slow, PRESETS[fast].recipe)]
-        assert times[0] is not None
-        assert times[1] is not None  # MI355X and B200 have every unit
-        return float(getattr(times[0], part) / getattr(times[1], part))
-
-    amd, tseng = "AMD 2605.09825 (measured there)", "Tseng et al. 2502.20586, abstract (estimated there)"
-    step = "step of Llama 3.1 8B on MI355X, MXFP4 with DHT16 on all GEMMs against FP8"
-    block = "backward pass of a Llama 2 70B block, tseng against"
-    rows = (
-        (step, amd, 1.20, False, (LLAMA_8B, fp8, "amd-fdw-dht16", "MI355X", "total")),
-        (f"{block} FP8, on B200", tseng, 1.3, True, (LLAMA_70B_BLOCK, fp8, "tseng-fp8", "B200", "backward")),
-        (f"{block} BF16, on B200", tseng, 1.7, True, (LLAMA_70B_BLOCK, bf16, "tseng", "B200", "backward")),
-    )
-    return tuple(
-        PublishedSpeed(
-            what=what, source=source, published=published, at_least=at_least, modelled=ratio(*setting)
-        )
-        for what, source, published, at_least, setting in rows
-    )
-
-
-def _rate(peak_tera: float, share: float) -> float:
-    return peak_tera * 1e12 * share
-
-
-def _layers(work: Workload, recipe: Recipe) -> Iterator[tuple[LinearLayer, LayerRecipe]]:
-    """Yield every linear layer with its recipe in the last phase."""
+def _layers(work: Workload, recipe: Recipe) -> Counter[tuple[int, int, float, LayerRecipe]]:
+    """Count the linear layers of each inputs, outputs, share of the tokens, and recipe in the last phase."""
     layers = linear_layers(work.model, work.vocab_size)
     where = layer_places(layers)
-    for layer in layers:
-        yield layer, phases_of(recipe, where[layer.name])[-1].recipe
+    return Counter(
+        (one.inputs, one.outputs, one.token_share, phases_of(recipe, where[one.name])[-1].recipe)
+        for one in layers
+    )
 
 
 def _bits(policy: OperandPolicy) -> float:
@@ -241,61 +244,62 @@ def _bits(policy: OperandPolicy) -> float:
 
 def operand_bytes(policy: OperandPolicy) -> float:
     """Return the bytes per element, including its share of a block's scale."""
-    block = {"mxfp": 1 / 32, "nvfp": 1 / 16}.get(policy.format[:4], 0.0)
+    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(DEFAULT_BLOCK.get(policy.format, "none"), 0.0)
     return _bits(policy) / 8 + block
 
 
-def _peak(policy: GemmPolicy, peaks: Peaks) -> float | None:
-    """Return the rate of the wider operand; None without a unit for a format (E3M0 has none anywhere)."""
-    if any(side.format.endswith("e3m0") for side in (policy.left, policy.right)):
+def _unit(policy: GemmPolicy, peaks: Peaks) -> Unit | None:
+    """Return the rate of the wider operand; None without a unit for a format (none has E3M0, NVINT4, IF4)."""
+    if any(side.format.endswith(("e3m0", "nvint4", "if4")) for side in (policy.left, policy.right)):
         return None
     bits = max(_bits(policy.left), _bits(policy.right))
     if min(_bits(policy.left), _bits(policy.right)) == 4 and peaks.fp4 is None:
         return None
     if not peaks.nvfp4 and "nvfp4" in (policy.left.format, policy.right.format):
         return None
-    return peaks.bf16 if bits == 16 else peaks.fp8 if bits > 4 else peaks.fp4
+    return "gemm16" if bits == 16 else "gemm8" if bits > 4 else "gemm4"
 
 
 def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
     """Whether hardware multiplies both quantised operands in their packed form."""
-    return max(_bits(policy.left), _bits(policy.right)) < 16 and _peak(policy, peaks) is not None
+    return max(_bits(policy.left), _bits(policy.right)) < 16 and _unit(policy, peaks) is not None
 
 
-def _gemm_seconds(
-    policy: GemmPolicy, name: Gemm, elements: dict[str, int], flops: float, peaks: Peaks
-) -> float | None:
-    peak = _peak(policy, peaks)
-    if peak is None:
-        return None
+def _gemm_bytes(policy: GemmPolicy, name: Gemm, elements: dict[str, int]) -> float:
     left, right = OPERANDS[name]
     result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # the tensor of the same shape
-    moved = (
+    return (
         elements[left] * operand_bytes(policy.left)
         + elements[right] * operand_bytes(policy.right)
         + elements[result] * _BF16_BYTES
     )
-    return max(flops / _rate(peak, GEMM_SHARE), moved / _rate(peaks.memory, MEMORY_SHARE))
 
 
-_WHOLE_TENSOR = ("tensor", "two_level", "four_six", "ms_eden", "searched")
-"""Scale rules that need the tensor's largest value before they can round the first element."""
+def _slower(flops: float, unit: Unit, moved: float, peaks: Peaks) -> float:
+    """Return the longer of arithmetic and memory in seconds."""
+    return max(flops / _rate(peaks, unit), moved / _rate(peaks, "memory"))
 
 
 def _quantise_seconds(
     layer: LayerRecipe, elements: dict[str, int], peaks: Peaks
-) -> Iterator[tuple[str, float]]:
-    """Yield (part, seconds) for each tensor quantised to low precision, all its copies in one read."""
+) -> Iterator[tuple[Part, Kernel, float]]:
+    """Yield each tensor's (part, kernel, seconds) of quantising, all its copies in one read."""
     uses: dict[str, list[OperandPolicy]] = {}
     for _, operand, policy in layer.operands():
         if _bits(policy) < 16:
             uses.setdefault(operand, []).append(policy)
     for operand, policies in uses.items():
-        reads = 2 if any(policy.scale in _WHOLE_TENSOR for policy in policies) else 1
+        reads = 2 if any(map(_reads_twice, policies)) else 1
         moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
         rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
-        seconds = max(moved / _rate(peaks.memory, MEMORY_SHARE), rotations / _rate(peaks.bf16, GEMM_SHARE))
-        yield ("quantise_backward" if operand == "dy" else "quantise_forward"), seconds
+        part: Part = "quantise_backward" if operand == "dy" else "quantise_forward"
+        kernel: Kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
+        yield part, kernel, _slower(rotations, "gemm16", moved, peaks)
+
+
+def _reads_twice(policy: OperandPolicy) -> bool:
+    """Whether the whole tensor must be read before the first element can be rounded."""
+    return policy.scale == "searched" or (policy.has_tensor_scale and policy.scale != "delayed")
 
 
 def _rest(work: Workload) -> tuple[float, float]:

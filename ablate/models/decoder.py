@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ablate.layers.linear import QuantLinear
+from ablate.layers.shards import local_rows
 from ablate.recipes import row_group
 from ablate.run.architecture import HEAD, model_places
 
@@ -282,26 +283,3 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask
     return torch.matmul(torch.softmax(scores, dim=-1), v)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether other processes hold the rest of a tensor."""
-    return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
-
-
-def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
-    """Return this process's part of a tensor, and the rows of the whole tensor that it covers.
-
-    FSDP2 splits the first dimension like ``torch.chunk``.
-    """
-    if not is_sharded(tensor):
-        return tensor, slice(None)
-    whole: Any = tensor
-    (placement,) = whole.placements
-    assert placement.is_shard(0)
-    rows, size = whole.shape[0], whole.device_mesh.size()
-    chunk = -(-rows // size)
-    start = min(chunk * whole.device_mesh.get_local_rank(), rows)
-    local: Tensor = whole.to_local()
-    assert local.shape[0] == min(start + chunk, rows) - start
-    return local, slice(start, start + local.shape[0])

@@ -9,22 +9,28 @@ How it fails: ``UserError`` with a remedy, whatever the foreign code raises.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ablate.base.code import load_function
-from ablate.base.errors import UserError
-from ablate.layers.apply import linear_places
+from ablate.base.errors import UserError, likely
+from ablate.layers.survey import survey
 from ablate.models.hf_files import config_folder
-from ablate.run.architecture import LinearLayer
+from ablate.recipes.coverage import coverage_of
+from ablate.run.architecture import LinearLayer, layer_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from ablate.recipes.place import LayerPlace
+    from ablate.layers.survey import Survey
+    from ablate.recipes import Recipe
+    from ablate.recipes.coverage import Coverage, Matrix
     from ablate.run.config import ModelConfig
 
 
@@ -61,14 +67,21 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
 
 def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     folder = config_folder(str(model.hf), weights=model.pretrained)
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    try:
+        with _without_warnings():
+            from transformers import AutoConfig, AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        what = f"model.hf needs a package that is not installed: {error.name}"
+        raise UserError(what, hint="pip install -e '.[hf]'") from None
     try:
         # Random weights have the data's vocabulary, and no special tokens of the checkpoint's.
         none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         own = {} if model.pretrained else {"vocab_size": vocab_size, **none}
         # trust_remote_code is given, because transformers would otherwise ask on the terminal.
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **own, **model.options)
+        config, unused = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, return_unused_kwargs=True, **own, **model.options
+        )
+        _check_options(config, unused)
         _check(model, config, vocab_size, seq_len)
         if model.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
@@ -85,9 +98,26 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     return Foreign(module=module, is_hf=True)
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep what packages of packages log while they are imported off the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _check_options(config: Any, unused: dict[str, Any]) -> None:
+    for name in unused:
+        hint = likely(name, config.to_dict(), "its documentation lists them")
+        raise UserError(f"model.options: {type(config).__name__} has no '{name}'", hint=hint)
 
 
 def _check(model: ModelConfig, config: Any, vocab_size: int, seq_len: int) -> None:
@@ -118,15 +148,19 @@ def _make_linear(module: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """Linear layers that can follow a recipe, the number of parameters, and matrices outside linear layers.
+    """The matrices of a model, those linear layers among them that can follow a recipe, and its parameters.
 
     ``attention_flops_per_token``: forward and backward at this sequence length, 0 if unknown.
     """
 
     layers: tuple[LinearLayer, ...]
+    matrices: tuple[Matrix, ...]
     parameters: int
     attention_flops_per_token: int
-    other_matrices: tuple[str, ...]
+
+    def coverage(self, recipe: Recipe) -> Coverage:
+        """Return what a recipe reaches in the model."""
+        return coverage_of(recipe, self.matrices, layer_places(self.layers))
 
 
 def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
@@ -139,31 +173,30 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         module = build(model, vocab_size=vocab_size, seq_len=seq_len).module
     name = model.hf or model.function
     try:
-        where = linear_places(module)
+        found = survey(module)
     except ValueError as error:
-        hint = "only torch.nn.Linear, and no subclass of it, is replaced"
-        raise UserError(f"model {name}: {error}", hint=hint) from None
+        raise UserError(f"model {name}: {error}", hint="ablate applies each arm's recipe itself") from None
+    if not found.linears:
+        hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
+        raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
     return Outline(
-        layers=tuple(_layer(module.get_submodule(name), place) for name, place in where.items()),
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        layers=tuple(_layers(found)),
+        matrices=found.matrices,
+        parameters=sum(
+            each.numel() for each in module.parameters() if not isinstance(each, UninitializedParameter)
+        ),
         attention_flops_per_token=_attention_flops(module, seq_len),
-        other_matrices=tuple(_other_matrices(module, set(where))),
     )
 
 
-def _layer(linear: Any, place: LayerPlace) -> LinearLayer:
-    return LinearLayer(
-        name=place.name, inputs=linear.in_features, outputs=linear.out_features, is_head=place.is_head
-    )
-
-
-def _other_matrices(module: nn.Module, linear: set[str]) -> list[str]:
-    tables = {name for name, layer in module.named_modules() if isinstance(layer, nn.Embedding)}
-    return [
-        name
-        for name, parameter in module.named_parameters()
-        if parameter.dim() >= 2 and name.rpartition(".")[0] not in linear | tables
-    ]
+def _layers(found: Survey) -> Iterator[LinearLayer]:
+    for name, linear in found.linears.items():
+        yield LinearLayer(
+            name=name,
+            inputs=linear.in_features,
+            outputs=linear.out_features,
+            is_head=found.places[name].is_head,
+        )
 
 
 def _attention_flops(module: nn.Module, seq_len: int) -> int:

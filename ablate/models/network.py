@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ablate.layers.apply import quantise_layers
 from ablate.models.decoder import Decoder
+from ablate.recipes.coverage import ALLOW
 
 if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
@@ -47,7 +48,8 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
 
     Raises:
         UserError: foreign code or a foreign configuration cannot be used.
-        ValueError: the model has no linear layer that can follow the recipe.
+        ValueError: the model has no linear layer that can follow the recipe, or a matrix that it does not
+            reach and ``model.allow`` does not name.
     """
     if not config.model.is_built_in:
         return _build_foreign(config, state, initial_seed)
@@ -63,7 +65,7 @@ def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_seed)
         foreign = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
-    quantise_layers(foreign.module, state)
+    quantise_layers(foreign.module, state, allow=config.model.allow, key=ALLOW)
     return Network(module=foreign.module, loss=partial(_foreign_loss, foreign), draws=True)
 
 

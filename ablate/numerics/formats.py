@@ -34,12 +34,18 @@ E2M1 = Element(mantissa_bits=1, min_exponent=0, max_exponent=2, max=6.0)
 E3M0 = Element(mantissa_bits=0, min_exponent=-2, max_exponent=4, max=16.0)
 E2M3 = Element(mantissa_bits=3, min_exponent=0, max_exponent=2, max=7.5)
 E3M2 = Element(mantissa_bits=2, min_exponent=-2, max_exponent=4, max=28.0)
+INT4 = Element(mantissa_bits=2, min_exponent=2, max_exponent=2, max=7.0)
+"""Whole numbers from −7 to 7: below its only exponent a minifloat has equal steps. Codes have a sign bit."""
 E4M3 = Element(mantissa_bits=3, min_exponent=-6, max_exponent=8, max=448.0)
 E5M2 = Element(mantissa_bits=2, min_exponent=-14, max_exponent=15, max=57344.0)
+UE5M3 = Element(mantissa_bits=3, min_exponent=-14, max_exponent=16, max=114688.0)
+"""A scale without a sign: codes up to 0xFE; 0xFF is NaN."""
 
 ELEMENTS: dict[str, Element] = {
     "mxfp4": E2M1,
     "nvfp4": E2M1,
+    "nvint4": INT4,
+    "if4": E2M1,
     "fp4_e2m1": E2M1,
     "mxfp4_e3m0": E3M0,
     "fp4_e3m0": E3M0,
@@ -85,6 +91,26 @@ def round_nearest(v: Tensor, element: Element) -> Tensor:
     magic = 1.5 * 2.0 ** (23 + element.min_exponent - element.mantissa_bits)
     rounded = torch.where(magnitude < 2.0**element.min_exponent, (magnitude + magic) - magic, normal)
     return torch.copysign(torch.where(magnitude.isnan(), magnitude, rounded), v)
+
+
+def round_nearest_away(v: Tensor, element: Element) -> Tensor:
+    """Round fp32 to the element's grid: nearest, ties away from zero, saturating."""
+    low, step, p = _neighbours(v, element)
+    return torch.copysign(torch.where(p >= 0.5, low + 1, low) * step, v)
+
+
+def round_nearest_toward_zero(v: Tensor, element: Element) -> Tensor:
+    """Round fp32 to the element's grid: nearest, ties toward zero, saturating."""
+    low, step, p = _neighbours(v, element)
+    return torch.copysign(torch.where(p > 0.5, low + 1, low) * step, v)
+
+
+NEAREST = {
+    "nearest": round_nearest,
+    "nearest_away": round_nearest_away,
+    "nearest_toward_zero": round_nearest_toward_zero,
+}
+"""The roundings of a policy that draw nothing."""
 
 
 def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:

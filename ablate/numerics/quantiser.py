@@ -21,12 +21,14 @@ from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
 from ablate.numerics.scales import Scale, fp32, nvfp4_tensor_scale
 from ablate.recipes import OperandPolicy, block_shape, group_size
+from ablate.recipes.policy import MS_EDEN
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_KEYED_SIGNS = ("layer", "step", "call")
 _TENSOR_SCALES = ("tensor", "delayed")
-_FP32_SCALES = ("row", "1x128", "128x128", "searched")
+_FP32_SCALES = ("row", "1x128", "128x128", "searched", "1x128_pow2", "128x128_pow2")
+_TWO_LEVEL = ("nvfp4", "nvint4", "if4")
+"""Formats with scales of 16 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,9 @@ class Quantized:
     """An operand after rounding, in the input's shape, and the factor still to apply to the accumulator.
 
     ``values`` are exact in bf16 (fp16 for that format), or fp32 if several fp32 scales within the tensor make
-    them inexact in bf16. ``descale`` is a number, or an fp32 tensor of one element that stays on its device.
-    ``mask`` is true where a value did not clip, if the policy asks for it. ``axis`` is the contraction axis.
+    them inexact in bf16; MXFP8 elements below 2^-133, bf16's smallest, are rounded to its multiples.
+    ``descale`` is a number, or an fp32 tensor of one element that stays on its device. ``mask`` is true where
+    a value did not clip, if the policy asks for it. ``axis`` is the contraction axis.
     """
 
     values: Tensor
@@ -93,8 +96,7 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
     other = x.shape[1 - axis % 2]
     if other % rows:
         raise ValueError(f"the {rows} rows of a square tile do not divide {other}, the other dimension")
-    random = policy.rounding != "nearest" or policy.signs in _KEYED_SIGNS or policy.scale == "ms_eden"
-    if key is None and random:
+    if key is None and (policy.draws_anew or policy.signs == "layer"):
         raise ValueError(
             f"a key is needed for rounding '{policy.rounding}', signs '{policy.signs}' "
             f"and scale '{policy.scale}'"
@@ -117,6 +119,20 @@ def fp8_scale(amax: float, fmt: str) -> float:
 def fp8_descale(scale: float) -> float:
     """Return 1 / scale rounded to fp32, the factor for FP8 hardware."""
     return fp32(1.0 / scale)
+
+
+def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
+    """Return the scales of rows, 1×128 blocks or 128×128 tiles, in the shape of their magnitudes."""
+    down = scales.divided(ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
+    down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
+    if policy.scale.endswith("_pow2"):
+        down = scales.power_below(down)
+    return Scale(down=down, up=1 / down)
+
+
+def searched_scale(clip: Tensor, policy: OperandPolicy) -> Tensor:
+    """Return what divides rows before rounding and multiplies them after it, from their clipping values."""
+    return torch.where(clip == 0, 1.0, scales.divided(clip, ELEMENTS[policy.format].max))
 
 
 def round_operand(
@@ -156,7 +172,8 @@ class _Rounded:
     """One operand in blocks [number, rows, columns], rounded to its element's grid.
 
     ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
-    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one.
+    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: an fp32 factor
+    of each block beside it: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
     ``decode``: the tensor's scale. ``scaled``: the values before rounding; None where they are
     ``v`` / (``up`` · ``decode``).
     """
@@ -175,22 +192,31 @@ class _Rounded:
             self.shape = 1, max(self.v.shape[1], 1)
         self.prescale, self.decode = policy.prescale, 1.0
         self.up: Tensor | None = None
+        self.outer: Tensor | None = None
         self.scaled: Tensor | None = None
         if policy.scale in _TENSOR_SCALES:
             self.prescale = 1.0
-            scale = fp8_scale(scales.tensor_amax(self.v) if amax is None else amax, policy.format)
-            self.scaled, self.decode = to_blocks(self.v * scale, self.shape), fp8_descale(scale)
+            factor = fp8_scale(scales.tensor_amax(self.v) if amax is None else amax, policy.format)
+            self.scaled, self.decode = to_blocks(self.v * factor, self.shape), fp8_descale(factor)
         elif policy.scale in _FP32_SCALES:
             self.prescale = 1.0
-            self.values, self.up = self._fp32_blocks(to_blocks(self.v, self.shape))
-        elif policy.scale == "ms_eden":
-            words, amax = self._words()[:, ::16].reshape(-1), scales.tensor_amax(self.v)
+            self.scaled, self.up = self._fp32_blocks(to_blocks(self.v, self.shape))
+        elif policy.scale in MS_EDEN:
+            words = self._words()[:, ::16].reshape(-1)
+            done = scales.eden(to_blocks(self.v, self.shape), scales.tensor_amax(self.v), policy, words)
+            self.values, self.up, self.decode = done
+        elif policy.scale.endswith("ue5m3"):
             blocks = to_blocks(self.v, self.shape)
-            self.values, self.up, self.decode = scales.eden(blocks, amax, policy.hadamard, words)
+            self.decode = scales.ue5m3_tensor_scale(scales.tensor_amax(self.v), policy.scale)
+            self.up = scales.ue5m3_scale(blocks, self.decode)
+            self.scaled = blocks / (self.up * self.decode) * policy.prescale
         else:
             blocks = to_blocks(self.v, self.shape)
             found = self._block_scales(blocks)
             self.up, self.scaled = found.up, self._scaled(blocks, found)
+            if policy.format == "if4":
+                up = found.up * (self.decode / self.prescale)
+                self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
 
     def _words(self) -> Tensor:
         """Return each element's random word, [n, k] with the contraction axis last."""
@@ -205,26 +231,38 @@ class _Rounded:
         assert self.scaled is not None
         return self._elements(self.scaled)
 
-    def _elements(self, scaled: Tensor) -> Tensor:
-        """Round blocks of scaled values to the element's grid."""
-        if self.policy.rounding == "nearest":
-            return formats.round_nearest(scaled, self.element)
+    def _elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
+        """Round blocks of scaled values to the element's grid, or to another's."""
+        element = element or self.element
+        if not self.policy.is_stochastic:
+            return formats.NEAREST[self.policy.rounding](scaled, element)
         words = self._words()
         if self.policy.rounding == "stochastic":
-            return formats.round_stochastic(scaled, self.element, to_blocks(words, self.shape))
+            return formats.round_stochastic(scaled, element, to_blocks(words, self.shape))
         fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
         first = fours[..., :1].expand_as(fours)
         shared = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
-        return formats.round_stochastic_rocm(scaled, self.element, to_blocks(shared, self.shape))
+        return formats.round_stochastic_rocm(scaled, element, to_blocks(shared, self.shape))
+
+    @property
+    def block_factor(self) -> Tensor | None:
+        """Return what multiplies each block's elements, [number, 1, 1], but for the tensor's scale."""
+        return self.up if self.up is None or self.outer is None else self.up * self.outer
+
+    @property
+    def is_whole(self) -> Tensor:
+        """Return whether a block of IF4 has whole numbers, bool [number, 1, 1]."""
+        assert self.outer is not None
+        return self.outer != 1
 
     def dequantised(self) -> Quantized:
         """Multiply the elements by their blocks' scales."""
-        values = from_blocks(self.values if self.up is None else self.values * self.up, self.v.shape)
-        if self.policy.scale in _FP32_SCALES:
-            return Quantized(values=values)
-        values = values.to(torch.bfloat16)
+        factor = self.block_factor
+        values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
+        if not self.policy.is_fp32:
+            values = values.to(torch.bfloat16)
         descale = self.decode / self.prescale
-        if self.policy.format == "nvfp4":
+        if self.policy.format in _TWO_LEVEL:
             descale = fp32(descale) if math.isfinite(descale) else math.nan
         if self.policy.undo == "operand" and self.prescale != 1.0:
             undo = fp32(1 / self.prescale)
@@ -236,13 +274,24 @@ class _Rounded:
         return Quantized(values=values, descale=descale, mask=mask)
 
     def _block_scales(self, blocks: Tensor) -> Scale:
-        if self.policy.format != "nvfp4":
+        rule = self.policy.scale
+        if self.policy.format not in _TWO_LEVEL:
             return scales.e8m0_scale(blocks, self.policy)
-        encode, self.decode = nvfp4_tensor_scale(scales.tensor_amax(self.v), self.policy.scale)
-        if self.policy.scale != "four_six":
+        if rule == "two_level_row":
+            rows = self.v.view(self.v.shape[0], self.v.shape[1] // 16, 16)
+            found, self.outer = scales.two_level_row(rows)
+            return found
+        if rule == "two_level_1x128":
+            found, self.outer = scales.two_level_128(self.v.view(-1, 8, 16))
+            return found
+        amax, largest = scales.tensor_amax(self.v), self.element.max
+        encode, self.decode = nvfp4_tensor_scale(amax, rule, largest)
+        if self.policy.format != "nvfp4":
+            return scales.divided_scale(blocks, encode, self.decode, largest)
+        if not rule.startswith("four_six"):
             return scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), self.decode)
         return scales.four_six(
-            blocks, encode, self.decode, lambda scale: self._elements(self._scaled(blocks, scale))
+            blocks, amax, self.policy, lambda scale: self._elements(self._scaled(blocks, scale))
         )
 
     def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
@@ -250,17 +299,12 @@ class _Rounded:
         return scaled if self.prescale == 1.0 else scaled * self.prescale
 
     def _fp32_blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return elements and fp32 scales of rows, 1×128 blocks or 128×128 tiles."""
-        amax = scales.amax_bits(blocks)
+        """Return scaled values and fp32 scales of rows, 1×128 blocks or 128×128 tiles."""
         if self.policy.scale == "searched":
-            clip = scales.searched_clip(self.v, self.element)[:, :, None]
-            clip = torch.where(amax >= 0x7F800000, math.nan, clip)
-            up = torch.where(clip == 0, 1.0, clip / self.element.max)
-            return self._elements(blocks / up), up
-        amax = amax.view(torch.float32)
-        down = (self.element.max / amax).clamp(max=FLOAT32_MAX)
-        down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
-        return self._elements(blocks * down), 1 / down
+            up = searched_scale(scales.searched_clip(self.v, self.element)[:, :, None], self.policy)
+            return blocks / up, up
+        scale = fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
+        return blocks * scale.down, scale.up
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -332,11 +376,17 @@ def quantize(
     if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no codes")
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
-    codes = from_blocks(_codes(done.values, done.element, policy.format), done.v.shape)
+    values = _codes(done.values, done.element, policy.format)
+    if policy.format == "if4":
+        values = torch.where(done.is_whole, _codes(done.values, formats.INT4, policy.format), values)
+    codes = from_blocks(values, done.v.shape)
     if (found := done.up) is None:
         return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
-    if policy.format == "nvfp4":
-        found = _codes(found, formats.E4M3, "fp8_e4m3")
+    if policy.format in _TWO_LEVEL:
+        element = formats.UE5M3 if policy.scale.endswith("ue5m3") else formats.E4M3
+        found = _codes(found, element, "fp8_")
+        if policy.format == "if4":
+            found = found | done.is_whole.to(torch.uint8) << 7
     elif policy.scale not in _FP32_SCALES:
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
     grid = found.view(codes.shape[0] // done.shape[0], codes.shape[1] // done.shape[1])
@@ -354,7 +404,8 @@ def on_grid(
     if policy.is_high_precision:
         raise ValueError(f"{policy.format} has no grid")
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
-    up = done.v.new_tensor([done.decode]) if done.up is None else done.up * done.decode
+    factor = done.block_factor
+    up = done.v.new_tensor([done.decode]) if factor is None else factor * done.decode
     scaled = to_blocks(done.v, done.shape) / up if done.scaled is None else done.scaled
     return OnGrid(
         rotated=done.v, scaled=from_blocks(scaled, done.v.shape), scales=up.flatten(),

@@ -3,7 +3,8 @@
 H_g is the Sylvester matrix / √g: symmetric, H H = I. A random Hadamard is x D H with D = diag(±1) *before* H;
 signs after H would change nothing for a quantiser, since |q(x H D)| = |q(x H)|. The butterfly adds in a fixed
 order in fp32 and multiplies once by 1/√g, so that every back end can reproduce its bits. Signs and
-permutation are drawn per GEMM: both operands share them, so that the rotation cancels in the product.
+permutation are drawn per GEMM (signs ``backward``: for Dgrad and Wgrad together): both operands share them,
+so that the rotation cancels in the product.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 
 
 def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
-    """Return the permutation (int64, [hadamard]) drawn with the signs, or None without permutation."""
+    """Return the permutation (int64, [hadamard]), drawn with the signs or each call; None without one."""
     if not policy.permute:
         return None
     words = random_words(1, policy.hadamard, _shared_key(policy, key, "permutation"))[0]
@@ -77,9 +78,10 @@ def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
     if policy.signs == "fixed":
         return replace(_FIXED_KEY, operand=f"fixed {purpose}")
     assert key is not None
-    step = key.step if policy.signs in ("step", "call") else 0
-    call = key.call if policy.signs == "call" else 0
-    return replace(key, operand=purpose, step=step, call=call)
+    step = 0 if policy.signs == "layer" else key.step
+    call = 0 if policy.signs in ("layer", "step") else key.call
+    gemm = "backward" if policy.signs == "backward" else key.gemm
+    return replace(key, gemm=gemm, operand=purpose, step=step, call=call)
 
 
 @lru_cache(maxsize=4096)
@@ -94,7 +96,7 @@ def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
     Args:
         v: [..., n], n divisible by ``policy.hadamard``.
         policy: reads hadamard, signs, permute and rotated_bf16.
-        key: as for quantising; required for signs per layer, step or call.
+        key: as for quantising; required for signs and permutations that are drawn.
     """
     if not policy.hadamard:
         return v

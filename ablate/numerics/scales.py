@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import formats
-from ablate.numerics.formats import E4M3, FLOAT32_MAX, round_nearest
+from ablate.numerics.formats import E2M1, E4M3, FLOAT32_MAX, INT4, UE5M3, round_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,18 @@ QUEST_CLIP = 2.92247856 / 6.0
 """Step of the E2M1 grid over the standard deviation of a Gaussian block (Quartet 2505.14669)."""
 FOUR_SIX_MAX = 256.0
 """Largest block scale of four-or-six: 1.5 × 256 fits E4M3 (2512.02010)."""
+FOUR_SIX_ERRORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mse": lambda difference: tree_sum(ordered_sum(difference * difference)),
+    "mae": lambda difference: tree_sum(ordered_sum(difference.abs())),
+    "max": lambda difference: difference.abs().amax((1, 2)),
+}
+"""By what four-or-six compares the errors of a block: sum of squares, of magnitudes, largest magnitude."""
+UE5M3_STEP = 2.0**-17
+"""Smallest UE5M3 scale."""
+OUTER_FLOOR = 1e-30
+"""Smallest fp32 scale over UE5M3 (ALTO's code)."""
+IF4_RATIO = 6 / 7
+"""IF4's whole numbers up to 7 reach as far as E2M1's 6."""
 EDEN_MAX = 255.99
 """Largest block scale before MS-EDEN's correction, which may raise it (2601.22813)."""
 EDEN_SHRINK = (17 / 16) * 0.93
@@ -49,6 +61,25 @@ def tree_sum(values: Tensor) -> Tensor:
         half = values.shape[-1] // 2
         values = values[..., :half] + values[..., half:]
     return values[..., 0]
+
+
+def ordered_sum(values: Tensor) -> Tensor:
+    """Sum the last axis in its order, from the first value on."""
+    total = values[..., 0]
+    for column in range(1, values.shape[-1]):
+        total = total + values[..., column]
+    return total
+
+
+def divided(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
+    """Divide in fp32, rounded once, where one side is a number.
+
+    torch makes number / tensor a product with the rounded reciprocal, and so does tensor / number on a GPU.
+    """
+    like = numerator if isinstance(numerator, Tensor) else denominator
+    assert isinstance(like, Tensor)
+    sides = (one if isinstance(one, Tensor) else like.new_full((1,), one) for one in (numerator, denominator))
+    return torch.div(*sides)
 
 
 def amax_bits(blocks: Tensor) -> Tensor:
@@ -79,12 +110,15 @@ def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
 
 
 def _quest_bytes(blocks: Tensor) -> Tensor:
-    """Return the byte of 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code."""
+    """Return the byte of 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code.
+
+    255, NaN, where the squares leave fp32 (values beyond about 1e19).
+    """
     mean = tree_sum(blocks) * (1 / 32)
     variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
     std = variance.clamp(min=0).sqrt()
     scale = std * torch.tensor(QUEST_CLIP, dtype=torch.float32).item() + 1e-8
-    return (scale.view(torch.int32) >> 23).unsqueeze(-1)
+    return torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255).unsqueeze(-1)
 
 
 def fp32(value: float) -> float:
@@ -92,17 +126,21 @@ def fp32(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-def nvfp4_tensor_scale(amax: float, rule: str) -> tuple[float, float]:
+def nvfp4_tensor_scale(amax: float, rule: str, element_max: float = 6.0) -> tuple[float, float]:
     """Return the encode and decode scale of a tensor (fp32 values as floats), NaN for an amax of NaN or Inf.
 
-    Encode: (largest block scale × 6) / amax, 1 for an all-zero tensor; decode: its reciprocal. The order of
-    operations is TransformerEngine's; four-or-six uses its own largest block scale.
+    Encode: (largest block scale × largest element) / amax, 1 for an all-zero tensor; decode: its reciprocal.
+    The order of operations is TransformerEngine's; four-or-six uses its own largest block scale.
     """
     if not math.isfinite(amax):
         return math.nan, math.nan
-    largest = FOUR_SIX_MAX if rule == "four_six" else E4M3.max
-    encode = 1.0 if amax == 0 else min(fp32(largest * 6 / amax), FLOAT32_MAX)
+    encode = 1.0 if amax == 0 else min(fp32(largest_scale(rule) * element_max / amax), FLOAT32_MAX)
     return encode, fp32(1 / encode)
+
+
+def largest_scale(rule: str) -> float:
+    """Return the largest block scale of a two-level rule, in units of the tensor's scale."""
+    return FOUR_SIX_MAX if rule.startswith("four_six") and not rule.endswith("448") else E4M3.max
 
 
 def nvfp4_scale(base: Tensor, decode: float) -> Scale:
@@ -118,23 +156,122 @@ def nvfp4_base(blocks: Tensor, encode: float) -> Tensor:
     return amax * fp32(encode * fp32(1 / 6))
 
 
-def four_six(blocks: Tensor, encode: float, decode: float, quantise: Callable[[Scale], Tensor]) -> Scale:
+def four_six(
+    blocks: Tensor, amax: float, policy: OperandPolicy, quantise: Callable[[Scale], Tensor]
+) -> Scale:
     """Return the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
 
-    ``quantise`` returns the E2M1 values of the blocks under a scale.
+    To the bit as TransformerEngine's kernel (squared errors, bound 256): it divides by 6 before it multiplies
+    by the tensor's scale, where ``two_level`` folds the two, and adds the errors in order.
+
+    Args:
+        blocks: [n, rows, 16].
+        amax: largest magnitude of the whole tensor.
+        policy: its scale rule says which error counts, and how large block scales may be. Its prescale is
+            divided out before candidates are compared.
+        quantise: returns the E2M1 values of the blocks under a scale.
     """
-    base = nvfp4_base(blocks, encode)
+    measure = policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
+    encode, decode = nvfp4_tensor_scale(amax, policy.scale)
+    base = divided(amax_bits(blocks).view(torch.float32), 6.0) * encode
     candidates = [nvfp4_scale(base, decode), nvfp4_scale(base * 1.5, decode)]
     errors = []
     for scale in candidates:
-        difference = quantise(scale) * scale.up * decode - blocks
-        errors.append(tree_sum(tree_sum(difference * difference)))
+        difference = divided(quantise(scale) * scale.up * amax, four_six_divisor(policy)) - blocks
+        errors.append(FOUR_SIX_ERRORS[measure](difference))
     four = (errors[1] < errors[0])[:, None, None]
     six_scale, four_scale = candidates
     return Scale(
         down=torch.where(four, four_scale.down, six_scale.down),
         up=torch.where(four, four_scale.up, six_scale.up),
     )
+
+
+def four_six_divisor(policy: OperandPolicy) -> float:
+    """Return what divides element × block scale × tensor's amax, to give the dequantised value."""
+    return fp32(6 * largest_scale(policy.scale) * policy.prescale)
+
+
+def power_below(scale: Tensor) -> Tensor:
+    """Return the largest power of two that is at most a positive, normal fp32 scale; NaN stays NaN."""
+    powers = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return torch.where(scale.isnan(), scale, powers)
+
+
+def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
+    """Return the scales of NVFP4 with one fp32 scale a row, and that for each block [n, 1, 1].
+
+    The order of operations is TransformerEngine's (NVFP4QuantizerRef, row-scaled). ``rows`` are fp32
+    [rows, blocks, 16].
+    """
+    amax = amax_bits(rows).view(torch.float32)
+    encode = divided(E4M3.max * 6, amax).clamp(max=FLOAT32_MAX)
+    encode = torch.where(amax.isfinite(), encode, math.nan).expand(-1, rows.shape[1], 1).reshape(-1, 1, 1)
+    decode = 1 / encode
+    blocks = rows.reshape(-1, 1, 16)
+    base = amax_bits(blocks).view(torch.float32) * (encode * fp32(1 / 6))
+    up = round_nearest(base.clamp(max=FLOAT32_MAX), E4M3)
+    return Scale(down=(1 / (up * decode)).clamp(max=FLOAT32_MAX), up=up), decode
+
+
+def two_level_128(spans: Tensor) -> tuple[Scale, Tensor]:
+    """Return the scales of NVFP4 with one fp32 scale for 128 neighbours, and that for each block [n, 1, 1].
+
+    As TetraJet-v2 (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero becomes
+    2^-9, the smallest of E4M3. ``spans`` are fp32 [n / 8, 8, 16].
+    """
+    amax = amax_bits(spans).view(torch.float32)
+    outer = divided(divided(amax, E4M3.max), 6.0)
+    outer = torch.where(amax.isfinite(), torch.where(outer == 0, 1.0, outer), math.nan)
+    outer = outer.expand(-1, spans.shape[1], 1).reshape(-1, 1, 1)
+    base = divided(amax_bits(spans.reshape(-1, 1, 16)).view(torch.float32) / outer, 6.0)
+    up = round_nearest(torch.where(base == 0, 2.0**-9, base), E4M3)
+    product = up * outer
+    # The kernel's own factor is infinite below 2^-128, and turns zeros beside it into NaN.
+    down = torch.where(product == 0, 0.0, (1 / product).clamp(max=FLOAT32_MAX))
+    return Scale(down=down, up=up), outer
+
+
+def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
+    """Return the UE5M3 scale of each block, [n, 1, 1]: amax / outer / 6, at least 2^-17 (ALTO's AMD-FP4)."""
+    base = divided(divided(amax_bits(blocks).view(torch.float32), outer), 6.0)
+    held = base.clamp(min=UE5M3_STEP, max=UE5M3.max)
+    return round_nearest(torch.where(base.isfinite(), held, math.nan), UE5M3)
+
+
+def ue5m3_tensor_scale(amax: float, rule: str) -> float:
+    """Return the fp32 scale over UE5M3: 1 without a second level, NaN for an amax of NaN or Inf."""
+    if rule == "ue5m3":
+        return 1.0
+    return max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR)) if math.isfinite(amax) else math.nan
+
+
+def divided_scale(blocks: Tensor, encode: float, decode: float, element_max: float) -> Scale:
+    """Return the E4M3 scale of amax / largest element, the division first (fouroversix's NVINT4 and IF4)."""
+    return nvfp4_scale(divided(amax_bits(blocks).view(torch.float32), element_max) * encode, decode)
+
+
+def if4(
+    blocks: Tensor, scaled: Tensor, up: Tensor, round_to: Callable[[Tensor, formats.Element], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Choose for each block E2M1, or whole numbers up to 7, whichever errs less in squares; a tie is E2M1.
+
+    Args:
+        blocks: [n, rows, columns].
+        scaled: the blocks in units of E2M1.
+        up: what multiplies E2M1 values back, every scale included.
+        round_to: rounds scaled values to an element's grid.
+
+    Returns:
+        The values on the chosen grid, and what multiplies them beside ``up``: 1, or 6/7 for whole numbers.
+    """
+    candidates = (round_to(scaled, E2M1), round_to(scaled * fp32(1 / IF4_RATIO), INT4))
+    six, seven = (
+        tree_sum(tree_sum((values * up * ratio - blocks) ** 2))
+        for values, ratio in zip(candidates, (1.0, fp32(IF4_RATIO)), strict=True)
+    )
+    whole = (seven < six)[:, None, None]
+    return torch.where(whole, candidates[1], candidates[0]), torch.where(whole, fp32(IF4_RATIO), 1.0)
 
 
 def eden_tensor_scale(amax: float) -> tuple[float, float]:
@@ -145,17 +282,19 @@ def eden_tensor_scale(amax: float) -> tuple[float, float]:
     return clip, fp32(fp32(amax / fp32(EDEN_MAX)) / clip) if amax else 1.0
 
 
-def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor, Tensor, float]:
+def eden(blocks: Tensor, amax: float, policy: OperandPolicy, words: Tensor) -> tuple[Tensor, Tensor, float]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
     Elements are rounded to nearest, and some clip. Over each Hadamard group, the ratio of the values' energy
     to their product with the rounded values is the stretch that these need. The block scales are stretched by
-    it and rounded stochastically to E4M3, so that the estimate is unbiased over rotations.
+    it and rounded stochastically to E4M3. ``ms_eden`` takes energy and product of the scaled values, as the
+    public code does, so that a group's blocks weigh alike whatever their scale: the gain is a little under 1
+    (docs/numerics.md). ``ms_eden_unscaled`` takes them in the tensor's units: the gain is 1.
 
     Args:
         blocks: [n, 1, 16] rotated values, neighbours in order.
         amax: largest magnitude of the whole tensor.
-        group: elements of a Hadamard group.
+        policy: reads scale, rounding and hadamard.
         words: int64 [n], one random word for each block.
 
     Returns:
@@ -163,31 +302,43 @@ def eden(blocks: Tensor, amax: float, group: int, words: Tensor) -> tuple[Tensor
     """
     clip, decode = eden_tensor_scale(amax)
     block_amax = amax_bits(blocks).view(torch.float32)
-    scale = round_nearest(block_amax / clip / decode, E4M3)
+    scale = round_nearest(divided(divided(block_amax, clip), decode), E4M3)
     scale = torch.where(scale == 0, 1.0, scale)
     scaled = blocks / (scale * decode)
-    values = round_nearest(scaled, formats.E2M1)
-    energy = tree_sum((scaled * scaled).view(-1, group))
-    product = tree_sum((scaled * values).view(-1, group))
+    values = formats.NEAREST[policy.rounding](scaled, formats.E2M1)
+    x, y = (scaled * scale, values * scale) if policy.scale == "ms_eden_unscaled" else (scaled, values)
+    energy = tree_sum((x * x).view(-1, policy.hadamard))
+    product = tree_sum((x * y).view(-1, policy.hadamard))
     stretch = torch.where(product == 0, 1.0, energy / product)
-    stretch = stretch.repeat_interleave(group // 16)[:, None, None]
+    stretch = stretch.repeat_interleave(policy.hadamard // 16)[:, None, None]
     chosen = formats.round_stochastic(scale * stretch, E4M3, words[:, None, None])
     return values, chosen, decode
+
+
+def search_shares() -> list[float]:
+    """Return the shares of a row's largest magnitude that are searched, ascending; fp32 values."""
+    return [fp32(SEARCH_LARGEST * step / SEARCH_STEPS) for step in range(1, SEARCH_STEPS + 1)]
 
 
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
     """Return the clipping value [n, 1] with the smallest squared error for each row [n, k] (LLM-FP4, §3).
 
-    Searching the largest value equals searching a real-valued exponent bias. Ties go to the first candidate.
+    Searching the largest value equals searching a real-valued exponent bias. Squared errors are added in fp64
+    in a pairwise tree, as of a row padded with zeros to a power of two. Ties go to the first candidate; a row
+    with a NaN or an Inf has none.
     """
-    amax = rows.abs().amax(-1, keepdim=True) if rows.numel() else rows.new_zeros(rows.shape[0], 1)
+    if not rows.numel():
+        return rows.new_zeros(rows.shape[0], 1)
+    amax = rows.abs().amax(-1, keepdim=True)
     best = torch.full_like(amax, math.inf, dtype=torch.float64)
-    clip = amax.clone()
-    for step in range(1, SEARCH_STEPS + 1):
-        candidate = amax * (SEARCH_LARGEST * step / SEARCH_STEPS)
-        scale = candidate / element.max
+    clip = torch.where(amax.isfinite(), amax, math.nan)
+    zeros = (1 << (rows.shape[1] - 1).bit_length()) - rows.shape[1]
+    for share in search_shares():
+        candidate = amax * share
+        scale = divided(candidate, element.max)
         values = round_nearest(rows / torch.where(scale == 0, 1.0, scale), element) * scale
-        error = (values.double() - rows.double()).square().sum(-1, keepdim=True)
+        squares = (values.double() - rows.double()).square()
+        error = tree_sum(torch.nn.functional.pad(squares, (0, zeros)))[:, None]
         better = error < best
         best, clip = torch.where(better, error, best), torch.where(better, candidate, clip)
     return clip

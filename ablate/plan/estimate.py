@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.plan.plan import configured_runs
 from ablate.run.prefix import shared_prefixes
+from ablate.run.schedule import evaluated_in
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: Tr
 
 def _work_tokens(arm: PlannedArm) -> float:
     """Training tokens, plus a third of the evaluation tokens: a forward pass costs a third of a step."""
-    return arm.batches.tokens + arm.batches.evals * arm.config.training.eval_tokens / 3
+    evaluations = arm.batches.evals * len(evaluated_in(arm.config))
+    return arm.batches.tokens + evaluations * arm.config.training.eval_tokens / 3
 
 
 def _modelled_seconds(arm: PlannedArm) -> float:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ablate.base.code import code_digest
 from ablate.base.errors import Problem, UserError
-from ablate.recipes import block_shape, group_size
+from ablate.recipes import features_fault
+from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import phases_of
-from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import layer_places
 from ablate.study.fit import rule_misfits
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.models.foreign import Outline
+    from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.study import ResolvedArm, Study
 
 _Found = TypeVar("_Found")
+OWN_RULE = "give the layer a rule of its own: {}: [{{match: …, recipe: bf16}}]"
+"""The hint for a layer that a recipe does not fit, with the key of the recipe's rules to fill in."""
 
 
 class Foreigners:
@@ -76,15 +79,18 @@ class Foreigners:
                 arm, "model", lambda: outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)
             )
         found = self._outlines[key]
-        if problems := list(self._problems(arm, found.layers)):
+        if problems := list(self._problems(arm, found)):
             raise UserError(*problems)
         return found
 
-    def _problems(self, arm: ResolvedArm, layers: tuple[LinearLayer, ...]) -> Iterator[Problem]:
+    def _problems(self, arm: ResolvedArm, found: Outline) -> Iterator[Problem]:
+        layers = found.layers
+        for said, remedy in coverage_faults(arm.recipe, found.matrices, allow=arm.model.allow):
+            yield self._at(arm, "allow", Problem(what=f"{said}; arm '{arm.name}'", hint=remedy))
         for fault in rule_misfits(layer_places(layers), arm.recipe):
             yield self._at(arm, "recipe", Problem(what=f"{fault.what}; arm '{arm.name}'", hint=fault.hint))
-        if (what := _misfit(layers, arm)) is not None:
-            hint = "give the layer a rule of its own: recipe.layers: [{match: …, recipe: bf16}]"
+        if (what := misfit(layers, arm.recipe)) is not None:
+            hint = OWN_RULE.format("recipe.layers")
             yield self._at(arm, "recipe", Problem(what=f"{what}; arm '{arm.name}'", hint=hint))
 
     def _placed(self, arm: ResolvedArm, part: str, find: Callable[[], _Found]) -> _Found:
@@ -101,23 +107,12 @@ class Foreigners:
         return replace(problem, file=str(self._study.path), line=line, column=column)
 
 
-def _misfit(layers: tuple[LinearLayer, ...], arm: ResolvedArm) -> str | None:
-    """Describe the first dimension that a block, tile or Hadamard group does not divide."""
-    training, devices = arm.training, arm.resources.devices_per_run
-    tokens = (training.micro_batch_size or training.batch_size // devices) * training.seq_len
+def misfit(layers: tuple[LinearLayer, ...], recipe: Recipe) -> str | None:
+    """Describe the first features that a block, tile or Hadamard group does not divide."""
     where = layer_places(layers)
     for layer in layers:
-        sizes = {
-            "M": (tokens, f"{tokens} tokens of a micro-batch, which go through {layer.name},"),
-            "N": (layer.outputs, f"out-features {layer.outputs} of {layer.name}"),
-            "K": (layer.inputs, f"in-features {layer.inputs} of {layer.name}"),
-        }
-        for phase in phases_of(arm.recipe, where[layer.name]):
-            for gemm, operand, policy in phase.recipe.operands():
-                needs = (group_size(policy), block_shape(policy)[0])
-                letters = (CONTRACTED[gemm], other_dimension(gemm, operand))
-                for letter, divisor in zip(letters, needs, strict=True):
-                    size, words = sizes[letter]
-                    if size % divisor:
-                        return f"{words} is not a multiple of {divisor}, as {gemm.capitalize()} needs it"
+        for phase in phases_of(recipe, where[layer.name]):
+            fault = features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
+            if fault is not None:
+                return fault
     return None

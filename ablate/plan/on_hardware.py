@@ -1,8 +1,8 @@
 """What an arm needs on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
 
-GPU-hours are ``speed.token_time`` times the run's tokens. Evaluation counts as forward passes, and recomputed
-activations as one more forward pass. GPU-hours sum over all devices of a run. They leave out communication,
-launches, data and checkpoints. Emulated formats have no GPU-hours.
+GPU-hours are ``speed.token_time`` times the run's tokens, with the range of a step's time. Evaluation counts
+as forward passes, and recomputed activations as one more forward pass. GPU-hours sum over all devices of a
+run. They leave out communication, launches, data and checkpoints. Emulated formats have no GPU-hours.
 
 How it fails: unknown hardware is a ``KeyError``; an arm with its own model or trainer gives None.
 """
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.memory import StepMemory, step_memory
-from ablate.modelled.speed import token_time, workload_of
-from ablate.run.schedule import plan_steps
+from ablate.modelled.speed import FORWARD, token_time, workload_of
+from ablate.modelled.spread import Range, seconds_range
+from ablate.recipes import Recipe
+from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
@@ -32,14 +34,14 @@ CPU = "cpu"
 class OnHardware:
     """One arm on one kind of hardware.
 
-    ``capacity_bytes`` and ``fits`` are None for a CPU. ``gpu_hours`` (of one run) is None where the hardware
-    has no unit for one of the arm's formats.
+    ``capacity_bytes`` and ``fits`` are None for a CPU. ``gpu_hours`` (of one run), with their 95 % range, are
+    None where the hardware has no unit for one of the arm's formats.
     """
 
     memory: StepMemory
     capacity_bytes: int | None
     fits: bool | None
-    gpu_hours: float | None
+    gpu_hours: Range | None
 
 
 def on_hardware(arm: PlannedArm, hardware: str) -> OnHardware | None:
@@ -61,10 +63,14 @@ def _modelled(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> O
     work = replace(workload_of(config), devices=resources.devices_per_run)
     gpu_hours = None
     if (time := token_time(work, config.recipe, hardware)) is not None:
-        forward = time.fprop + time.quantise_forward + time.rest_forward
+        forward = time.of(*FORWARD)
         twice = forward if resources.activation_checkpointing else 0.0
-        evaluation = counts.evals * training.eval_tokens
-        gpu_hours = (counts.tokens * (time.total + twice) + evaluation * forward) / 3600
+        in_bf16 = token_time(work, Recipe(), hardware)
+        assert in_bf16 is not None  # every hardware multiplies in bf16
+        passes = {"recipe": forward, "bf16": in_bf16.of(*FORWARD)}
+        evaluation = counts.evals * training.eval_tokens * sum(passes[one] for one in evaluated_in(config))
+        seconds = counts.tokens * (time.total + twice) + evaluation
+        gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
     capacity = round(PEAKS[hardware].capacity * 1e9)
     fits = memory.peak.total <= FITS_SHARE * capacity
     return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)

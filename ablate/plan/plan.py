@@ -11,14 +11,15 @@ data still gets a plan: ``missing`` says what is wrong, and no run has an id.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.errors import Problem, UserError, likely
+from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import ModelSize, model_size, outlined_size
+from ablate.plan.diagnosed import check_diagnosed
 from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
@@ -29,9 +30,10 @@ from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.data import DataIdentity
+    from ablate.recipes.coverage import Coverage
     from ablate.run.config import ModelConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.lock import DroppedCell, StopRule, Target
@@ -47,7 +49,8 @@ class PlannedArm:
     The id of a run hashes the data too, and is empty if they are missing.
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
     same configuration. ``again``: the arm repeats the baseline with other seeds. ``tuned_from``: the arm that
-    this one repeats with its tuned values.
+    this one repeats with its tuned values. ``coverage``: what its recipe reaches in a model that is not built
+    in, else None.
     """
 
     name: str
@@ -63,7 +66,7 @@ class PlannedArm:
     batches: StepPlan
     size: ModelSize
     layers: tuple[LinearLayer, ...]
-    uncovered: tuple[str, ...]
+    coverage: Coverage | None
     fork: ForkPoint | None = None
     tuned_from: str | None = None
 
@@ -133,7 +136,7 @@ def build_plan(
     arms = []
     for arm in study.arms:
         identity = identities[arm.data]
-        digest = foreigners.digest(arm)
+        foreigners.digest(arm)  # finds code that is not there
         outline = foreigners.outline(arm, identity.vocab_size)
         if outline is None:
             size, layers = sized(arm.model, identity.vocab_size, arm.training.seq_len)
@@ -148,7 +151,7 @@ def build_plan(
             recipe=arm.recipe,
             backend=arm.backend,
             trainer=arm.trainer,
-            code_digest=digest,
+            code_digest=foreigners.digest(arm),
             fork=_fork(study, arm),
         )
         arms.append(
@@ -166,12 +169,13 @@ def build_plan(
                 batches=counted(arm.training, arm.resources.devices_per_run),
                 size=size,
                 layers=layers,
-                uncovered=() if outline is None else outline.other_matrices,
+                coverage=None if outline is None else outline.coverage(arm.recipe),
                 fork=arm.fork,
             )
         )
     _refuse_shared_ids(study, arms)
-    _check_diagnosed(study, arms)
+    _refuse_a_guess(study, min(identity.vocab_size for identity in identities.values()))
+    check_diagnosed(study, {arm.name: arm.layers for arm in arms})
     if study.baseline_again:
         arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline)))
     return Plan(
@@ -210,7 +214,7 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
     Empty where no run of the plan can have its first steps in common with another.
     """
-    changes = any(arm.config.fork is not None or arm.config.recipe.phases for arm in plan.arms)
+    changes = any(arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms)
     if plan.missing or plan.diagnostics is not None or not changes:
         return []
     pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
@@ -269,6 +273,19 @@ def _absent(data: DataConfig) -> DataIdentity | None:
     return None if vocab_size is None else DataIdentity(digest="", vocab_size=vocab_size, num_bytes=0)
 
 
+def _refuse_a_guess(study: Study, vocab_size: int) -> None:
+    """Raise ``UserError`` for a target that a model reaches before it has learnt anything."""
+    target = study.target
+    if target.val_loss < math.log(vocab_size):
+        return
+    is_perplexity = target.kind == "perplexity"
+    guess = f"a perplexity of {vocab_size}" if is_perplexity else f"a loss of {math.log(vocab_size):.3f}"
+    what = f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has {guess}"
+    line, column = study.target_line
+    hint = "take a target below that"
+    raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
+
+
 def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
     first: dict[str, str] = {}
     problems = []
@@ -277,21 +294,6 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
         if same != arm.name and arm.config.data_digest:
             what = f"arm '{arm.name}' is the same as arm '{same}'"
             problems.append(Problem(file=str(study.path), what=what, hint="their data have the same content"))
-    if problems:
-        raise UserError(*problems)
-
-
-def _check_diagnosed(study: Study, arms: Iterable[PlannedArm]) -> None:
-    """Raise ``UserError`` for patterns of ``diagnostics.layers`` that match no layer of any arm."""
-    if study.diagnostics is None or isinstance(study.diagnostics.layers, str):
-        return
-    known = list(dict.fromkeys(layer.name for arm in arms for layer in arm.layers))
-    problems = []
-    for pattern, (line, column) in zip(study.diagnostics.layers, study.layer_lines, strict=True):
-        if not any(fnmatchcase(name, pattern) for name in known):
-            hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
-            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            problems.append(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
     if problems:
         raise UserError(*problems)
 

@@ -6,7 +6,8 @@ How it fails: it does not raise. Of seeds too few for the approximation there is
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+
+from ablate.base.student import student
 
 SPREAD = 0.035
 """Standard deviation of the log ratio of two runs' tokens to target, of one seed: as in docs/findings."""
@@ -33,17 +34,5 @@ def cost_found(seeds: int, arms: int, *, moderated: bool) -> float | None:
         degrees += moderating_degrees(arms, degrees * (arms - 1))
     if seeds < 2 or degrees < 2:
         return None
-    reach = _student(0.975, degrees) + _student(0.8, degrees)
+    reach = student(0.975, degrees) + student(0.8, degrees)
     return math.expm1(reach * SPREAD / math.sqrt(seeds))
-
-
-def _student(share: float, degrees: float) -> float:
-    """Return a quantile of Student's t (Fisher and Cornish 1960), to 1 % from 2 degrees of freedom up."""
-    z = NormalDist().inv_cdf(share)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))

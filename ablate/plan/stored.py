@@ -18,9 +18,11 @@ from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedTuning
 if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.store import RunDir, State, StudyStore
+    from ablate.study import Study
     from ablate.study.space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
+_QUESTION = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
 
 
 def to_lock(plan: Plan) -> LockedPlan:
@@ -39,6 +41,11 @@ def to_lock(plan: Plan) -> LockedPlan:
         dropped=plan.dropped,
         tuning=None if plan.tuning is None else _lock_tuning(plan, plan.tuning),
     )
+
+
+def asks_otherwise(study: Study, plan: LockedPlan) -> list[str]:
+    """Return the keys of a study file that ask something else of the runs than the plan that ran last."""
+    return [name for name in _QUESTION if getattr(study, name) != getattr(plan, name)]
 
 
 def _lock_arm(arm: PlannedArm) -> LockedArm:

@@ -5,6 +5,7 @@ from ablate.recipes.describe import describe, describe_gemm, describe_layer
 from ablate.recipes.policy import (
     GEMMS,
     OPERANDS,
+    Deoscillate,
     Format,
     Gemm,
     GemmPolicy,
@@ -13,11 +14,9 @@ from ablate.recipes.policy import (
     OperandPolicy,
     Phase,
     Recipe,
-    block_shape,
-    group_size,
-    row_group,
 )
 from ablate.recipes.presets import PRESETS, Preset
+from ablate.recipes.read import read_recipe
 from ablate.recipes.short import (
     SHORT_RECIPES,
     LayerRecipeSpec,
@@ -26,12 +25,21 @@ from ablate.recipes.short import (
     expand_word,
     resolve,
 )
+from ablate.recipes.sizes import (
+    block_shape,
+    features_fault,
+    group_size,
+    row_group,
+    scale_columns,
+    token_group,
+)
 
 __all__ = [
     "GEMMS",
     "OPERANDS",
     "PRESETS",
     "SHORT_RECIPES",
+    "Deoscillate",
     "Format",
     "Gemm",
     "GemmPolicy",
@@ -50,7 +58,11 @@ __all__ = [
     "describe_gemm",
     "describe_layer",
     "expand_word",
+    "features_fault",
     "group_size",
+    "read_recipe",
     "resolve",
     "row_group",
+    "scale_columns",
+    "token_group",
 ]

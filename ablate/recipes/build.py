@@ -23,7 +23,7 @@ from ablate.recipes.policy import (
 
 GemmFormat = Literal[
     "bf16", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3",
-    "mxfp4", "mxfp4_e3m0", "nvfp4", "fp4_e2m1", "fp4_e3m0",
+    "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
 Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
 
@@ -63,7 +63,7 @@ def build(key: str, of: Any, **fields: Any) -> Any:
 
 def is_low_precision(fmt: GemmFormat | Format) -> bool:
     """Whether a stabiliser can act on this format: FP4 or a format with block scales."""
-    return fmt.startswith(("mx", "nv", "fp4"))
+    return fmt.startswith(("mx", "nv", "if", "fp4"))
 
 
 def gemm_policy(

@@ -7,6 +7,7 @@ run; phases apply to layers that no rule matches. The head keeps high precision 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -52,7 +53,9 @@ def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
         return True
     if place.block is None:
         return False
-    return place.block < rule.first or place.block >= place.num_blocks - rule.last
+    # Rounded first: 0.15 · 20 is a little over 3 in binary, and is meant to be 3.
+    last = rule.last if rule.last >= 1 else math.ceil(round(rule.last * place.num_blocks, 6))
+    return place.block < rule.first or place.block >= place.num_blocks - last
 
 
 def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:

@@ -10,6 +10,7 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,24 +45,33 @@ def other_dimension(gemm: Gemm, operand: str) -> str:
 
 Format = Literal[
     "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0",
-    "nvfp4", "fp4_e2m1", "fp4_e3m0",
+    "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
 HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
 """The high-precision formats."""
 Scale = Literal[
-    "none", "tensor", "delayed", "row", "1x128", "128x128", "searched",
-    "floor", "even", "rceil", "ceil", "uos", "quest", "two_level", "four_six", "ms_eden",
+    "none", "tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2", "searched",
+    "floor", "even", "rceil", "ceil", "uos", "quest",
+    "two_level", "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3",
+    "four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448",
+    "ms_eden", "ms_eden_unscaled",
 ]  # fmt: skip
 Block = Literal["none", "1x16", "16x16", "1x32", "32x32"]
-Rounding = Literal["nearest", "stochastic", "stochastic_rocm"]
+Rounding = Literal["nearest", "nearest_away", "nearest_toward_zero", "stochastic", "stochastic_rocm"]
 Hadamard = Literal[0, 16, 32, 64, 128, 256]
 HadamardSize = Literal[16, 32, 64, 128, 256]
-Signs = Literal["none", "fixed", "layer", "step", "call"]
-Source = Literal["high_precision", "forward"]
+Signs = Literal["none", "fixed", "layer", "step", "call", "backward"]
+Source = Literal["high_precision", "forward", "forward_bf16"]
 Undo = Literal["accumulator", "operand"]
+Accumulate = Literal["fp32", "blackwell"]
 
 _E8M0 = ("floor", "even", "rceil", "ceil", "quest")
-_FP32 = ("tensor", "delayed", "row", "1x128", "128x128")
+_FP32 = ("tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
+_FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
+MS_EDEN: tuple[Scale, ...] = ("ms_eden", "ms_eden_unscaled")
+"""Scale rules with stochastic scales."""
+_OUTER = ("two_level_row", "two_level_1x128")
+"""NVFP4 whose fp32 scales are of rows or of 128 neighbours."""
 SCALES: dict[str, tuple[str, ...]] = {
     "bf16": ("none",),
     "fp16": ("none",),
@@ -72,16 +82,23 @@ SCALES: dict[str, tuple[str, ...]] = {
     "mxfp6_e2m3": _E8M0[:4],
     "mxfp4": (*_E8M0, "uos"),
     "mxfp4_e3m0": _E8M0[:4],
-    "nvfp4": ("two_level", "four_six", "ms_eden"),
+    "nvfp4": ("two_level", *_OUTER, "two_level_ue5m3", "ue5m3", *_FOUR_SIX, *MS_EDEN),
+    "nvint4": ("two_level",),
+    "if4": ("two_level",),
     "fp4_e2m1": ("tensor", "row", "searched"),
     "fp4_e3m0": ("tensor", "row", "searched"),
 }
 """The scale rules of each format; the first is the default."""
 
+
+REVISIONS = {"row": 2, "1x128": 2, "128x128": 2, "searched": 2, "four_six": 2}
+"""Scale rules whose results a later version mended: the number stands in the text of a recipe with such an
+operand, so that its runs are other ones than before, and all others keep their ids."""
+
 DEFAULT_SCALE = {name: scales[0] for name, scales in SCALES.items()}
 BLOCKS: dict[str, tuple[str, ...]] = {
     **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
-    "nvfp4": ("1x16", "16x16"),
+    **dict.fromkeys(("nvfp4", "nvint4", "if4"), ("1x16", "16x16")),
 }
 """The block layouts of each format with block scales; the first is the default."""
 DEFAULT_BLOCK = {name: blocks[0] for name, blocks in BLOCKS.items()}
@@ -94,21 +111,27 @@ class OperandPolicy:
     """One operand of one GEMM. ``scale`` and ``block`` default to those of the format.
 
     ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` have E3M0 elements;
-    ``fp4_*`` have one fp32 scale per tensor or row instead of block scales.
+    ``fp4_*`` have one fp32 scale per tensor or row instead of block scales. ``nvint4`` has whole numbers up
+    to 7 under NVFP4's scales; ``if4`` takes, for each block, those or E2M1, whichever errs less.
     ``scale``: the scale rule. E8M0 for 32 elements: floor, even, rceil, ceil, uos, quest.
-    NVFP4: two_level (E4M3 for 16 and fp32 for the tensor), four_six, ms_eden. FP8 and fp4: tensor (current),
-    delayed, row, 1x128, 128x128, searched.
+    NVFP4: two_level (E4M3 for 16 and fp32 for the tensor, or for a row or 128 neighbours), ue5m3 (UE5M3 for
+    16, with two_level fp32 for the tensor), four_six (by mean square, mean or largest error; block scales up
+    to 256 or 448), ms_eden, ms_eden_unscaled. FP8 and fp4: tensor (current), delayed, row, 1x128, 128x128
+    (pow2: powers of two), searched.
     ``block``: the elements that share an MX or NVFP4 scale, along the contraction axis or in a square tile.
-    ``rounding``: nearest (ties to even code); stochastic (up when p > u); stochastic_rocm, *for study only*:
-    ROCm TransformerEngine's public kernel, which uses one random word for four elements.
-    ``prescale`` multiplies the values after the block's exponent was computed (3/4: Tseng et al. 2502.20586,
-    algorithm 2). ``undo``: divide it out once on the fp32 accumulator, or on each operand, rounded to bf16,
-    as that paper's published code does.
+    ``rounding``: nearest (ties to even code); nearest_away and nearest_toward_zero (ties away from zero,
+    toward it); stochastic (up when p > u); stochastic_rocm, *for study only*: ROCm TransformerEngine's public
+    kernel, which uses one random word for four elements.
+    ``prescale`` multiplies the values after the block's exponent was computed, so that stochastic rounding
+    does not clip (3/4: Tseng et al. 2502.20586, algorithm 2; 16/17 for NVFP4). ``undo``: divide it out on the
+    fp32 accumulator, or on each operand, rounded to bf16, as that paper's published code does.
     ``hadamard``: group of the Walsh–Hadamard rotation along the contraction axis; 0 means no rotation.
     ``signs``: random ±1 before it: none (deterministic), fixed (one vector for all), or drawn per layer,
-    step or call (forward pass). ``permute`` draws a permutation within the group with the signs.
+    step or call (forward pass), or per call for Dgrad and Wgrad together (backward). ``permute`` draws a
+    permutation within the group with the signs; without signs each call.
     ``rotated_bf16`` rounds the rotated values to bf16 before they are quantised.
-    ``source``: ``forward`` quantises the forward GEMM's dequantised operand ("double quantisation").
+    ``source``: ``forward`` takes the forward GEMM's dequantised operand ("double quantisation"; on bf16
+    without a second one), ``forward_bf16`` that rounded to bf16.
     ``mask``: the gradient of a forward operand is zero where its scaled value is 6 or more (Quartet).
     """
 
@@ -150,14 +173,13 @@ class OperandPolicy:
         blocks = BLOCKS.get(self.format, ("none",))
         if self.block not in blocks:
             return f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
-        rounded = (
-            self.rounding != "nearest" or self.prescale != 1.0 or self.mask or self.source != "high_precision"
-        )
-        if self.is_high_precision and rounded:
-            return f"rounding, prescale, mask or source on {self.format}, which is high precision"
+        if self.is_high_precision and (self.rounding != "nearest" or self.prescale != 1.0 or self.mask):
+            return f"rounding, prescale or mask on {self.format}, which is high precision"
+        if self.is_high_precision and self.source == "forward_bf16":
+            return f"source 'forward_bf16' on {self.format}: 'forward' says it"
         if not 0 < self.prescale <= 1:
             return f"prescale {self.prescale} (above 0, at most 1)"
-        if self.prescale != 1.0 and self.rounding == "nearest":
+        if self.prescale != 1.0 and not self.is_stochastic:
             what = "with nearest rounding (it keeps stochastic rounding from clipping)"
             return f"prescale {self.prescale} {what}"
         if self.prescale != 1.0 and self.block == "none":
@@ -166,19 +188,19 @@ class OperandPolicy:
             return "undo 'operand' without a prescale to undo"
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
             return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
-        plain = self.rounding == "nearest" and self.block == "1x16"
-        if self.scale == "ms_eden" and not (plain and self.hadamard):
+        plain = not self.is_stochastic and self.block == "1x16"
+        if self.scale in MS_EDEN and not (plain and self.hadamard):
             needs = "a Hadamard, nearest elements (its scales are stochastic) and block 1x16"
-            return f"scale 'ms_eden' needs {needs}"
+            return f"scale '{self.scale}' needs {needs}"
         if self.scale == "delayed" and self.hadamard:
             return "scale 'delayed' under a Hadamard (its history is of values that are not rotated)"
         if self.scale == "quest" and self.block == "32x32":
             return "scale 'quest' on block 32x32 (it is of one row)"
+        if self.scale in _OUTER and self.block != "1x16":
+            return f"scale '{self.scale}' on block {self.block} (it is of one row)"
         for name, without in (("signs", "none"), ("permute", False), ("rotated_bf16", False)):
             if not self.hadamard and getattr(self, name) != without:
                 return f"{name} without a Hadamard"
-        if self.permute and self.signs == "none":
-            return "permute without signs (a permutation is drawn with them)"
         if self.mask and self.format != "mxfp4":
             return f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
         return None
@@ -189,9 +211,42 @@ class OperandPolicy:
         return self.format in HIGH_FORMATS
 
     @property
+    def needs_fp32(self) -> bool:
+        """Whether its products are exact in fp32 alone, or scaled by a factor in fp32 afterwards."""
+        is_block_scaled = self.format.startswith("mx") and (self.prescale == 1.0 or self.undo == "operand")
+        return self.format != "bf16" and not is_block_scaled
+
+    @property
     def is_untouched(self) -> bool:
         """Whether the operand enters its GEMM in bf16, neither rounded nor rotated."""
-        return self.format == "bf16" and not self.hadamard
+        return self.format == "bf16" and not self.hadamard and self.source == "high_precision"
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether its elements are rounded stochastically."""
+        return self.rounding.startswith("stochastic")
+
+    @property
+    def draws_anew(self) -> bool:
+        """Whether it draws random numbers anew for each step or forward pass."""
+        rotates_anew = self.signs in ("step", "call", "backward") or (self.permute and self.signs == "none")
+        return self.is_stochastic or rotates_anew or self.scale in MS_EDEN
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether one fp32 scale is of the whole tensor, and is applied to the accumulator."""
+        return self.scale in ("tensor", "delayed", "two_level", "two_level_ue5m3", *MS_EDEN, *_FOUR_SIX)
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether fp32 scales within the tensor make its dequantised values inexact in bf16."""
+        return self.scale in ("row", "1x128", "128x128", "searched", *_OUTER) or self.format == "if4"
+
+    @property
+    def has_fixed_grid(self) -> bool:
+        """Whether quantised values lie where the tensor itself says, each in its own place."""
+        drawn = self.is_stochastic or self.scale in (*MS_EDEN, "delayed")
+        return not (self.is_high_precision or drawn or self.hadamard)
 
 
 HIGH_PRECISION = OperandPolicy()
@@ -199,10 +254,15 @@ HIGH_PRECISION = OperandPolicy()
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class GemmPolicy:
-    """The two operands of one GEMM, in the order of the module's table."""
+    """The two operands of one GEMM, in the order of the module's table, and how their products are added.
+
+    ``accumulate``: fp32 in any order; or, of NVFP4 in emulation, as a published model of Blackwell does
+    (``ablate.backends.gemms.blackwell``).
+    """
 
     left: OperandPolicy = HIGH_PRECISION
     right: OperandPolicy = HIGH_PRECISION
+    accumulate: Accumulate = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("hadamard", "signs", "permute"):
@@ -210,6 +270,15 @@ class GemmPolicy:
             if a != b:
                 what = f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
                 raise ValueError(what)
+        if self.accumulate == "blackwell" and not self.is_nvfp4:
+            what = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
+            raise ValueError(f"{what} and {self.right.format}, and no undo 'operand'")
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether both operands are NVFP4 codes with their scales."""
+        sides = (self.left, self.right)
+        return all(one.format == "nvfp4" and one.undo == "accumulator" for one in sides)
 
     @property
     def is_untouched(self) -> bool:
@@ -232,7 +301,7 @@ class LayerRecipe:
     def _fault(self) -> str | None:
         """Return the contradiction between the GEMMs, or None."""
         forward, backward = self.fprop.right, self.dgrad.right
-        square = ("32x32", "16x16", "128x128")
+        square = ("32x32", "16x16", "128x128", "128x128_pow2")
         shared = forward.block in square or forward.scale in square
         same_tile = shared and (backward.block, backward.scale) == (forward.block, forward.scale)
         if same_tile and (forward.hadamard or backward.hadamard):
@@ -244,18 +313,20 @@ class LayerRecipe:
             where = f"{gemm}.{operand}"
             if policy.mask and gemm != "fprop":
                 return f"mask on {where} (it is of forward operands)"
-            if policy.source != "forward":
+            if policy.signs == "backward" and gemm == "fprop":
+                return f"signs 'backward' on {where} (Dgrad and Wgrad share them)"
+            if policy.source == "high_precision":
                 continue
             if where not in ("dgrad.w", "wgrad.x"):
-                return f"source 'forward' on {where}, which the forward GEMM does not use"
+                return f"source '{policy.source}' on {where}, which the forward GEMM does not use"
             source = self.fprop.right if operand == "w" else self.fprop.left
             if source.is_high_precision:
-                return f"source 'forward' on {where}, but Fprop's {operand} is in {source.format}"
+                return f"source '{policy.source}' on {where}, but Fprop's {operand} is in {source.format}"
         for forward, backward, name in (
             (self.fprop.left, self.wgrad.right, "x"),
             (self.fprop.right, self.dgrad.right, "w"),
         ):
-            if forward.mask and forward.hadamard and backward.source != "forward":
+            if forward.mask and forward.hadamard and backward.source == "high_precision":
                 return f"mask on fprop.{name} under a Hadamard needs source 'forward' on its backward operand"
         return None
 
@@ -280,30 +351,26 @@ class LayerRecipe:
 class LayerRule:
     """Layers with their own recipe, chosen by name, by position (first or last blocks), or as the head.
 
-    ``match`` is a shell pattern on the layer's whole name (``*.ffn.down``).
+    ``match`` is a shell pattern on the layer's whole name (``*.ffn.down``). ``last`` below 1 is a share of
+    the blocks, rounded up.
     """
 
     match: str | None = None
     first: int = 0
-    last: int = 0
+    last: int | float = 0
     head: bool = False
     recipe: LayerRecipe = LayerRecipe()
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class Phase:
-    """The recipe of layers without a rule, from a token count or a fraction of the budget on."""
+class Later:
+    """What begins at a token count or at a fraction of the budget; without either, with the run."""
 
     from_tokens: int | None = None
     from_fraction: float | None = None
-    recipe: LayerRecipe
-
-    def __post_init__(self) -> None:
-        if (self.from_tokens is None) == (self.from_fraction is None):
-            raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
 
     def start(self, total_tokens: int | None) -> int:
-        """Return the first token of this phase.
+        """Return the first token from which it holds.
 
         Raises:
             ValueError: the start is a fraction of the budget and the budget is unknown.
@@ -311,8 +378,37 @@ class Phase:
         if self.from_fraction is None:
             return self.from_tokens or 0
         if total_tokens is None:
-            raise ValueError("a phase that starts at a fraction of the budget needs total_tokens")
+            raise ValueError("what starts at a fraction of the budget (from_fraction) needs total_tokens")
         return round(self.from_fraction * total_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class Phase(Later):
+    """The recipe of layers without a rule, from a token count or a fraction of the budget on."""
+
+    recipe: LayerRecipe
+
+    def __post_init__(self) -> None:
+        if (self.from_tokens is None) == (self.from_fraction is None):
+            raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class Deoscillate(Later):
+    """Set oscillating weights to their quantised value (OsciReset), once in a window of optimizer steps.
+
+    A weight oscillates where its quantised value has moved ``threshold`` times as far as it has itself, or
+    more. What the layers do with it is in ``ablate.layers.deoscillation``.
+    """
+
+    window: int = 200
+    threshold: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.from_tokens is not None and self.from_fraction is not None:
+            raise ValueError("deoscillate starts at from_tokens or at from_fraction: give one of them")
+        if self.window < 1 or not 0 < self.threshold < math.inf:
+            raise ValueError(f"window {self.window} and threshold {self.threshold} (both above 0)")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -325,33 +421,56 @@ class Recipe(Section, LayerRecipe):
 
     rules: tuple[LayerRule, ...] = ()
     phases: tuple[Phase, ...] = ()
+    deoscillate: Deoscillate | None = None
+
+    def _fault(self) -> str | None:
+        """Return the contradiction between the parts of the recipe, or None."""
+        if fault := super()._fault():
+            return fault
+        if self.deoscillate is None:
+            return None
+        for part in self.parts:
+            w = part.fprop.right
+            if not w.is_high_precision and not w.has_fixed_grid:
+                return (
+                    "deoscillate needs a grid that weights can be set to, but Fprop's w has "
+                    f"{w.rounding} rounding, scale '{w.scale}' and {_rotation(w)}"
+                )
+        return None
+
+    @property
+    def later(self) -> tuple[Later, ...]:
+        """What begins in the course of the run."""
+        return (*self.phases, *(() if self.deoscillate is None else (self.deoscillate,)))
+
+    @property
+    def parts(self) -> tuple[LayerRecipe, ...]:
+        """The recipes that some layer may follow at some time: this one, those of its rules and phases."""
+        return (self, *(rule.recipe for rule in self.rules), *(phase.recipe for phase in self.phases))
 
     @cached_property
     def text(self) -> str:
-        """The content as JSON, with the former field ``signs_after``, so that run ids stay the same."""
+        """The content as JSON, from which run ids are made.
 
-        def with_older_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        With the former field ``signs_after`` and without later ones at their default, so that ids stay the
+        same; with ``REVISIONS``, so that those of mended rules do not.
+        """
+
+        def versioned(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
-            return found | {"signs_after": False} if "rotated_bf16" in found else found
+            if found.get("accumulate") == "fp32":  # a field that older versions lack
+                del found["accumulate"]
+            if "rotated_bf16" in found:
+                found["signs_after"] = False
+                if found["scale"] in REVISIONS:
+                    found["revision"] = REVISIONS[found["scale"]]
+            return found
 
-        content = asdict(self, dict_factory=with_older_fields)
+        content = asdict(self, dict_factory=versioned)
+        if self.deoscillate is None:  # a later field
+            del content["deoscillate"]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def block_shape(policy: OperandPolicy) -> tuple[int, int]:
-    """Return the (rows, columns) that share a scale, columns along the contraction axis; else (1, 1)."""
-    shape = policy.block if policy.block != "none" else policy.scale
-    if shape[0].isdigit():
-        rows, columns = shape.split("x")
-        return int(rows), int(columns)
-    return 1, 1
-
-
-def group_size(policy: OperandPolicy) -> int:
-    """Return the size that must divide the contraction dimension under this policy."""
-    return max(block_shape(policy)[1], policy.hadamard)  # both are powers of two
-
-
-def row_group(recipe: LayerRecipe) -> int:
-    """Return the number that must divide a layer's rows: the largest block or group of its operands."""
-    return max(max(*block_shape(policy), policy.hadamard) for _, _, policy in recipe.operands())
+def _rotation(policy: OperandPolicy) -> str:
+    return f"a Hadamard of {policy.hadamard}" if policy.hadamard else "no Hadamard"

@@ -31,7 +31,9 @@ from ablate.recipes.policy import (
     GEMMS,
     OPERANDS,
     STORED,
+    Accumulate,
     Block,
+    Deoscillate,
     Format,
     Gemm,
     GemmPolicy,
@@ -137,6 +139,10 @@ class LayerRecipeSpec:
     weight_block: Block | None = key(
         None, "what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad"
     )
+    accumulate: Accumulate = key(
+        "fp32",
+        "how GEMMs of two NVFP4 operands add: blackwell = as a model of the device, emulated",
+    )
     fprop: GemmEntry | None = None
     dgrad: GemmEntry | None = None
     wgrad: GemmEntry | None = None
@@ -147,24 +153,52 @@ LayerRecipeEntry = Annotated[
 ]
 
 
+def _count_or_share(value: Any) -> Any:
+    if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
+        return value
+    raise PydanticCustomError("count_or_share", "neither")
+
+
+_CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share, json_schema_input_type=int | float)]
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class LayerSpec:
     """Layers that follow a recipe of their own; the first entry that names a layer decides."""
 
     match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
     first: int = key(0, "the first n blocks", ge=0, strict=True)
-    last: int = key(0, "the last n blocks", ge=0, strict=True)
+    last: _CountOrShare = key(0, "the last n blocks, or a share of them such as 0.15")
     head: StrictBool = key(False, "the output head")
     recipe: LayerRecipeEntry
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class PhaseSpec:
-    """What the layers without a rule follow from a point of the run on; give one of the two starts."""
+class LaterSpec:
+    """From which point of the run on; one of the two."""
 
     from_tokens: int | None = key(None, "training tokens seen", gt=0, strict=True)
     from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class PhaseSpec(LaterSpec):
+    """What the layers without a rule follow from a point of the run on; give one of the two starts."""
+
     recipe: LayerRecipeEntry
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class DeoscillateSpec(LaterSpec):
+    """Setting oscillating weights to their quantised value; without a start from the beginning on."""
+
+    window: int = key(200, "optimizer steps between two resets", gt=0, strict=True)
+    threshold: float = key(
+        4.0,
+        "resets weights whose quantised value moved this many times as far as they did",
+        gt=0,
+        strict=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -173,6 +207,9 @@ class RecipeSpec(Section, LayerRecipeSpec):
 
     layers: list[LayerSpec] | None = key(None, "layers that differ; default: the preset's, else none")
     phases: list[PhaseSpec] | None = key(None, "later parts of the run; default: the preset's, else none")
+    deoscillate: DeoscillateSpec | None = key(
+        None, "reset weights that oscillate between two quantised values; default: the preset's, else none"
+    )
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -181,19 +218,36 @@ def resolve(spec: RecipeSpec) -> Recipe:
     Raises:
         SenselessRecipe: contradictory parts, such as a stabiliser without an FP4 GEMM.
     """
-    layer = _resolve_layer(spec)
+    layer = _resolve(spec)
     preset = PRESETS[spec.preset].recipe if spec.preset else Recipe()
-    rules, phases = preset.rules, preset.phases
+    deoscillate = preset.deoscillate
+    rules = tuple(replace(one, recipe=_accumulating(spec, one.recipe)) for one in preset.rules)
+    phases = tuple(replace(one, recipe=_accumulating(spec, one.recipe)) for one in preset.phases)
     if spec.layers is not None:
         rules = tuple(_rule(index, entry) for index, entry in enumerate(spec.layers))
     if spec.phases is not None:
         phases = tuple(_phase(index, entry) for index, entry in enumerate(spec.phases))
-    return Recipe(**vars(layer), rules=rules, phases=phases)
+    if spec.deoscillate is not None:
+        deoscillate = _deoscillate(spec.deoscillate)
+    parts = {**vars(layer), "rules": rules, "phases": phases, "deoscillate": deoscillate}
+    recipe: Recipe = build("deoscillate", Recipe, **parts)
+    if deoscillate is not None and not any(part.fprop.right.has_fixed_grid for part in recipe.parts):
+        what = "deoscillate with no quantised weight to act on"
+        raise SenselessRecipe("deoscillate", what, hint="name fprop in gemms, or leave it out")
+    return recipe
+
+
+def _deoscillate(spec: DeoscillateSpec) -> Deoscillate:
+    try:
+        found: Deoscillate = build("from_tokens", Deoscillate, **vars(spec))
+    except SenselessRecipe as fault:
+        raise fault.within("deoscillate") from None
+    return found
 
 
 def _nested(spec: LayerRecipeSpec, *place: str | int) -> LayerRecipe:
     try:
-        return _resolve_layer(spec)
+        return _resolve(spec)
     except SenselessRecipe as fault:
         raise fault.within(*place, "recipe") from None
 
@@ -212,6 +266,22 @@ def _phase(index: int, entry: PhaseSpec) -> Phase:
     except SenselessRecipe as fault:
         raise fault.within("phases", index) from None
     return phase
+
+
+def _resolve(spec: LayerRecipeSpec) -> LayerRecipe:
+    layer = _resolve_layer(spec)
+    done = _accumulating(spec, layer)
+    if spec.accumulate != "fp32" and done == layer:
+        what = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+        raise SenselessRecipe("accumulate", what)
+    return done
+
+
+def _accumulating(spec: LayerRecipeSpec, layer: LayerRecipe) -> LayerRecipe:
+    """Let the NVFP4 GEMMs of a recipe add as the study asks."""
+    gemms = {gemm: layer.gemm(gemm) for gemm in GEMMS}
+    changed = {gemm: replace(one, accumulate=spec.accumulate) for gemm, one in gemms.items() if one.is_nvfp4}
+    return replace(layer, **changed)
 
 
 _ON_FP4 = ("stabiliser", "scale", "signs", "prescale", "weight_block")
@@ -324,6 +394,8 @@ def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
         given, before = _given(override), operands[name]
         if given.get("format", before.format) != before.format:
             given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
+        if given.get("hadamard") == 0:  # what belongs to a rotation goes with it
+            given = {"signs": "none", "permute": False, "rotated_bf16": False, **given}
         operands[name] = build(gemm, partial(replace, before), **given)
     left, right = OPERANDS[gemm]
     done: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])

@@ -7,11 +7,12 @@ from ablate.recipes.presets import PRESETS
 
 
 def markdown() -> str:
-    """Return the table: name, summary, short operands and source of each preset."""
-    rows = ["| recipe | what | operands | source |", "|---|---|---|---|"]
+    """Return the table: name, summary, short operands, source and check of each preset."""
+    rows = ["| recipe | what | operands | source | checked |", "|---|---|---|---|---|"]
     for preset in PRESETS.values():
         source = f"[{preset.source.authors}, {preset.source.year}]({preset.source.url})"
-        rows.append(f"| `{preset.name}` | {preset.summary} | {describe(preset.recipe)} | {source} |")
+        cells = (f"`{preset.name}`", preset.summary, describe(preset.recipe), source, preset.checked)
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

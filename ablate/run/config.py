@@ -65,6 +65,9 @@ class ModelConfig(Section):
         None, "your own model instead: package.module:function or path/to/file.py:function"
     )
     options: dict[str, Any] = key(dict, "keyword arguments of the function; fields to change of hf's config")
+    allow: list[str] = key(
+        list, "hf and function: patterns of matrices that no recipe reaches and that may stay as they are"
+    )
 
     @property
     def is_built_in(self) -> bool:
@@ -125,6 +128,11 @@ class TrainingConfig(Section):
     eval_windows: Literal["spread", "first"] = key(
         "spread",
         "which sequences of the validation text: spread evenly over it, or the first, as MLPerf takes them",
+    )
+    evaluate_in: Literal["recipe", "bf16", "both"] = key(
+        "recipe",
+        "what linear layers run in while evaluating: the recipe's own Fprop; bf16, with the unrounded "
+        "weights; both: val_loss by the recipe, and val_loss_bf16 on the same batches beside it",
     )
     divergence_loss: PositiveFloat | None = key(
         None,

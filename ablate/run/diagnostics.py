@@ -13,13 +13,21 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.base.section import key
+from ablate.recipes import (
+    SHORT_RECIPES,
+    Recipe,
+    RecipeSpec,
+    RecipeWord,
+    describe,
+    expand_word,
+    resolve,
+)
 from ablate.run.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from ablate.recipes import Recipe
     from ablate.recipes.place import LayerPlace
 
 DEFAULT_STEPS = 250
@@ -39,6 +47,10 @@ Layers = Annotated[
     Literal["ends and middle"] | list[str],
     BeforeValidator(_layers, json_schema_input_type=Literal["ends and middle"] | list[str]),
 ]
+AnyRecipe = Annotated[
+    RecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec)
+]
+"""A recipe as a study writes it: one word, or a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True))
@@ -54,10 +66,33 @@ class Diagnostics:
     draws: int = key(
         4, "draws of a recipe's randomness, to tell bias from variance", ge=2, le=64, strict=True
     )
+    what_if: list[AnyRecipe] = key(
+        list, "other recipes whose error is measured on the same tensors; none of them trains anything"
+    )
 
     def interval(self, tokens_per_step: int) -> int:
         """Return the number of training tokens between two diagnoses."""
         return self.every_tokens or DEFAULT_STEPS * tokens_per_step
+
+    def other_recipes(self) -> dict[str, Recipe]:
+        """Return the recipes of ``what_if`` by name: the word for a recipe, else a line that describes it.
+
+        Raises:
+            SenselessRecipe: a recipe contradicts itself.
+        """
+        found: dict[str, Recipe] = {}
+        for spec in self.what_if:
+            recipe = resolve(spec)
+            plain = name = _word_for(spec) or describe(recipe)
+            number = 2
+            while name in found:  # two recipes that differ in the layers of their rules alone
+                name, number = f"{plain} ({number})", number + 1
+            found[name] = recipe
+        return found
+
+
+def _word_for(spec: RecipeSpec) -> str | None:
+    return next((word for word, content in SHORT_RECIPES.items() if spec == RecipeSpec(**content)), None)
 
 
 def chosen_layers(

@@ -2,13 +2,13 @@
 
 Included: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
 the data's content, the vocabulary size, the digest of user code, the fork (how the run trained before it, and
-where it is), and ``RESULT_VERSION``. Default values of
-model, data and training fields are left out: a field that a later version adds changes no id. A changed
-default raises ``RESULT_VERSION``.
-Excluded: names of study and arm, descriptions, resources and file locations. ``data_digest`` represents the
-content of ``paths`` and ``validation_paths``, and of a tokenizer in a local file; ``code_digest`` represents
-the file of a model or trainer. So a renamed, moved or extended study finds its runs again; a study whose text
-changed does not.
+where it is), and ``RESULT_VERSION``. Default values of model, data and training fields are left out, and so
+are a recipe's fields of later versions at theirs: such a field changes no id. A changed default raises
+``RESULT_VERSION``.
+Excluded: names of study and arm, descriptions, resources, file locations and ``model.allow``, which only says
+what the user knows. ``data_digest`` represents the content of ``paths`` and ``validation_paths``, and of a
+tokenizer in a local file; ``code_digest`` represents the file of a model or trainer. So a renamed, moved or
+extended study finds its runs again; a study whose text changed does not.
 
 How it fails: two configurations with different fields but the same result (``kv_heads`` omitted, or equal to
 the number of heads) get two ids. This costs a run; the opposite error would give a wrong result.
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 RESULT_VERSION = 1
 """Raised when the trainer changes its results by design, so that no old run counts as a new one."""
 
+FOREIGN_RESULT_VERSION = 2
+"""The same of runs with a model or a trainer of the user's own."""
+
 _DEFAULTS: dict[type, dict[str, Any]] = {
     section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
 }
@@ -52,7 +55,8 @@ def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
     """
     values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
     texts = {name: _canonical(_placeless(value)) for name, value in values.items() if value is not None}
-    texts["result_version"] = str(RESULT_VERSION)
+    is_foreign = arm.trainer is not None or not arm.model.is_built_in
+    texts["result_version"] = str(FOREIGN_RESULT_VERSION if is_foreign else RESULT_VERSION)
     pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
     prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
     ids = []
@@ -80,6 +84,7 @@ def _canonical(section: str | int | Section) -> str:
         if section.tokenizer_path is not None and Path(section.tokenizer_path).is_absolute():
             del content["tokenizer_path"]
     if isinstance(section, ModelConfig):
+        content.pop("allow", None)
         content |= {key: _placeless(content[key]) for key in ("hf", "function") if key in content}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

@@ -38,9 +38,8 @@ class LocalFit:
     """The loss curve (nats per token) of one run over the spans of tokens in which training is steady."""
 
     def __init__(self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]) -> None:
-        self._tokens = np.asarray(tokens, dtype=float)
-        self._loss = np.asarray(loss, dtype=float)
-        self._spans = [_Span(self._tokens, self._loss, *span) for span in spans]
+        tokens, loss = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
+        self._spans = [_Span(tokens, loss, *span) for span in spans]
 
     def crossings(self, near: ArrayLike, targets: ArrayLike) -> np.ndarray:
         """Return the tokens at which the fit crosses each target next to the crossing ``near``, else NaN."""

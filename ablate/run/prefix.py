@@ -1,4 +1,4 @@
-"""What runs have in common before they part: a fork, or phases of a recipe that begin later in one of them.
+"""What runs have in common before they part: a fork, or what begins later in one of them (``Recipe.later``).
 
 Training is exact: runs of one seed that agree in all that is used up to a step have the same state and the
 same rows there, to the bit. So one of them trains those steps, and the others begin with its checkpoint. The
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ablate.recipes import Phase, Recipe
+from ablate.recipes import Deoscillate, Phase, Recipe
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _is_plain(config: RunConfig) -> bool:
 
 @lru_cache(maxsize=4096)
 def _has_history(recipe: Recipe) -> bool:
-    parts = (recipe, *(rule.recipe for rule in recipe.rules), *(phase.recipe for phase in recipe.phases))
-    return any(policy.scale == "delayed" for part in parts for _, _, policy in part.operands())
+    return any(policy.scale == "delayed" for part in recipe.parts for _, _, policy in part.operands())
 
 
 def _last_common_steps(config: RunConfig) -> Iterator[int]:
@@ -111,7 +110,7 @@ def _last_common_steps(config: RunConfig) -> Iterator[int]:
 
 
 def _starts(recipe: Recipe, total_tokens: int) -> list[int]:
-    return [phase.start(total_tokens) for phase in recipe.phases]
+    return [one.start(total_tokens) for one in recipe.later]
 
 
 def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:
@@ -135,7 +134,9 @@ def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) ->
 
 @lru_cache(maxsize=4096)
 def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
-    """Return a recipe with the phases alone that have begun after so many tokens, by their tokens."""
-    begun = ((phase.start(total_tokens), phase.recipe) for phase in recipe.phases)
-    kept = (Phase(from_tokens=start, recipe=part) for start, part in begun if start <= tokens)
-    return replace(recipe, phases=tuple(kept)) if recipe.phases else recipe
+    """Return a recipe with that alone of its later parts which has begun after so many tokens, by tokens."""
+    begun = [one for one in recipe.later if one.start(total_tokens) <= tokens]
+    parts = [replace(one, from_tokens=one.start(total_tokens), from_fraction=None) for one in begun]
+    phases = tuple(part for part in parts if isinstance(part, Phase))
+    deoscillate = next((part for part in parts if isinstance(part, Deoscillate)), None)
+    return replace(recipe, phases=phases, deoscillate=deoscillate) if recipe.later else recipe

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ablate.run.config import TrainingConfig
+    from ablate.run.config import ArmConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +53,15 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
         eval_every_steps=eval_every,
         log_every_steps=log_every,
     )
+
+
+def evaluated_in(config: ArmConfig) -> tuple[Literal["recipe", "bf16"], ...]:
+    """Return what each evaluation of a run is done in, in order. One serves as both of a bf16 Fprop."""
+    how, recipe = config.training.evaluate_in, config.recipe
+    if how != "both":
+        return (how,)
+    untouched = all(part.fprop.is_untouched for part in recipe.parts)
+    return ("recipe",) if untouched else ("recipe", "bf16")
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:

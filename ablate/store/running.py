@@ -13,6 +13,7 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError
 from ablate.store.lock import LockedPlan, plan_to_json
 
@@ -81,7 +82,8 @@ def _refuse_another_plan(store: StudyStore, plan: LockedPlan, file: Any) -> None
             return
     file.seek(0)
     holder = file.read().strip() or "another process"
+    status = command_line("status", store.path.name, storage=store.path.parent)
     raise UserError(
         f"{store.path} is being run by {holder} with another plan (wait for it, or give this study another "
-        f"name; follow it with: ablate status {store.path.name})"
+        f"name; follow it with: {status})"
     )

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from ablate.base.errors import UserError
+from ablate.base.commands import command_line
+from ablate.base.errors import UserError, likely
 from ablate.base.files import (
     hash_of,
     parse_json,
@@ -250,7 +251,8 @@ class StudyStore:
             for _, run in plan.runs():
                 self.run(run.id)
         except ValueError as error:
-            again = f"write it again with: ablate run {self.path.name}, or import it again"
+            start = command_line("run", self.path.name, storage=self.path.parent)
+            again = f"write it again with: {start}, or import it again"
             raise UserError(f"{self.plan_path}: not a plan: {error} ({again})") from None
         return plan
 
@@ -280,8 +282,8 @@ def study_at(folder: Path) -> StudyStore | None:
     return store if store.plan_path.exists() else None
 
 
-def study_named(storage: Path, name: str, *, start: str) -> StudyStore:
-    """Return the store of a study that ran. ``start``: the command that would start it.
+def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyStore:
+    """Return the store of a study that ran. ``start``: the command that would start it, where one is known.
 
     Raises:
         UserError: nothing of that name has run here.
@@ -289,7 +291,9 @@ def study_named(storage: Path, name: str, *, start: str) -> StudyStore:
     if store := study_at(storage / name):
         return store
     if (storage / name / "runs").is_dir():
+        start = start or command_line("run", "ITS_FILE", storage=storage)
         raise UserError(f"{storage / name / 'plan.lock.json'} is gone (write it again with: {start})")
     known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
     there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
-    raise UserError(f"no study '{name}' in {storage} ({there}; start it with: {start})")
+    hint = f"{there}; start it with: {start}" if start else likely(name, known, there)
+    raise UserError(f"no study '{name}' in {storage}", hint=hint)

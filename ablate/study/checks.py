@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ablate.study.fit import nearest, phase_misfits
+from ablate.study.fit import deoscillation_misfits, nearest, phase_misfits
 from ablate.study.tree import entries
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class ArmChecks:
         """Return line and column of the parts that only planning can check: code, model, rules."""
         paths = {
             "model": ("model.hf", "model.function"),
+            "allow": ("model.allow", "model.hf", "model.function"),
             "trainer": ("trainer",),
             "recipe": ("recipe.layers", "recipe"),
         }
@@ -61,8 +62,7 @@ class ArmChecks:
         if data is not None:
             self.data(data)
         if has_shapes and recipe is not None:
-            devices = 1 if resources is None else resources.devices_per_run
-            self._report(self._fit.shapes(model, training, recipe, devices))
+            self._report(self._fit.shapes(model, recipe))
             self._report(self._fit.rules(model, recipe))
         if training is not None and recipe is not None:
             self.phases(training, recipe)
@@ -85,7 +85,7 @@ class ArmChecks:
             return False
         if not model.is_built_in:
             own = "hf" if model.hf is not None else "function"
-            kept = {own, "options"} | ({"pretrained"} if own == "hf" else set())
+            kept = {own, "options", "allow"} | ({"pretrained"} if own == "hf" else set())
             for key in given:
                 if key not in kept and given[key] is not None:
                     what = f"{key} belongs to the built-in model, not to {own}"
@@ -93,9 +93,9 @@ class ArmChecks:
                     add(what, key, hint=f"options: {{…}} {verb}")
                     break
             return False
-        for key in ("pretrained", "options"):
+        for key in ("pretrained", "options", "allow"):
             if key in given and getattr(model, key):
-                add(f"{key} needs hf{' or function' if key == 'options' else ''}", key)
+                add(f"{key} needs hf{'' if key == 'pretrained' else ' or function'}", key)
         if model.architecture == "gpt":
             for key in ("kv_heads", "experts"):
                 if getattr(model, key) is not None:
@@ -195,8 +195,9 @@ class ArmChecks:
             add(what, "vocab_size", "token_dtype", hint="token_dtype: uint32?")
 
     def phases(self, training: TrainingConfig, recipe: Recipe) -> None:
-        """Check that every phase begins within the budget."""
+        """Check that every phase, and a window of de-oscillation, fits into the budget."""
         self._report(phase_misfits(recipe, training.tokens))
+        self._report(deoscillation_misfits(recipe, training))
 
     def _report(self, misfits: Iterable[Misfit]) -> None:
         for misfit in misfits:

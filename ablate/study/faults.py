@@ -41,6 +41,7 @@ _EXPECTED = {
     "less_than_equal": "a number up to {le}",
     "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
     "too_short": "at least one entry",
+    "count_or_share": "a whole number of blocks, or a share of them between 0 and 1",
     "diagnosed_layers": "a list of patterns of layer names, or 'ends and middle'",
 }
 
@@ -113,9 +114,10 @@ class Faults:
         elif kind == "literal_error":
             words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
             what, close = f"expected {one_of(words)}, got {got_text(node)}", likely(node, words)
-            if full[-1] in ("recipe", "preset"):  # too many words to list
-                mapping = "; or a mapping" if full[-1] == "recipe" else ""
-                what = f"unknown {full[-1]} {got_text(node)}"
+            noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
+            if noun in ("recipe", "preset"):  # too many words to list
+                mapping = "; or a mapping" if noun == "recipe" else ""
+                what = f"unknown {noun} {got_text(node)}"
                 close = close or f"`ablate recipes` lists them{mapping}"
             self.add(node, what, close)
         else:
@@ -170,6 +172,16 @@ def likely(node: Node, words: Iterable[str]) -> str | None:
     return did_you_mean(value, words) if isinstance(value, str) else None
 
 
+_SHORT_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kmbg])", re.IGNORECASE)
+_THOUSANDS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+
+
+def _space(text: str) -> str | None:
+    """Return a hint for a key and a value without a space between them, as YAML wants it."""
+    key, colon, value = text.partition(":")
+    return f"write '{key}: {value}', with a space" if colon and key.isidentifier() and value else None
+
+
 def _mend(kind: str, node: Node) -> str | None:
     """Return a hint for a slip of notation: 1e6 for a whole number, or a quoted number."""
     if not isinstance(node, Scalar):
@@ -177,13 +189,21 @@ def _mend(kind: str, node: Node) -> str | None:
     if kind == "int_type" and isinstance(node.value, float) and node.value.is_integer() and node.value < 1e15:
         return f"write {int(node.value)}"
     if kind in ("int_type", "float_type") and isinstance(node.value, str):
+        if short := _SHORT_NUMBER.fullmatch(node.value):
+            return f"write {round(float(short[1]) * _THOUSANDS[short[2].lower()]):_}"
         return "leave out the quotes" if node.value.isdecimal() else None
+    if kind == "dataclass_type" and isinstance(node.value, str):
+        return _space(node.value)
     if kind == "bool_type" and isinstance(node.value, str):
         word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(node.value.lower())
         return f"write {word}" if word else None
     if kind in ("list_type", "tuple_type"):
         return f"write [{node.text}]" if node.text and len(node.text) <= 40 else "write […]"
     return None
+
+
+_USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
+"""Other projects' names of our keys."""
 
 
 def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
@@ -194,11 +214,13 @@ def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
     here = children(kind)
     if kind is LayerRecipeSpec and key in children(RecipeSpec):
         return "it belongs to the whole recipe"
-    if close := did_you_mean(key, here):
+    if hint := _space(key):
+        return hint
+    if close := did_you_mean(_USUAL.get(key, key), here):
         return close
     for name in SECTIONS:
-        if key in children(type_at(BaseSection, (name,))):
-            return f"it belongs in '{name}'"
+        if _USUAL.get(key, key) in children(type_at(BaseSection, (name,))):
+            return f"it belongs in '{name}'" + (f", as {_USUAL[key]}" if key in _USUAL else "")
     return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
 
 

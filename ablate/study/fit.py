@@ -1,4 +1,4 @@
-"""Whether a recipe fits its model and its budget: dimensions, rules by layer, and phases.
+"""Whether a recipe fits its model and its budget: dimensions, rules by layer, phases, and de-oscillation.
 
 A policy's block and Hadamard group lie along the contraction dimension of its GEMM. The rows of a square tile
 lie along the operand's other dimension, over which another GEMM contracts. A rule must match a layer, and a
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape
+from ablate.recipes import Gemm, OperandPolicy, Recipe, block_shape, scale_columns
 from ablate.recipes.place import names_layer, phases_of
 from ablate.recipes.policy import CONTRACTED, other_dimension
 from ablate.run.architecture import HEAD, block_layers, model_places, part_of
+from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ class Need:
 
     def with_policy(self, policy: OperandPolicy, gemm: Gemm, *, rows: bool) -> Need:
         """Return the larger of this need and a policy's; all divisors are powers of two."""
-        block_rows, block_columns = block_shape(policy)
+        block_rows, block_columns = block_shape(policy)[0], scale_columns(policy)
         if rows:
             need = Need(divisor=block_rows, why="square tile", gemm=gemm)
         elif block_columns >= policy.hadamard:
@@ -70,18 +71,16 @@ class Fit:
         self._needs = cache(_needs)
         self.rules = cache(_rules)
 
-    def shapes(
-        self, model: ModelConfig, training: TrainingConfig | None, recipe: Recipe, devices: int = 1
-    ) -> Iterator[Misfit]:
-        """Yield every dimension that a block, a tile or a Hadamard group does not divide.
+    def shapes(self, model: ModelConfig, recipe: Recipe) -> Iterator[Misfit]:
+        """Yield every dimension of a model that a block, a tile or a Hadamard group does not divide.
 
-        Without a usable training section the token dimension is skipped. The vocabulary, over which a head's
-        Dgrad contracts, is not known here.
+        Tokens are filled up with zeros. The vocabulary, over which a head's Dgrad contracts, is not known
+        here.
         """
         needs = self._needs(model, recipe)
         if not needs:
             return
-        for shown, size, gemm, parts, paths in _dimensions(model, training, devices):
+        for shown, size, gemm, parts, paths in _dimensions(model):
             here = {part: need for part in parts if (need := needs.get((part, gemm))) and size % need.divisor}
             if not here:
                 continue
@@ -123,9 +122,7 @@ def _listed(parts: dict[str, Need], *, kv: bool) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _dimensions(
-    model: ModelConfig, training: TrainingConfig | None, devices: int
-) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[str, ...]]]:
+def _dimensions(model: ModelConfig) -> Iterator[tuple[str, int, Gemm, tuple[str, ...], tuple[str, ...]]]:
     """Yield (dimension in words, size, GEMM that contracts over it, layers, fields)."""
     width, ffn = model.width, model.ffn
     kv_heads, head_dim = model.kv_heads or model.heads, model.width // model.heads
@@ -142,22 +139,6 @@ def _dimensions(
         fields = ("model.kv_heads", "model.heads", "model.width")
         yield shown, kv_width, "dgrad", ("attention.qkv",), fields
     yield f"ffn {ffn}", ffn, "dgrad", inner, ("model.ffn",)
-    if training is None:
-        return
-    micro = training.micro_batch_size or training.batch_size // devices
-    micro_name = "micro_batch_size" if training.micro_batch_size else "batch_size"
-    if devices > 1 and not training.micro_batch_size:
-        micro_name = f"batch_size {training.batch_size} / devices_per_run {devices} ="
-    tokens = micro * training.seq_len
-    shown = f"{micro_name} {micro} × seq_len {training.seq_len} = {tokens} tokens"
-    dense = (*(part for part in parts if ".experts." not in part), HEAD)  # an expert's tokens are padded
-    yield (
-        shown,
-        tokens,
-        "wgrad",
-        dense,
-        ("training.seq_len", "training.micro_batch_size", "training.batch_size"),
-    )
 
 
 def _rules(model: ModelConfig, recipe: Recipe) -> list[Misfit]:
@@ -204,6 +185,19 @@ def phase_misfits(recipe: Recipe, tokens: int) -> list[Misfit]:
             found.append(_misfit(what, "phases stand in the order of their starts", "phases", index))
         before = max(before, start)
     return found
+
+
+def deoscillation_misfits(recipe: Recipe, training: TrainingConfig) -> list[Misfit]:
+    """Return what keeps de-oscillation from ever resetting a weight: no window ends within the budget."""
+    if (spec := recipe.deoscillate) is None:
+        return []
+    plan = plan_steps(training)
+    # The first window begins with the weights of the first step at or after its start.
+    first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
+    if first + spec.window <= plan.steps:
+        return []
+    what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"
+    return [_misfit(what, "no window would ever end", "deoscillate")]
 
 
 def _misfit(what: str, hint: str, key: str, index: int | None = None) -> Misfit:

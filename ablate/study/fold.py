@@ -137,7 +137,7 @@ def _effect(model: ModelConfig, recipe: Recipe) -> str:
         str({name: _merged(phases_of(one, place)) for name, place in model_places(model).items()})
         for one in (recipe, plain)
     )
-    return plain.text if own == without else own
+    return plain.text if own == without else f"{own} {recipe.deoscillate}"
 
 
 def _merged(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

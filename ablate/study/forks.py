@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ablate.study.tree import Node
 
 _KEPT = (
-    "seq_len", "batch_size", "eval_tokens", "eval_windows", "master_weights", "reduction", "compile",
+    "seq_len", "batch_size", "eval_tokens", "eval_windows", "evaluate_in", "master_weights", "reduction",
+    "compile",
 )  # fmt: skip
 """Fields of training that belong to the state, the order of the data or what is evaluated."""
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from ablate.base.errors import UserError
 from ablate.run.config import TrainingConfig
 from ablate.store.lock import Margin, Target
+from ablate.study.diagnosed import check_what_if, lines_of
 from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
 from ablate.study.fold import ArmCollector, name_rule
@@ -74,6 +75,7 @@ def load_study(path_or_name: str | Path) -> Study:
     _check_seeds(root, faults)
     _check_target(root, faults)
     check_stop(root, file, faults)
+    check_what_if(root, file, faults)
 
     drafts = Drafts(with_first_budget(root), faults)
     named = drafts.named()
@@ -106,7 +108,8 @@ def load_study(path_or_name: str | Path) -> Study:
         name=file.name,
         description=file.description,
         baseline=baseline,
-        target=_target(file.target),
+        target=(target := _target(file.target)),
+        target_line=_line_of_target(root, target),
         seeds=tuple(file.every_seed) if search is None else (search.seed,),
         paired_seeds=file.paired_seeds,
         intervals=file.intervals,
@@ -118,7 +121,8 @@ def load_study(path_or_name: str | Path) -> Study:
         folded=tuple(collector.folded),
         dropped=tuple(collector.dropped),
         diagnostics=file.diagnostics,
-        layer_lines=_layer_lines(root),
+        layer_lines=lines_of(root, "layers"),
+        what_if_lines=lines_of(root, "what_if"),
         path=path.absolute(),
         tune=tune,
         search=search,
@@ -187,9 +191,10 @@ def _check_target(root: Mapping, faults: Faults) -> None:
             faults.add(within, "a margin needs its unit", "give cost, such as 5%, or loss, in nats per token")
 
 
-def _layer_lines(root: Mapping) -> tuple[tuple[int, int], ...]:
-    layers = get(root, "diagnostics", "layers")
-    return tuple((item.line, item.column) for item in layers.items) if isinstance(layers, Sequence) else ()
+def _line_of_target(root: Mapping, target: Target) -> tuple[int, int]:
+    value = get(root, "target", target.kind)
+    assert value is not None
+    return value.line, value.column
 
 
 def _target(section: TargetSection) -> Target:

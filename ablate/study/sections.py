@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ablate.base.section import key
 from ablate.modelled.hardware import PEAKS
-from ablate.recipes import RecipeSpec, RecipeWord, expand_word
+from ablate.recipes import RecipeSpec
 from ablate.run.config import (
     BackendName,
     DataConfig,
@@ -27,7 +27,7 @@ from ablate.run.config import (
     Setting,
     TrainingConfig,
 )
-from ablate.run.diagnostics import Diagnostics  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.run.diagnostics import AnyRecipe, Diagnostics
 from ablate.run.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 
 MAX_SEEDS = 10_000
@@ -86,8 +86,7 @@ Seeds = Annotated[
 """The tags stand in the paths of pydantic's errors; no key begins with a bracket."""
 
 RecipeEntry = Annotated[
-    RecipeSpec,
-    BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
+    AnyRecipe,
     Field(description="one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"),
 ]
 Backend = Annotated[

@@ -75,13 +75,15 @@ def again_name(baseline: str) -> str:
 class Study:
     """A validated study. ``training`` is the base's section, which most arms share.
 
-    ``layer_lines``: (line, column) of the diagnosed layers' patterns, for faults that only planning can find.
+    ``target_line``, ``layer_lines``, ``what_if_lines``: (line, column) of the target's value, of the
+    diagnosed layers' patterns and of the recipes of ``what_if``, for faults that only planning can find.
     """
 
     name: str
     description: str | None
     baseline: str
     target: Target
+    target_line: tuple[int, int]
     seeds: tuple[int, ...]
     paired_seeds: bool
     intervals: Literal["moderated", "own"]
@@ -94,6 +96,7 @@ class Study:
     dropped: tuple[DroppedCell, ...]
     diagnostics: Diagnostics | None
     layer_lines: tuple[tuple[int, int], ...]
+    what_if_lines: tuple[tuple[int, int], ...]
     path: Path
     tune: Tune | None = None
     search: Search | None = None

@@ -33,8 +33,9 @@ _NAMES: dict[str, dict[str, str]] = {
         "lr": "learning_rate",
         "grad_norm": "grad_norm",
         "tokens_per_sec": "tokens_per_sec",
+        "weights_reset": "weights_reset",
     },
-    "eval": {"val_loss": "val_loss"},
+    "eval": {"val_loss": "val_loss", "val_loss_bf16": "val_loss_bf16"},
 }
 _SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
 _DIAGNOSED = ("relative_error", "gain", "bias_share")
@@ -44,6 +45,7 @@ _TAIL_BYTES = 512
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
+_MAX_RECIPE = 60
 _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
@@ -81,8 +83,20 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
         gemm, layer = row.get("gemm"), row.get("layer")
         if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
             return {}
-        return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
+        other = row.get("what_if")
+        if other is not None and not isinstance(other, str):
+            return {}
+        place = "diag" if other is None else f"what_if/{_short_name(other)}"
+        return {key: f"{place}/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
     return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
+
+
+def _short_name(recipe: str) -> str:
+    """Return a recipe's name as a part of a metric's name; long ones end with a digest."""
+    plain = _REFUSED.sub("_", recipe)
+    if len(plain) <= _MAX_RECIPE:
+        return plain
+    return f"{plain[: _MAX_RECIPE - 9]} {hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:

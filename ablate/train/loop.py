@@ -25,13 +25,17 @@ from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
-from ablate.layers.state import EVAL_CALL, RecipeState
-from ablate.models.decoder import Decoder, is_sharded
+from ablate.layers.deoscillation import Deoscillation
+from ablate.layers.evaluation import forward_in_bf16, is_forward_in_bf16
+from ablate.layers.position import EVAL_CALL
+from ablate.layers.shards import is_sharded
+from ablate.layers.state import RecipeState
+from ablate.models.decoder import Decoder
 from ablate.models.network import Network, build_network
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout, compile_blocks, compute_twice, shard
 from ablate.train.heap import keep_freed_memory
-from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
+from ablate.train.snapshot import Checkpoints, restore_deoscillation, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,8 +84,8 @@ def train(
     Args:
         config: everything that can change the result.
         on_metrics: called with rows as in ``metrics.jsonl``, without the time: ``kind`` train
-            (loss in nats per token, mean since the last row; lr; grad_norm; tokens_per_sec) or eval
-            (val_loss).
+            (loss in nats per token, mean since the last row; lr; grad_norm; tokens_per_sec; with
+            de-oscillation weights_reset, how many since the last row) or eval (as ``evaluate`` returns).
         tokens: training and validation tokens; by default the configured corpus, prepared in the cache.
         should_stop: called after every step; true ends the run as interrupted, with a checkpoint.
         checkpoints: where snapshots are kept and loaded; by default there are none.
@@ -102,6 +106,7 @@ def train(
     train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
     trainee, group = assemble(config, device, layout), layout.group
     plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
+    deoscillation = trainee.deoscillation
     own = as_parent = trainee
     fork_step = 0
     if (fork := config.fork) is not None:
@@ -112,12 +117,14 @@ def train(
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
         restore_snapshot(model, optimizer, snapshot)
         first, guard.above = snapshot.step, snapshot.numbers["evaluations_above_bound"]
+        state.tokens = first * plan.tokens_per_step
+        restore_deoscillation(deoscillation, snapshot)
         window = _Window(**snapshot.numbers["window"])
 
     def keep(step: int) -> None:
         if checkpoints is not None:
             numbers = {"evaluations_above_bound": guard.above, "window": asdict(window)}
-            checkpoints.save(take_snapshot(model, optimizer, step=step, numbers=numbers))
+            checkpoints.save(take_snapshot(model, optimizer, deoscillation, step=step, numbers=numbers))
 
     def diverged(message: str, *, as_parent: bool) -> TrainResult:
         if as_parent:
@@ -148,16 +155,22 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.tokens = seen
+        if deoscillation is not None and (reset := deoscillation.step()) is not None:
+            window.reset += sum(group.gathered(reset))
         window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
 
         if done % trainee.plan.log_every_steps == 0 or done == plan.steps:
-            on_metrics({"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.means()})
+            row = {"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.means()}
+            if deoscillation is not None and deoscillation.has_begun:
+                row["weights_reset"] = window.reset
+            on_metrics(row)
             window = _Window()
         if done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps):
-            val_loss = evaluate(trainee, validation_tokens)
-            if math.isfinite(val_loss):
-                on_metrics({"kind": "eval", "tokens": seen, "step": done, "val_loss": val_loss})
-            if verdict := guard.verdict(val_loss, settings):
+            losses = evaluate(trainee, validation_tokens)
+            if math.isfinite(losses["val_loss"]):
+                finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
+                on_metrics({"kind": "eval", "tokens": seen, "step": done, **finite})
+            if verdict := guard.verdict(losses["val_loss"], settings):
                 return diverged(verdict, as_parent=done < fork_step)
         if done == plan.steps:
             break
@@ -190,6 +203,7 @@ class Trainee:
     optimizer: torch.optim.Optimizer
     device: str
     group: Group
+    deoscillation: Deoscillation | None = None
 
 
 def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Trainee:
@@ -225,9 +239,12 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
+    recipes = [config.recipe, *([] if config.fork is None else [config.fork.recipe])]
+    deoscillates = any(recipe.deoscillate is not None for recipe in recipes)
     return Trainee(
         settings=settings, plan=plan, state=state, network=network,
         optimizer=build_optimizer(module, settings), device=device, group=group,
+        deoscillation=Deoscillation(module, state) if deoscillates else None,
     )  # fmt: skip
 
 
@@ -239,8 +256,34 @@ def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float |
     return loss, (norm.full_tensor() if is_sharded(norm) else norm).item()  # type: ignore[attr-defined]
 
 
-def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
-    """Return the mean loss in nats per token on the fixed validation set, with the recipe's own Fprop."""
+def take_step(trainee: Trainee) -> None:
+    """Change the weights by the gradients, at the rate that the optimizer has, and move on by a step."""
+    trainee.optimizer.step()
+    trainee.optimizer.zero_grad(set_to_none=True)
+    if trainee.deoscillation is not None:
+        trainee.deoscillation.step()
+    trainee.state.step += 1
+
+
+def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Return what a row of an evaluation says: losses in nats per token, by ``training.evaluate_in``.
+
+    ``val_loss`` is by the recipe's own Fprop, or by bf16; ``val_loss_bf16`` by bf16 beside the recipe's.
+    Where the recipe's Fprop is in bf16 anyway, one evaluation is both.
+    """
+    module, how = trainee.network.module, trainee.settings.evaluate_in
+    own = {} if how == "bf16" else {"val_loss": _mean_loss(trainee, tokens)}
+    if how == "recipe":
+        return own
+    name = "val_loss" if how == "bf16" else "val_loss_bf16"
+    if own and is_forward_in_bf16(module, trainee.state.tokens):
+        return own | {name: own["val_loss"]}
+    with forward_in_bf16(module):
+        return own | {name: _mean_loss(trainee, tokens)}
+
+
+def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
+    """Return the mean loss in nats per token on the fixed validation set."""
     network, state, group, settings = trainee.network, trainee.state, trainee.group, trainee.settings
     micro = settings.micro_batch_size or settings.batch_size // group.size
     windows = list(
@@ -341,13 +384,14 @@ class _DivergenceGuard:
 
 @dataclass
 class _Window:
-    """Means since the last training row."""
+    """Means since the last training row, and the weights that de-oscillation has reset."""
 
     steps: int = 0
     tokens: int = 0
     loss: float = 0.0
     norm: float = 0.0
     seconds: float = 0.0
+    reset: int = 0
 
     def add(self, loss: float, norm: float, tokens: int, seconds: float) -> None:
         """Count one step."""

@@ -2,7 +2,7 @@
 
 The random streams are counted from the seed, the step and the call, and the data order from the seed and the
 step, so the step describes them completely. The rest: weights, buffers (the largest magnitudes for delayed
-scales), the optimizer's moments, and the trainer's own counters.
+scales), the optimizer's moments, the sums of de-oscillation, and the trainer's own counters.
 
 With several devices each process saves and restores its own rows; their number may have changed.
 
@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ablate.models.decoder import is_sharded, local_rows
+from ablate.layers.shards import is_sharded, local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
+
+    from ablate.layers.deoscillation import Deoscillation
+
+_SUMS = "deoscillation."
 
 
 class Rows(Protocol):
@@ -62,10 +66,18 @@ class Checkpoints(Protocol):
 
 
 def take_snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int, numbers: dict[str, Any]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    deoscillation: Deoscillation | None = None,
+    *,
+    step: int,
+    numbers: dict[str, Any],
 ) -> Snapshot:
     """Return the current state; its tensors are in use and must be written before the next step."""
     tensors = dict(_model_tensors(model))
+    if deoscillation is not None and deoscillation.has_begun:
+        tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.tensors().items()}
+        numbers = {**numbers, "deoscillation_steps": deoscillation.steps}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
     return Snapshot(
@@ -104,6 +116,22 @@ def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapsho
                 restored = _read(source, slice(None))
             state.setdefault(int(index), {})[key] = restored
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def restore_deoscillation(deoscillation: Deoscillation | None, snapshot: Snapshot) -> None:
+    """Restore the window of de-oscillation, after the model's weights and its state's tokens.
+
+    Raises:
+        ValueError: the snapshot belongs to another recipe.
+    """
+    given = {name for name in snapshot.tensors if name.startswith(_SUMS)}
+    steps = snapshot.numbers.get("deoscillation_steps", 0)
+    sums = {} if deoscillation is None else deoscillation.resume(steps)
+    if odd := sorted(given ^ {f"{_SUMS}{name}" for name in sums}):
+        raise ValueError(f"a snapshot of another recipe: {odd[0]} is in one of them alone")
+    with torch.no_grad():
+        for name, tensor in sums.items():
+            _copy(snapshot.tensors[f"{_SUMS}{name}"], tensor, f"{_SUMS}{name}")
 
 
 def _copy(source: Tensor | Rows, target: Tensor, name: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.heap import keep_freed_memory
-from ablate.train.loop import assemble, gradients, stream_seed
+from ablate.train.loop import assemble, gradients, stream_seed, take_step
 
 if TYPE_CHECKING:
     from ablate.run.config import RunConfig
@@ -58,9 +58,7 @@ def time_steps(
         for _ in range(count):
             window = draw.integers(0, config.vocab_size, shape)
             gradients(trainee, window, config.training.grad_clip)
-            trainee.optimizer.step()
-            trainee.optimizer.zero_grad(set_to_none=True)
-            trainee.state.step += 1
+            take_step(trainee)
         if on_gpu:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started

@@ -11,7 +11,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.base.commands import command_line
 from ablate.store import END_STATES
+from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -40,6 +42,11 @@ class Where:
     storage: Path
     address: str | None = None
     tracking_uri: str | None = None
+
+    def command_line(self, verb: str, *words: str) -> str:
+        """Return a command that acts on the same three."""
+        uri = None if self.tracking_uri is None else redact(self.tracking_uri)
+        return command_line(verb, *words, storage=self.storage, address=self.address, tracking_uri=uri)
 
 
 class Listener:

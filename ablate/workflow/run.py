@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
+    from ablate.execute.driver import ExecutionEnd
     from ablate.execute.todo import Todo
+    from ablate.store import State
     from ablate.workflow import Where
 
 
@@ -61,8 +63,6 @@ def run_study(
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
     store = StudyStore(where.storage / plan.study)
-    from ablate.execute.cluster import connection
-    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
     from ablate.execute.todo import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
@@ -83,51 +83,17 @@ def run_study(
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
             corpora, warning = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
             unneeded = _unneeded(store, plan)
+
+            def find(asked: Collection[str]) -> Todo:
+                requests = requests_of(plan, asked, corpora)
+                return find_todo(store, requests, unneeded, retry_failed=retry_failed, take=not shared)
+
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                outcome = None
-                # Between two waves Ray goes on, and a request to stop is heard.
-                in_waves = plan.stop is not None and plan.stop.settled is not None
-                cancellation = Cancellation(store.path) if in_waves else None
-                with contextlib.ExitStack() as ray:
-                    for number, asked in enumerate(_waves(store, plan, chosen)):
-                        requests = requests_of(plan, asked, corpora)
-                        todo = find_todo(
-                            store, requests, unneeded, retry_failed=retry_failed, take=not shared
-                        )
-                        if number == 0 or todo.runs:
-                            listener.say(_todo_text(plan, todo))
-                        if not todo.runs:
-                            continue
-                        if outcome is None:
-                            if warning:
-                                listener.say(warning)
-                            place = f"at {where.address}" if where.address else "on this machine"
-                            listener.say(f"Starting Ray {place} …")
-                            if in_waves:
-                                ray.enter_context(connection(where.address))
-                        try:
-                            if cancellation is not None:
-                                cancellation.raise_if_requested()
-                        except KeyboardInterrupt:
-                            outcome = ExecutionEnd(states={}, interrupted=True)
-                            break
-                        with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
-                            ended = execute_study(
-                                store,
-                                todo.runs,
-                                address=where.address,
-                                on_poll=poll,
-                                unneeded=unneeded,
-                                plan=plan,
-                            )
-                        before = {} if outcome is None else outcome.states
-                        outcome = replace(ended, states=before | ended.states)
-                        if outcome.interrupted or outcome.problem:
-                            break
-                if in_waves:
+                waves = _waves(store, plan, chosen)
+                outcome = _execute(store, plan, waves, find, where, listener, unneeded, warning)
+                if _in_waves(plan):
                     leave_out(store, requests_of(plan, chosen, corpora), unneeded())
-                outcome = outcome or ExecutionEnd(states={}, interrupted=False)
                 report = None if outcome.interrupted else _report(store, listener)
             finally:
                 left = mirror.stop()
@@ -162,6 +128,56 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
     }
 
 
+def _execute(
+    store: StudyStore,
+    plan: Plan,
+    waves: Iterator[set[str]],
+    find: Callable[[Collection[str]], Todo],
+    where: Where,
+    listener: Listener,
+    unneeded: Callable[[], Mapping[str, str]],
+    warning: str | None,
+) -> ExecutionEnd:
+    """Execute what each wave of runs lacks; ``find`` finds that."""
+    from ablate.execute.cluster import connection
+    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
+
+    states: dict[str, State] = {}
+    # Between two waves Ray goes on, and a request to stop is heard.
+    cancellation = Cancellation(store.path) if _in_waves(plan) else None
+    with contextlib.ExitStack() as ray:
+        begun = False
+        for number, asked in enumerate(waves):
+            todo = find(asked)
+            if number == 0 or todo.runs:
+                listener.say(_todo_text(plan, todo))
+            if not todo.runs:
+                continue
+            if not begun:
+                begun = True
+                if warning:
+                    listener.say(warning)
+                listener.say(
+                    f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
+                )
+                if _in_waves(plan):
+                    ray.enter_context(connection(where.address))
+            if cancellation is not None and cancellation.requested:
+                return ExecutionEnd(states=states, interrupted=True)
+            with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
+                ended = execute_study(
+                    store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded, plan=plan
+                )
+            states |= ended.states
+            if ended.interrupted or ended.problem:
+                return replace(ended, states=states)
+    return ExecutionEnd(states=states, interrupted=False)
+
+
+def _in_waves(plan: Plan) -> bool:
+    return plan.stop is not None and plan.stop.settled is not None
+
+
 def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[set[str]]:
     """Yield the ids of the runs to ask for: all at once, or of as many seeds as the results allow.
 
@@ -169,7 +185,7 @@ def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[s
     """
     seeds: int | None = None
     while True:
-        if plan.stop is not None and plan.stop.settled is not None:
+        if _in_waves(plan):
             from ablate.reports.findings.ends import seeds_to_begin
             from ablate.reports.read.load import load_frames
 

@@ -13,12 +13,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError
 from ablate.plan import to_lock
 from ablate.search.ledger import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.running import running
+from ablate.track.uri import redact
 from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
 from ablate.workflow.tune import trial_runs
@@ -69,15 +71,17 @@ def search_study(
     try:
         with running(store, _plan_there(store, planned)) as shared:
             if shared:
+                status = command_line("status", planned.name, storage=where.storage)
                 raise UserError(
-                    f"the search '{planned.name}' is being run already (follow it with: ablate status "
-                    f"{planned.name})"
+                    f"the search '{planned.name}' is being run already (follow it with: {status})"
                 )
             check_same(planned, store)
             trials = open_storage(optuna_storage, store.path)
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                code = _go_on(store, planned, trials, where, listener, file)
+                own = () if optuna_storage is None else ("--optuna-storage", redact(optuna_storage))
+                again = where.command_line("search", file, *own)
+                code = _go_on(store, planned, trials, where, listener, again)
                 found = _write(store, planned, trials, file)
             finally:
                 left = mirror.stop()
@@ -96,7 +100,7 @@ def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
 
 
 def _go_on(
-    store: StudyStore, planned: SearchPlan, trials: BaseStorage, where: Where, listener: Listener, file: str
+    store: StudyStore, planned: SearchPlan, trials: BaseStorage, where: Where, listener: Listener, again: str
 ) -> int:
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
@@ -121,7 +125,7 @@ def _go_on(
         with contextlib.nullcontext() if is_done else connection(address):
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
-        listener.say(f"\n{stopped}; go on with: ablate search {file}")
+        listener.say(f"\n{stopped}; go on with: {again}")
         return 130 if runs.outcome.interrupted else 1
     return 0
 

@@ -1,9 +1,10 @@
 """Exact emulation anywhere: quantise-dequantise to bf16, then an ordinary GEMM with fp32 accumulation.
 
 Quantised values are exact in bf16: E2M1 times a power of two or an E4M3 scale, E4M3 and E5M2 without their
-tensor scale. Exceptions are fp16 and fp32 scales within a tensor, which are multiplied in fp32. So the only
-difference from FP4 hardware is the order of accumulation. The remaining scale is applied to the fp32
-accumulator before its only rounding.
+tensor scale. Exceptions are fp16, multiplied in fp32; fp32 scales within a tensor, which multiply sums of 128
+products (quantisers/block_scaled.py) or, on a CPU without products in bf16, the values; and MXFP8 below
+2^-133, which is rounded. So the only difference from FP4 hardware is how products are added. The remaining
+scale is applied to the fp32 accumulator before its only rounding.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from torch import Tensor
 from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.quantisers import cpu_kernel
+from ablate.backends.quantisers.block_scaled import BlockScaled
 from ablate.numerics.quantiser import Quantized, round_operand
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
-    from ablate.recipes import GemmPolicy
+    from ablate.numerics.philox import Key
+    from ablate.recipes import GemmPolicy, OperandPolicy
 
 
 @cache
@@ -55,7 +58,7 @@ class EmulatedBackend(Backend):
         kernel, reason = cpu_kernel.loaded()
         return f"plain torch: {reason}" if kernel is None else f"CPU quantiser {reason}"
 
-    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized | BlockScaled:
         """Quantise with the bits of ``round_operand``."""
         policy = draw.policy
         if cpu_kernel.takes(x, policy):
@@ -64,14 +67,28 @@ class EmulatedBackend(Backend):
             from ablate.backends.triton import launch, policies
 
             if policies.refusal(policy) is None:
-                values, descale = launch.quantise_values(x, draw, axis)
-                return Quantized(values=values, descale=descale, axis=axis)
+                return launch.quantise_values(x, draw, axis)
         return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+
+    def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
+        """Quantise with the bits of ``round_operand`` of the dequantised operand."""
+        if (
+            isinstance(done, Quantized)
+            and isinstance(done.descale, float)
+            and done.values.dtype == torch.bfloat16
+            and cpu_kernel.takes(done.values, draw.policy)
+        ):
+            return cpu_kernel.compiled_round_operand(done.values, draw, axis=axis, factor=done.descale)
+        return super().quantize_again(done, draw, axis=axis)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply in bf16, summed in fp32; in fp32 what bf16 cannot hold, or where the CPU has no bf16."""
-        assert isinstance(a, Quantized)
-        assert isinstance(b, Quantized)
+        if isinstance(a, BlockScaled) and isinstance(b, BlockScaled):
+            product = cpu_kernel.multiplied(a, b)
+            if product is not None:
+                return product
+        assert isinstance(a, Quantized | BlockScaled)
+        assert isinstance(b, Quantized | BlockScaled)
         left, right = a.contraction_last, b.contraction_last.t()
         alpha = a.descale * b.descale
         if {left.dtype, right.dtype} != {torch.bfloat16} or (left.device.type == "cpu" and not _has_bf16()):
@@ -82,3 +99,11 @@ class EmulatedBackend(Backend):
             return left @ right
         unused = left.new_empty(left.shape[0], right.shape[1])  # beta = 0: its content is not read
         return torch.addmm(unused, left, right, beta=0, alpha=alpha)
+
+    def way_back(
+        self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
+    ) -> Tensor:
+        """Do it by the compiled CPU kernel if available, else in plain torch: the same bits."""
+        if cpu_kernel.undoes(grad, policy):
+            return cpu_kernel.way_back(grad, policy, key, mask)
+        return super().way_back(grad, policy, key=key, mask=mask)

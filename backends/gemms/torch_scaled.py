@@ -2,7 +2,8 @@
 
 Support in torch 2.13: FP8 with one scale per tensor or row on the CPU, Hopper, Blackwell B200/B300 and
 gfx950; MXFP8 and MXFP4 on B200/B300 with scales in blocks of 32×4×4 (cuBLAS: block scaling factors layout)
-and on gfx950 with plain rows; NVFP4 on B200/B300.
+and on gfx950 with plain rows; NVFP4 on B200/B300. On RTX 50: FP8 per tensor (per row fails, pytorch#192707),
+MXFP8 and NVFP4 where both operands have the contraction last, as here (pytorch#198126).
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ _NATIVE: dict[str, tuple[str, ...]] = {
     "sm_90": FP8,
     "sm_100": (*FP8, "mxfp8", "mxfp4", "nvfp4"),
     "sm_103": (*FP8, "mxfp8", "mxfp4", "nvfp4"),
+    "sm_120": (*FP8, "mxfp8", "nvfp4"),
     "gfx950": (*FP8, "mxfp8", "mxfp4"),
 }
+_NOT_BY_ROW = ("sm_120",)
 _ALIGNED = 16
 """cuBLASLt and hipBLASLt require dimensions divisible by 16; others are padded with zeros at the end."""
 _SWIZZLED_ROWS, _SWIZZLED_COLUMNS = 128, 4
+_WITHOUT = {"gfx942": "its FP8 formats are FNUZ, with other codes and values"}
 
 
 class TorchBackend(PackedBackend):
@@ -54,10 +58,13 @@ class TorchBackend(PackedBackend):
             return Support(mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on the CPU")
         has = _NATIVE.get(device.arch, ())
         if not formats <= set(has):
-            other = f"has {', '.join(has)}" if has else "an architecture without FP8 here"
+            without = _WITHOUT.get(device.arch, "an architecture without FP8 here")
+            other = f"has {', '.join(has)}" if has else without
             return Support(
                 mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on {device.arch} ({other})"
             )
+        if gemm.left.scale == "row" and device.arch in _NOT_BY_ROW:
+            return Support(mode="no", detail=f"no F.scaled_mm for FP8 with a scale per row on {device.arch}")
         return Support(mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:

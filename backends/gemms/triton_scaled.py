@@ -1,7 +1,7 @@
 """The ``triton`` back end: our quantise kernel and a ``tl.dot_scaled`` GEMM, native on Blackwell and MI355X.
 
 On Hopper the same GEMM widens codes to bf16 before it multiplies (*upcast*). Its results equal those of
-hardware with FP4 units except for the accumulation order; its speed does not.
+hardware with FP4 units except for how products are added; its speed does not.
 """
 
 from __future__ import annotations

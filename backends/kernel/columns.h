@@ -7,14 +7,38 @@
 
 namespace {
 
-// Four-or-six: quantise under one of both block scales, with the squares of the errors.
+// Four-or-six: the values under one of both block scales, and the squares of their errors.
 template <class Q>
-inline Pair candidate(const Job& job, const Q& q, const Pair& x, const Scale& s, const Words& word, Pair& square) {
-  const Pair value = {q.rounded(q.scaled(x.even, s), word.even) * s.up, q.rounded(q.scaled(x.odd, s), word.odd) * s.up};
-  const vf even = value.even * splat(job.tensor_descale) - x.even;
-  const vf odd = value.odd * splat(job.tensor_descale) - x.odd;
-  square = {even * even, odd * odd};
-  return value;
+inline Pair candidate(const Q& q, const Pair& x, const Scale& s, const Words& word) {
+  return {q.rounded(q.scaled(x.even, s), word.even) * s.up, q.rounded(q.scaled(x.odd, s), word.odd) * s.up};
+}
+
+template <bool EXACT>
+inline Pair squared_error(const Job& job, const Pair& value, const Pair& x) {
+  const vf even = four_six_error<EXACT>(job, value.even, x.even), odd = four_six_error<EXACT>(job, value.odd, x.odd);
+  return {even * even, odd * odd};
+}
+
+// Element I of each eight lanes of a and then of b, packed as reduce_eights does.
+template <int I>
+inline vf pick(vf a, vf b) {
+  constexpr int J = 8 + I, K = 16 + I, L = 24 + I;
+  return SHUFFLE2(a, b, I, I, I, I, J, J, J, J, K, K, K, K, L, L, L, L);
+}
+
+template <int I = 0>
+inline vf sum_in_order(const Pair& left, const Pair& right, vf total = vf{}) {
+  total = total + pick<I>(left.even, right.even) + pick<I>(left.odd, right.odd);
+  if constexpr (I < 7) return sum_in_order<I + 1>(left, right, total);
+  return total;
+}
+
+// The error of each of a strip's blocks, packed as reduce_eights does.
+template <bool EXACT>
+inline vf block_errors(const Job& job, const Pair value[2], const Pair v[2]) {
+  const Pair left = squared_error<EXACT>(job, value[0], v[0]), right = squared_error<EXACT>(job, value[1], v[1]);
+  if (EXACT) return sum_in_order(left, right);
+  return reduce_eights<Sum>(left.even + left.odd, right.even + right.odd);
 }
 
 inline Pair choose(vi take, const Pair& a, const Pair& b) {
@@ -24,16 +48,17 @@ inline Pair choose(vi take, const Pair& a, const Pair& b) {
 template <bool FULL, class Q>
 inline void four_six_columns(const Job& job, const Q& q, const Pair v[2], const Words word[2], vu amax, int64_t row,
                              int64_t col) {
-  const vf base = (vf)amax * splat(job.block_multiplier);
+  const vf base = four_six_base(job, amax);
   Row value[2];
   vf error[2];
   for (int four = 0; four < 2; ++four) {
     const Scale s = nvfp4_scale(job, four ? base * splat(1.5f) : base);
-    Row square;
-    value[four][0] = candidate(job, q, v[0], {spread<0>(s.down), spread<0>(s.up)}, word[0], square[0]);
-    value[four][1] = candidate(job, q, v[1], {spread<1>(s.down), spread<1>(s.up)}, word[1], square[1]);
-    error[four] = reduce_eights<Sum>(square[0].even, square[1].even) + reduce_eights<Sum>(square[0].odd, square[1].odd);
+    value[four][0] = candidate(q, v[0], {spread<0>(s.down), spread<0>(s.up)}, word[0]);
+    value[four][1] = candidate(q, v[1], {spread<1>(s.down), spread<1>(s.up)}, word[1]);
+    error[four] = block_errors<false>(job, value[four], v);
   }
+  if (!surely_tell(job, error[0], error[1], amax))
+    for (int four = 0; four < 2; ++four) error[four] = block_errors<true>(job, value[four], v);
   const vf fewer = (vf)(error[1] < error[0]);
   q.template finish<FULL>(row, col, choose((vi)spread<0>(fewer), value[1][0], value[0][0]));
   if (FULL || col + PAIR < job.cols)
@@ -59,9 +84,9 @@ template <class Q>
 inline Eden eden_round(const Job& job, const Q& q, const Pair& x, vf even, vf odd) {
   const Pair scaled = {x.even / (even * splat(job.tensor_descale)), x.odd / (odd * splat(job.tensor_descale))};
   const Pair value = {q.rounded(scaled.even, vu{}), q.rounded(scaled.odd, vu{})};
-  return {value,
-          {scaled.even * scaled.even, scaled.odd * scaled.odd},
-          {scaled.even * value.even, scaled.odd * value.odd}};
+  Pair a = scaled, b = value;
+  if (job.rule == EDEN_UNSCALED) a = {a.even * even, a.odd * odd}, b = {b.even * even, b.odd * odd};
+  return {value, {a.even * a.even, a.odd * a.odd}, {a.even * b.even, a.odd * b.odd}};
 }
 
 inline Pair add(const Pair& a, const Pair& b) { return {a.even + b.even, a.odd + b.odd}; }
@@ -147,7 +172,7 @@ inline void chunk_of_columns(const Job& job, const Q& q, int64_t row, int64_t co
     const vu m = reduce_eights<Max>(magnitudes(v[2 * s]), magnitudes(v[2 * s + 1]));
     amax[s] = job.block == 32 ? max_u(m, XOR4(m)) : m;
   }
-  if (job.rule == EDEN) return eden_columns<FULL>(job, q, v, amax, row, col, strips);
+  if (job.rule >= EDEN) return eden_columns<FULL>(job, q, v, amax, row, col, strips);
   if (job.rule != FOUR_SIX)
     for (int s = 0; s < strips; ++s) packed[s] = scale_of_strip(job, v + 2 * s, amax[s]);
   for (int s = 0; s < strips; ++s) {

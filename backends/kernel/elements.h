@@ -51,7 +51,11 @@ inline vf round_element(const ELEMENT& element, vf v, vu word) {
   const vf low = truncate(y);
   const vf p = y - low;
   vi up;
-  if (ROUNDING == STOCHASTIC) {
+  if (ROUNDING == NEAREST_AWAY) {
+    up = p >= splat(0.5f);
+  } else if (ROUNDING == NEAREST_TOWARD_ZERO) {
+    up = p > splat(0.5f);
+  } else if (ROUNDING == STOCHASTIC) {
     const vf u = __builtin_convertvector((vi)(word >> 8), vf) * splat(1.0f / 16777216.0f);
     up = p > u;
   } else {

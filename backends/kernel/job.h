@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -18,12 +19,15 @@ typedef uint64_t vq __attribute__((vector_size(64)));
 constexpr int PAIR = 32;         // columns in a pair of vectors
 constexpr int STRIP = 2 * PAIR;  // columns that one set of Philox calls covers
 constexpr int MOST_ROWS = 128;   // of a strip: the largest Hadamard group
+constexpr int TILE = 128;        // rows or columns that share an fp32 scale, if not all do
 constexpr int ROUNDS = 7;        // of Philox4x32
 constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7FFFFFFFu, HIGH = 0xFFFF0000u, QUIET_NAN = 0x7FC00000u;
 constexpr float FLOAT_MAX = 3.402823466e38f;
 
-enum Rule : int { E8M0 = 0, QUEST = 1, TENSOR = 2, TWO_LEVEL = 3, FOUR_SIX = 4, EDEN = 5 };
-enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2 };
+enum Rule : int {
+  E8M0 = 0, QUEST = 1, TENSOR = 2, TWO_LEVEL = 3, FOUR_SIX = 4, EDEN = 5, EDEN_UNSCALED = 6, GIVEN = 7, DIVIDED = 8
+};
+enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_AWAY = 3, NEAREST_TOWARD_ZERO = 4 };
 
 }  // namespace
 
@@ -31,15 +35,22 @@ enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2 };
 struct Job {
   const void* src;
   void* dst;            // bf16 [rows, cols], contiguous
-  uint8_t* mask;        // null, or where to write |scaled| < 6
+  uint8_t* mask;        // null, or where |scaled| < 6 is written, or read to undo a rotation
   const float* signs;   // null, or the signs before the Hadamard, for 32 elements at least; along the
                         // columns even ones before odd ones in each 32
-  int64_t rows, cols, src_stride;
-  int32_t src_bf16, axis, square, block, hadamard, rotated_bf16;
+  const int32_t* order;  // null, or which element of its group each one is before the signs; along the columns
+                         // for 128 elements, by and for places with even ones before odd ones in each 32
+  const float* scales;   // of GIVEN and DIVIDED, one for each tile: [rows / tile_rows, cols / tile_cols]
+  int64_t rows, cols, src_stride, tile_rows, tile_cols;
+  int32_t src_bf16, product_bf16, axis, square, block, hadamard, rotated_bf16;
   int32_t rule, rounding, mantissa_bits, min_exponent;
   uint32_t scale_add, scale_emax;  // E8M0: exponent = ((amax bits + add) >> 23) - emax
+  float factor;  // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
   float element_max, prescale, undo, norm;
-  float tensor_scale, block_multiplier, tensor_descale;  // TENSOR, EDEN's clip; TWO_LEVEL, FOUR_SIX, EDEN
+  float tensor_scale;      // of TENSOR; EDEN's clip; FOUR_SIX's amax of the tensor
+  float block_multiplier;  // of TWO_LEVEL and FOUR_SIX
+  float tensor_descale;    // of TWO_LEVEL, FOUR_SIX and EDEN
+  float error_divisor;     // of FOUR_SIX: element * block scale * amax over it is the dequantised value
   uint32_t key0, key1, step, call;
 };
 
@@ -52,6 +63,16 @@ inline vf min_f(vf a, vf b) { return a > b ? b : a; }  // NaN in a stays
 inline vf magnitude(vf a) { return (vf)((vu)a & MAGNITUDE); }
 inline vf with_sign_of(vf a, vu bits) { return (vf)(((vu)a & MAGNITUDE) | (bits & SIGN)); }
 inline vf flip(vf v, vu sign) { return (vf)((vu)v ^ sign); }
+
+inline bool all(vi mask) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) == 0xFFFF;
+#else
+  int32_t every = -1;
+  for (int i = 0; i < 16; ++i) every &= mask[i];
+  return every != 0;
+#endif
+}
 
 #if defined(__clang__)
 #define SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
@@ -99,7 +120,10 @@ inline Pair load(const Job& job, int64_t row, int64_t col) {
       std::memcpy(&both, from, sizeof both);
     else if (col < job.cols)
       std::memcpy(&both, from, static_cast<size_t>(job.cols - col) * 2);
-    return {(vf)(both << 16), (vf)(both & HIGH)};
+    const Pair v = {(vf)(both << 16), (vf)(both & HIGH)};
+    if (job.factor == 1.0f) return v;
+    const Pair product = {v.even * splat(job.factor), v.odd * splat(job.factor)};
+    return job.product_bf16 ? Pair{rounded_to_bf16(product.even), rounded_to_bf16(product.odd)} : product;
   }
   const float* from = static_cast<const float*>(job.src) + at;
   vf half[2] = {};

@@ -11,7 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "back.h"
+#include "product.h"
 #include "rows.h"
+#include "search.h"
+#include "tiles.h"
 
 namespace {
 
@@ -51,18 +55,14 @@ inline int64_t strips(const Job& job) { return (job.cols + STRIP - 1) / STRIP; }
 
 template <class ELEMENT, int ROUNDING>
 void run(const Job& job, int threads) {
-  if ((job.axis == 0 && job.block > 1) || job.square)
+  if (job.rule >= GIVEN)
+    split(job.rows, threads, [&](int64_t a, int64_t b) { elements_of_tiles<ELEMENT, ROUNDING>(job, a, b); });
+  else if ((job.axis == 0 && job.block > 1) || job.square)
     split(strips(job), threads, [&](int64_t a, int64_t b) { along_rows<ELEMENT, ROUNDING>(job, a, b); });
   else if (job.hadamard > STRIP)
     split(job.rows, threads, [&](int64_t a, int64_t b) { along_columns<ELEMENT, ROUNDING, 4>(job, a, b); });
   else
     split(job.rows, threads, [&](int64_t a, int64_t b) { along_columns<ELEMENT, ROUNDING, 2>(job, a, b); });
-}
-
-uint32_t largest(vu m) {
-  uint32_t best = 0;
-  for (int i = 0; i < 16; ++i) best = m[i] > best ? m[i] : best;
-  return best;
 }
 
 uint32_t amax_columns(const Job& job, int64_t begin, int64_t end) {
@@ -84,7 +84,8 @@ uint32_t amax_rows(const Job& job, int64_t begin_strip, int64_t end_strip) {
   for (int64_t block = 0; block < job.rows; block += job.hadamard)
     for (int64_t strip = begin_strip; strip < end_strip; ++strip) {
       for (int i = 0; i < job.hadamard; ++i)
-        for (int p = 0; p < 2; ++p) tile[i][p] = load<false>(job, block + i, strip * STRIP + p * PAIR);
+        for (int p = 0; p < 2; ++p)
+          tile[i][p] = load<false>(job, block + ordered_row(job, i), strip * STRIP + p * PAIR);
       rotate_rows(job, tile, job.hadamard);
       for (int i = 0; i < job.hadamard; ++i) m = max_u(m, max_u(magnitudes(tile[i][0]), magnitudes(tile[i][1])));
     }
@@ -111,12 +112,45 @@ extern "C" uint32_t ablate_amax_bits(const Job* given, int threads) {
   return best;
 }
 
+// The same of each of the job's tiles, as a matrix of uint32 at dst.
+extern "C" void ablate_tile_amax_bits(const Job* given, int threads) {
+  const Job& job = *given;
+  if (job.tile_rows == 1)
+    return split(job.rows, threads, [&](int64_t a, int64_t b) { amax_of_rows(job, a, b); });
+  split((job.cols + TILE - 1) / TILE, threads, [&](int64_t a, int64_t b) {
+    amax_of_tiles(job, a * TILE, b * TILE < job.cols ? b * TILE : job.cols);
+  });
+}
+
+// The best clipping value of each row, as fp32 at dst.
+extern "C" void ablate_searched_clip(const Job* given, const Candidates* candidates, int threads) {
+  split(given->rows, threads, [&](int64_t a, int64_t b) { search_rows(*given, *candidates, a, b); });
+}
+
+extern "C" void ablate_way_back(const Job* given, int threads) {
+  split(given->rows, threads, [&](int64_t a, int64_t b) { way_back(*given, a, b); });
+}
+
+extern "C" int ablate_multiplies() { return MULTIPLIES; }
+
+extern "C" void ablate_multiply(const Product* given, int threads) {
+#ifdef __AVX512BF16__
+  Multiplier work(*given);
+  split(work.groups_of_b(), threads, [&](int64_t a, int64_t b) { work.pack_b(a, b); });
+  split((given->m + CHUNK_ROWS - 1) / CHUNK_ROWS, threads, [&](int64_t a, int64_t b) { work.rows(a, b); });
+#else
+  (void)given, (void)threads;
+#endif
+}
+
 // Shapes and dtypes are checked by the caller.
 extern "C" void ablate_quantise(const Job* given, int threads) {
   const Job& job = *given;
   const bool e2m1 = job.element_max == 6.0f;
   if (e2m1 && job.rounding == NEAREST) return run<E2M1, NEAREST>(job, threads);
   if (e2m1 && job.rounding == STOCHASTIC) return run<E2M1, STOCHASTIC>(job, threads);
+  if (e2m1 && job.rounding == NEAREST_AWAY) return run<E2M1, NEAREST_AWAY>(job, threads);
+  if (e2m1 && job.rounding == NEAREST_TOWARD_ZERO) return run<E2M1, NEAREST_TOWARD_ZERO>(job, threads);
   if (e2m1) return run<E2M1, STOCHASTIC_ROCM>(job, threads);
   if (job.rounding == NEAREST) return run<Minifloat, NEAREST>(job, threads);
   return run<Minifloat, STOCHASTIC>(job, threads);

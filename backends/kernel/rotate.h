@@ -24,10 +24,33 @@ inline vf butterfly_lanes(vf v, int group) {
   return v;
 }
 
+// Put the elements of each group of N pairs in the job's order.
+template <int N>
+inline void reorder_columns(const Job& job, Pair v[N]) {
+  const int pairs = job.hadamard > PAIR ? job.hadamard / PAIR : 1;
+#ifdef __AVX512F__
+  if (pairs == 1) {
+    const __m512i even = _mm512_loadu_si512(job.order), odd = _mm512_loadu_si512(job.order + 16);
+    for (int i = 0; i < N; ++i)
+      v[i] = {(vf)_mm512_permutex2var_ps((__m512)v[i].even, even, (__m512)v[i].odd),
+              (vf)_mm512_permutex2var_ps((__m512)v[i].even, odd, (__m512)v[i].odd)};
+    return;
+  }
+#endif
+  float before[N * PAIR], after[N * PAIR];
+  std::memcpy(before, v, sizeof before);
+  for (int i = 0; i < N * PAIR; ++i) {
+    const int start = i / (pairs * PAIR) * (pairs * PAIR);
+    after[i] = before[start + job.order[i - start]];
+  }
+  std::memcpy(v, after, sizeof after);
+}
+
 // Rotate groups along the columns of N pairs that follow each other in a row.
 template <int N>
 inline void rotate_columns(const Job& job, Pair v[N]) {
   const int group = job.hadamard, pairs = group > PAIR ? group / PAIR : 1;
+  if (job.order) reorder_columns<N>(job, v);
   for (int i = 0; i < N; ++i) {
     if (job.signs) {
       const float* signs = job.signs + i % pairs * PAIR;
@@ -52,6 +75,11 @@ inline void rotate_columns(const Job& job, Pair v[N]) {
 }
 
 typedef Pair Row[2];  // a row of a strip
+
+// The row of the matrix that row i of a tile is, before the signs.
+inline int64_t ordered_row(const Job& job, int64_t i) {
+  return job.order ? i / job.hadamard * job.hadamard + job.order[i % job.hadamard] : i;
+}
 
 // Rotate groups along the rows of a strip.
 inline void rotate_rows(const Job& job, Row tile[], int rows) {
@@ -108,5 +136,11 @@ inline vf spread(vf v) {
 }
 
 inline vu magnitudes(const Pair& v) { return max_u((vu)v.even & MAGNITUDE, (vu)v.odd & MAGNITUDE); }
+
+inline uint32_t largest(vu m) {
+  uint32_t best = 0;
+  for (int i = 0; i < 16; ++i) best = m[i] > best ? m[i] : best;
+  return best;
+}
 
 }  // namespace

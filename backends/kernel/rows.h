@@ -45,27 +45,40 @@ inline PairScale scale_of_rows(const Job& job, const Row tile[], int top, int p)
           quest_scale(sum_of_rows(sum[1], 32), sum_of_rows(square[1], 32), odd)};
 }
 
+// The errors of blocks of 16 rows, one in each lane.
+template <bool EXACT>
+inline vf block_errors(const Job& job, const vf value[16], const vf x[16]) {
+  vf sum = {};
+  for (int i = 0; i < 16; ++i) {
+    const vf error = four_six_error<EXACT>(job, value[i], x[i]);
+    sum = sum + error * error;
+  }
+  return sum;
+}
+
 template <class Q>
 void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words word[][2], int top, int p, int64_t row,
                    int64_t col) {
-  vf value[2][2][16], error[2][2][16];  // [odd][four][row]
+  vf value[2][2][16];  // [odd][four][row]
+  vi fewer[2];
   for (int odd = 0; odd < 2; ++odd) {
+    vf x[16], error[2];
     vu m = {};
-    for (int i = top; i < top + 16; ++i) m = max_u(m, (vu)(odd ? tile[i][p].odd : tile[i][p].even) & MAGNITUDE);
-    const vf base = (vf)m * splat(job.block_multiplier);
+    for (int i = 0; i < 16; ++i) {
+      x[i] = odd ? tile[top + i][p].odd : tile[top + i][p].even;
+      m = max_u(m, (vu)x[i] & MAGNITUDE);
+    }
+    const vf base = four_six_base(job, m);
     for (int four = 0; four < 2; ++four) {
       const Scale s = nvfp4_scale(job, four ? base * splat(1.5f) : base);
-      for (int i = 0; i < 16; ++i) {
-        const vf x = odd ? tile[top + i][p].odd : tile[top + i][p].even;
-        const vf y = q.rounded(q.scaled(x, s), odd ? word[i][p].odd : word[i][p].even) * s.up;
-        const vf e = y * splat(job.tensor_descale) - x;
-        value[odd][four][i] = y;
-        error[odd][four][i] = e * e;
-      }
+      for (int i = 0; i < 16; ++i)
+        value[odd][four][i] = q.rounded(q.scaled(x[i], s), odd ? word[i][p].odd : word[i][p].even) * s.up;
+      error[four] = block_errors<false>(job, value[odd][four], x);
     }
+    if (!surely_tell(job, error[0], error[1], m))
+      for (int four = 0; four < 2; ++four) error[four] = block_errors<true>(job, value[odd][four], x);
+    fewer[odd] = error[1] < error[0];
   }
-  vi fewer[2];
-  for (int odd = 0; odd < 2; ++odd) fewer[odd] = sum_of_rows(error[odd][1], 16) < sum_of_rows(error[odd][0], 16);
   for (int i = 0; i < 16; ++i)
     q.template finish<false>(row + top + i, col,
                              {fewer[0] ? value[0][1][i] : value[0][0][i], fewer[1] ? value[1][1][i] : value[1][0][i]});
@@ -127,13 +140,14 @@ void strip_of_rows(const Job& job, const Q& q, Row tile[], int group, int64_t bl
   const bool rows_contract = job.axis == 0;
   const int64_t element = job.src_bf16 ? 2 : 4;
   for (int i = 0; i < group; ++i) {
-    fetch(job.src, ((block + i) * job.src_stride + left + STRIP) * element, false);
-    for (int p = 0; p < 2; ++p) tile[i][p] = load<FULL>(job, block + i, left + p * PAIR);
+    const int64_t row = block + (rows_contract ? ordered_row(job, i) : i);
+    fetch(job.src, (row * job.src_stride + left + STRIP) * element, false);
+    for (int p = 0; p < 2; ++p) tile[i][p] = load<FULL>(job, row, left + p * PAIR);
     if (job.hadamard && !rows_contract) rotate_columns<2>(job, tile[i]);
   }
   if (job.hadamard && rows_contract) rotate_rows(job, tile, group);
   const int pairs = FULL || job.cols - left > PAIR ? 2 : 1;
-  if (job.rule == EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
+  if (job.rule >= EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
   for (int top = 0; top < group; top += job.block) {
     if (job.rule == FOUR_SIX) {
       Words word[16][2] = {};

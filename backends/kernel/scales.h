@@ -41,6 +41,27 @@ inline Scale scale_of(const Job& job, vu amax) {
   return nvfp4_scale(job, (vf)amax * splat(job.block_multiplier));
 }
 
+// Four-or-six: amax / 6 times the tensor's scale, rounded after each step, as TransformerEngine does.
+inline vf four_six_base(const Job& job, vu amax) { return (vf)amax / splat(6.0f) * splat(job.block_multiplier); }
+
+// What a candidate errs by: the value that its element stands for, every factor applied, less x. EXACT: with
+// each rounding of the definition; else by one multiplication, which is faster.
+template <bool EXACT>
+inline vf four_six_error(const Job& job, vf value, vf x) {
+  if (EXACT) return value * splat(job.tensor_scale) / splat(job.error_divisor) - x;
+  return value * splat(job.tensor_scale / job.error_divisor) - x;
+}
+
+// Whether sums of 16 squares of inexact errors, in any order, tell in every block which of the exact ones is less.
+// A value is at most 2 amax, so an inexact error is off by 4 roundings of 2^-24 of that, d. The sum S is then off by
+// at most 8 d sqrt(S) + 16 d^2, which is less than 2^-12 S + 2^-25 amax^2.
+inline bool surely_tell(const Job& job, vf six, vf four, vu amax) {
+  const vf a = (vf)amax, least = splat(1e-15f), most = splat(1e15f);  // no square underflows or overflows
+  const vf doubt = splat(0x1p-11f) * (six + four) + splat(0x1p-24f) * a * a;
+  const vi sure = (magnitude(six - four) > doubt) & (a > least) & (a < most) & (splat(job.tensor_scale) < most);
+  return all(sure | (amax == splat_u(0)));
+}
+
 // QuEST: 2^floor(log2(2.92247856 / 6 std + 1e-8)), from the sums of the values and of their squares.
 inline Scale quest_scale(vf sum, vf squares, vu amax) {
   const vf mean = sum * splat(0.03125f);
@@ -52,7 +73,7 @@ inline Scale quest_scale(vf sum, vf squares, vu amax) {
   for (int i = 0; i < 16; ++i) std[i] = __builtin_sqrtf(std[i]);
 #endif
   const vf s = splat(static_cast<float>(2.92247856 / 6.0)) * std + splat(1e-8f);
-  return e8m0_scale((vi)((vu)s >> 23), amax);
+  return e8m0_scale((vi)((vu)s >> 23), max_u(amax, (vu)magnitude(variance)));  // NaN where the squares overflow
 }
 
 template <class ELEMENT, int ROUNDING>
@@ -90,7 +111,7 @@ class Quantiser {
 
   // The words of a row of a strip, as the rounding uses them.
   void words(int64_t strip, int64_t row, Words word[2]) const {
-    if (ROUNDING == NEAREST) return;
+    if (ROUNDING == NEAREST || ROUNDING >= NEAREST_AWAY) return;
     if (ROUNDING == STOCHASTIC) return draw(strip, row, word);
     if (job_.axis == 0) {
       philox(job_, keys_, strip, row & ~int64_t{3}, word);
@@ -108,8 +129,10 @@ class Quantiser {
  private:
   void put_mask(int64_t row, int64_t col, const Pair& v) const {
     const vi even = magnitude(v.even) < splat(6.0f), odd = magnitude(v.odd) < splat(6.0f);
-    uint8_t* at = job_.mask + row * job_.cols + col;
-    for (int64_t i = 0; i < PAIR && col + i < job_.cols; ++i) at[i] = (i % 2 ? odd : even)[i / 2] != 0;
+    uint16_t both[16];  // two bytes a lane
+    for (int i = 0; i < 16; ++i) both[i] = static_cast<uint16_t>((even[i] & 1) | (odd[i] & 0x100));
+    const int64_t left = job_.cols - col;
+    std::memcpy(job_.mask + row * job_.cols + col, both, left < PAIR ? static_cast<size_t>(left) : sizeof both);
   }
 
   const Job& job_;

@@ -30,8 +30,10 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Draw
+from ablate.backends.quantisers import block_scaled
+from ablate.backends.quantisers.block_scaled import BlockScaled
 from ablate.base.files import cache_folder, hash_of, read_record, write_record
-from ablate.numerics.formats import ELEMENTS, SCALE_ADD
+from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import (
     Quantized,
@@ -40,17 +42,24 @@ from ablate.numerics.quantiser import (
     fp8_scale,
     round_operand,
 )
-from ablate.numerics.rotate import signs_of
-from ablate.numerics.scales import eden_tensor_scale, fp32, nvfp4_tensor_scale
+from ablate.numerics.rotate import permutation_of, signs_of, unrotate
+from ablate.numerics.scales import eden_tensor_scale, four_six_divisor, fp32, nvfp4_tensor_scale
 from ablate.recipes import GEMMS, PRESETS, OperandPolicy, block_shape
+from ablate.recipes.policy import MS_EDEN
 
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-pthread")
+_FLAGS = (
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-std=c++17", "-shared", "-fPIC", "-pthread",
+)  # fmt: skip
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
-_RULES = {"quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4, "ms_eden": 5}
+_RULES = {
+    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4, "ms_eden": 5, "ms_eden_unscaled": 6,
+}  # fmt: skip
+_RULES |= dict.fromkeys(block_scaled.RULES, 7) | {"searched": 8}
 """Every other is E8M0: 0."""
 _SCALES = (*SCALE_ADD, *_RULES)
-_ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm")
+_ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm", "nearest_away", "nearest_toward_zero")
 _LARGEST_HADAMARD = 128
 _PAIR = 32
 
@@ -59,14 +68,15 @@ class _Job(ctypes.Structure):
     """``struct Job`` of kernel/job.h, field by field."""
 
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "signs")],
-        *[(name, ctypes.c_int64) for name in ("rows", "cols", "src_stride")],
-        *[(name, ctypes.c_int32) for name in ("src_bf16", "axis", "square", "block", "hadamard")],
-        *[(name, ctypes.c_int32) for name in ("rotated_bf16", "rule", "rounding")],
+        *[(name, ctypes.c_void_p) for name in ("src", "dst", "mask", "signs", "order", "scales")],
+        *[(name, ctypes.c_int64) for name in ("rows", "cols", "src_stride", "tile_rows", "tile_cols")],
+        *[(name, ctypes.c_int32) for name in ("src_bf16", "product_bf16", "axis", "square", "block")],
+        *[(name, ctypes.c_int32) for name in ("hadamard", "rotated_bf16", "rule", "rounding")],
         *[(name, ctypes.c_int32) for name in ("mantissa_bits", "min_exponent")],
         *[(name, ctypes.c_uint32) for name in ("scale_add", "scale_emax")],
-        *[(name, ctypes.c_float) for name in ("element_max", "prescale", "undo", "norm")],
+        *[(name, ctypes.c_float) for name in ("factor", "element_max", "prescale", "undo", "norm")],
         *[(name, ctypes.c_float) for name in ("tensor_scale", "block_multiplier", "tensor_descale")],
+        ("error_divisor", ctypes.c_float),
         *[(name, ctypes.c_uint32) for name in ("key0", "key1", "step", "call")],
     ]
 
@@ -86,14 +96,18 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     blocks = [nearest, stochastic, replace(stochastic, undo="operand"), replace(nearest, block="32x32")]
     blocks += [replace(nearest, scale="quest", mask=True), OperandPolicy(format="mxfp8", scale="rceil")]
     blocks += [replace(nearest, rounding="stochastic_rocm", scale="even")]
+    blocks += [replace(nearest, rounding=ties) for ties in ("nearest_away", "nearest_toward_zero")]
     blocks += [OperandPolicy(format="mxfp4_e3m0", rounding="stochastic")]
-    blocks += [replace(nearest, hadamard=16), replace(stochastic, hadamard=32, signs="step")]
+    blocks += [replace(nearest, hadamard=16), replace(stochastic, hadamard=32, signs="step", permute=True)]
+    blocks += [OperandPolicy(format="fp8_e5m2", scale="row", rounding="stochastic")]
+    blocks += [OperandPolicy(format="fp4_e3m0", scale="searched")]
     tensors = [OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e5m2"), nvfp4]
-    tensors += [replace(nvfp4, block="16x16"), replace(nvfp4, scale="ms_eden", hadamard=32, signs="step")]
+    tensors += [replace(nvfp4, block="16x16")]
+    tensors += [replace(nvfp4, scale=scale, hadamard=32, signs="step") for scale in MS_EDEN]
     tensors += [replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16)]
     cases = [(odd, policy, axis) for policy in blocks for axis in (0, 1)]
     cases += [(x, policy, axis) for policy in tensors for axis in (0, 1)]
-    tall = replace(stochastic, hadamard=128, signs="call", rotated_bf16=True)
+    tall = replace(stochastic, hadamard=128, signs="call", rotated_bf16=True, permute=True)
     cases += [(odd, tall, 0), (odd.t().contiguous(), tall, 1), (odd, replace(nearest, hadamard=64), 0)]
     cases += [(x[:, :128].contiguous(), policy, axis) for policy in _preset_policies() for axis in (0, 1)]
     for tensor, policy, axis in cases:
@@ -105,7 +119,11 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
             return False
         if theirs.mask is not None and (ours.mask is None or not torch.equal(ours.mask, theirs.mask)):
             return False
-    return True
+    rotated = odd.t().contiguous().to(torch.bfloat16)
+    clipped = rotated > 0
+    back = _way_back(library, rotated, tall, key, clipped)
+    expected = unrotate((rotated * clipped).float(), tall, key).to(torch.bfloat16)
+    return torch.equal(back.nan_to_num(nan=99.0), expected.nan_to_num(nan=99.0))
 
 
 def _preset_policies() -> list[OperandPolicy]:
@@ -127,6 +145,9 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ablate_amax_bits.restype = ctypes.c_uint32
     library.ablate_job_size.argtypes = []
     library.ablate_job_size.restype = ctypes.c_int64
+    library.ablate_way_back.argtypes = [job, ctypes.c_int]
+    library.ablate_way_back.restype = None
+    block_scaled.declare(library, _Job)
     library.ablate_use_threads_of.argtypes = [ctypes.c_void_p] * 3
     library.ablate_use_threads_of.restype = None
     if (runtime := _openmp_runtime()) is not None:
@@ -227,6 +248,7 @@ def takes(x: Tensor, policy: OperandPolicy) -> bool:
     """Whether the compiled kernel supports this operand; plain torch does all others."""
     return (
         _supports(policy)
+        and x.numel() > 0
         and x.device.type == "cpu"
         and x.dtype in (torch.bfloat16, torch.float32)
         and loaded()[0] is not None
@@ -236,43 +258,127 @@ def takes(x: Tensor, policy: OperandPolicy) -> bool:
 def _supports(policy: OperandPolicy) -> bool:
     return (
         policy.format in ELEMENTS
+        and policy.format not in ("nvint4", "if4")
         and policy.scale in _SCALES
+        and (policy.rounding in _ROUNDINGS[:2] or ELEMENTS[policy.format] == E2M1)
         and not (policy.scale in ("quest", "four_six") and policy.block in ("32x32", "16x16"))
         and policy.hadamard <= _LARGEST_HADAMARD
         and not (policy.hadamard == _LARGEST_HADAMARD and policy.block in ("32x32", "16x16"))
-        and not policy.permute
+        and not (policy.hadamard and policy.scale in block_scaled.RULES)
     )
 
 
-def compiled_round_operand(x: Tensor, draw: Draw, *, axis: int) -> Quantized:
-    """Do the same as ``round_operand``, with the same bits and errors, by the compiled kernel."""
+def multiplied(a: BlockScaled, b: BlockScaled) -> Tensor | None:
+    """Return A Bᵀ in bf16, or None where this CPU or these scales need another way."""
+    library = loaded()[0]
+    return None if library is None else block_scaled.multiply(library, a, b)
+
+
+def undoes(grad: Tensor, policy: OperandPolicy) -> bool:
+    """Whether the compiled kernel takes a gradient back through a policy's mask and rotation."""
+    fits = grad.device.type == "cpu" and grad.dtype == torch.bfloat16 and grad.numel() > 0
+    return fits and policy.hadamard <= _LARGEST_HADAMARD and loaded()[0] is not None
+
+
+def way_back(grad: Tensor, policy: OperandPolicy, key: Key | None, mask: Tensor | None) -> Tensor:
+    """Do the same as a back end's ``way_back``, with the same bits, by the compiled kernel."""
+    library = loaded()[0]
+    assert library is not None
+    return _way_back(library, grad, policy, key, mask)
+
+
+def _way_back(
+    library: ctypes.CDLL, grad: Tensor, policy: OperandPolicy, key: Key | None, mask: Tensor | None
+) -> Tensor:
+    grad, mask = grad.contiguous(), None if mask is None else mask.contiguous()
+    signs, order = _of_groups(policy, key, 1, inverse=True)
+    out = torch.empty_like(grad)
+    job = _Job(
+        src=grad.data_ptr(), dst=out.data_ptr(), mask=_address(mask), signs=_address(signs),
+        order=_address(order), rows=grad.shape[0], cols=grad.shape[1], src_stride=grad.shape[1],
+        src_bf16=True, factor=1.0,
+        hadamard=policy.hadamard, norm=_norm(policy),
+    )  # fmt: skip
+    library.ablate_way_back(ctypes.byref(job), _threads(grad))
+    return out
+
+
+def compiled_round_operand(
+    x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0
+) -> Quantized | BlockScaled:
+    """Do the same as ``round_operand``, with the same bits and errors, by the compiled kernel.
+
+    ``factor`` multiplies a matrix in bf16 first, in fp32, rounded to bf16 for source ``forward_bf16``.
+    """
     check_operand(x, draw.policy, axis, draw.key)
     library = loaded()[0]
     assert library is not None
-    return _call(library, x, draw, axis % 2)
+    return _call(library, x, draw, axis % 2, factor)
 
 
-def _call(library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int) -> Quantized:
+def _threads(x: Tensor) -> int:
+    return torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _norm(policy: OperandPolicy) -> float:
+    return 1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0
+
+
+def _of_groups(
+    policy: OperandPolicy, key: Key | None, axis: int, *, inverse: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the signs (fp32) and the permutation or its inverse (int32) as the kernel reads them.
+
+    Along the columns: for as many elements as a rotation handles at a time, even before odd ones in each 32.
+    """
+    signs, order = signs_of(policy, key), permutation_of(policy, key)
+    if order is not None and inverse:
+        order = order.argsort()
+    if axis == 1:
+        signs = None if signs is None else _even_first(signs.repeat(_LARGEST_HADAMARD // len(signs)))
+        order = None if order is None else _order_of_columns(order)
+    return signs, None if order is None else order.to(torch.int32)
+
+
+def _even_first(of_elements: Tensor) -> Tensor:
+    return of_elements.view(-1, _PAIR // 2, 2).transpose(1, 2).reshape(-1).contiguous()
+
+
+def _order_of_columns(order: Tensor) -> Tensor:
+    groups = torch.arange(_LARGEST_HADAMARD).view(-1, len(order))
+    element_at = _even_first(torch.arange(_LARGEST_HADAMARD))
+    return element_at.argsort()[_even_first(groups[:, order].reshape(-1))]
+
+
+def _call(
+    library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int, factor: float = 1.0
+) -> Quantized | BlockScaled:
     policy, key, amax = draw.policy, draw.key, draw.amax
     if x.stride(1) != 1:
         x = x.contiguous()
-    threads = torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
-    signs = signs_of(policy, key)
-    if signs is not None and axis == 1:  # even before odd elements in each 32, the kernel's order
-        signs = signs.repeat(2) if len(signs) < _PAIR else signs
-        signs = signs.view(-1, _PAIR // 2, 2).transpose(1, 2).reshape(-1).contiguous()
-    job = _job(x, policy, axis, key, signs)
+    threads = _threads(x)
+    signs, order = _of_groups(policy, key, axis)
+    job = _job(x, policy, axis, key)
+    job.factor, job.signs, job.order = factor, _address(signs), _address(order)
+    if policy.scale in block_scaled.RULES:
+        return _in_tiles(library, x, draw, axis, job)
     descale = 1.0 / policy.prescale
     if job.rule >= _RULES["tensor"]:
         if amax is None:
             amax_bits = library.ablate_amax_bits(ctypes.byref(job), threads)
             amax = struct.unpack("<f", struct.pack("<I", amax_bits))[0]
-        if policy.scale == "ms_eden":
+        if policy.scale in MS_EDEN:
             job.tensor_scale, job.tensor_descale = eden_tensor_scale(amax)
             descale = job.tensor_descale
         elif policy.format == "nvfp4":
             encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale)
-            job.block_multiplier = fp32(encode * fp32(1 / 6))
+            four_six = policy.scale == "four_six"
+            job.block_multiplier = encode if four_six else fp32(encode * fp32(1 / 6))
+            job.tensor_scale, job.error_divisor = amax, four_six_divisor(policy)
             job.tensor_descale = tensor_descale
             descale = fp32(tensor_descale / policy.prescale)
         else:
@@ -282,24 +388,40 @@ def _call(library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int) -> Quantized:
         job.undo, descale = 1.0 / policy.prescale, 1.0
     out = torch.empty(x.shape, dtype=torch.bfloat16)
     mask = torch.empty(x.shape, dtype=torch.bool) if policy.mask else None
-    job.dst = out.data_ptr()
-    job.mask = None if mask is None else mask.data_ptr()
+    job.dst, job.mask = out.data_ptr(), _address(mask)
     library.ablate_quantise(ctypes.byref(job), threads)
     return Quantized(values=out, descale=descale, mask=mask, axis=axis)
 
 
-def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, signs: Tensor | None) -> _Job:
+def _in_tiles(library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int, job: _Job) -> BlockScaled:
+    policy, threads = draw.policy, _threads(x)
+    job.tile_rows, job.tile_cols = block_scaled.tile_of(x, policy, axis)
+    if policy.scale == "searched":
+        rows = x if axis == 1 else x.t().contiguous()
+        search = _job(rows, policy, 1, None)
+        search.factor = job.factor
+        clip = block_scaled.searched_clip(library, search, ELEMENTS[policy.format], threads)
+        found = clip[:, None] if axis == 1 else clip[None, :]
+    else:
+        found = block_scaled.tile_amax(library, job, threads)
+    given, scales = block_scaled.scale_of(policy, found)
+    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    job.dst, job.scales = out.data_ptr(), given.data_ptr()
+    library.ablate_quantise(ctypes.byref(job), threads)
+    return BlockScaled(elements=out, scales=scales, axis=axis)
+
+
+def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> _Job:
     element = ELEMENTS[policy.format]
     rows, columns = block_shape(policy)
     key_words = key.words() if key else (0, 0)
     # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
     block = max(columns, 16) if axis == 0 and policy.hadamard else columns
     return _Job(
-        src=x.data_ptr(), signs=None if signs is None else signs.data_ptr(),
-        rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0), src_bf16=x.dtype == torch.bfloat16,
+        src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
+        src_bf16=x.dtype == torch.bfloat16, factor=1.0, product_bf16=policy.source == "forward_bf16",
         axis=axis, square=rows > 1, block=block,
-        hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
-        rotated_bf16=policy.rotated_bf16,
+        hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
         rule=_RULES.get(policy.scale, 0), rounding=_ROUNDINGS.index(policy.rounding),
         mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
         scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,

@@ -1,6 +1,6 @@
 """The quantiser of every native GEMM: Triton's if it supports the policy, else plain torch.
 
-Libraries only supply the GEMM, so native back ends differ only in the accumulation order and the
+Libraries only supply the GEMM, so native back ends differ only in how products are added and in the
 rounding of the output. Operands that packed codes cannot represent are rejected by name.
 """
 
@@ -13,12 +13,16 @@ from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
 from ablate.backends.triton.policies import refusal
 from ablate.numerics.quantiser import quantize, round_operand
+from ablate.numerics.scales import fp32
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ablate.recipes import GemmPolicy, OperandPolicy
+
+_NO_INSTRUCTION = ("two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3")
+"""NVFP4's scales that are not E4M3 bytes and one factor of the tensor."""
 
 
 class PackedBackend(Backend):
@@ -54,6 +58,8 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
             return f"no instruction takes {policy.format}"
         if policy.format in FP8 and policy.scale not in ("tensor", "delayed", "row"):
             return f"no GEMM here takes {policy.format} with scale '{policy.scale}'"
+        if policy.format == "nvfp4" and policy.scale in _NO_INSTRUCTION:
+            return f"no GEMM here takes nvfp4 with scale '{policy.scale}'"
     same = left.format == right.format or {left.format, right.format} <= set(FP8)
     if not same:
         return f"its operands are {left.format} and {right.format}: an instruction takes both in one format"
@@ -91,6 +97,7 @@ def packed_by_torch(x: Tensor, draw: Draw, *, axis: int) -> Packed:
         rows = block_shape(policy)[0]
         scales = (codes.scales.repeat_interleave(rows, dim=0) if rows > 1 else codes.scales).contiguous()
         descale = codes.tensor_scale / policy.prescale
+        descale = fp32(descale) if policy.format == "nvfp4" else descale
     elif codes.scales.shape[1]:
         descale = codes.scales[:, 0]
     packed = pack_nibbles(codes.codes) if policy.format in ("mxfp4", "nvfp4") else codes.codes

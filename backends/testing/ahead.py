@@ -7,7 +7,8 @@
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
 in a process with ``TRITON_INTERPRET=1``. Triton silently widens operands to bf16 if a tile does not suit the
 hardware, and compiles a kernel that only traps if tensor memory is too small. Both count as problems here,
-and so do spilled registers and shared memory above the device's limit.
+and so do spilled registers, shared memory above the device's limit, and arithmetic of the quantiser that has
+other bits than the reference's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
+from ablate.backends.testing.suite import label
 from ablate.backends.triton import policies, quantise
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
 from ablate.backends.triton.policies import FORMATS, TILES, Tile
@@ -36,14 +38,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "sm_103": GPUTarget("cuda", 103, 32),
     "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
-SHARED_KIB = {"sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx950": 160}
-"""Shared memory limit of one program (CUDA programming guide: compute capabilities; CDNA 4 ISA)."""
+SHARED_KIB = {
+    "sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx942": 64, "gfx950": 160,
+}  # fmt: skip
+"""Shared memory limit of one program (CUDA programming guide: compute capabilities; CDNA 3 and 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
 STACK_BYTES = {"gemm": 0, "quantise": 64}
 """Allowed spills per thread: none in the GEMM's loop, few in a kernel that waits for memory."""
@@ -61,6 +67,34 @@ _UPCAST = (
 )
 _MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|v_mfma_\w+)"
 
+
+_MXFP4, _NVFP4, _MXFP8 = (OperandPolicy(format=name) for name in ("mxfp4", "nvfp4", "mxfp8"))
+_SR = replace(_MXFP4, hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
+_FOUR_SIX = replace(_NVFP4, scale="four_six")
+_QUEST = replace(_MXFP4, scale="quest", hadamard=32, mask=True)
+_EDEN = replace(_NVFP4, scale="ms_eden", hadamard=32, signs="step")
+VARIANTS: tuple[tuple[OperandPolicy | None, OperandPolicy | None, int], ...] = (
+    (None, _SR, policies.CODES),
+    (_NVFP4, replace(_NVFP4, hadamard=16, signs="fixed"), policies.CODES),
+    (_SR, None, policies.CODES),
+    (_SR, _SR, policies.CODES),
+    (replace(_SR, hadamard=64), replace(_SR, hadamard=64), policies.CODES),
+    (_MXFP4, _MXFP4, policies.CODES),
+    (replace(_MXFP4, hadamard=16), replace(_MXFP4, hadamard=16), policies.CODES),
+    (_MXFP8, _MXFP8, policies.CODES),
+    (OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e4m3"), policies.CODES),
+    (replace(_MXFP4, block="32x32"), replace(_MXFP4, block="32x32"), policies.CODES),
+    (replace(_FOUR_SIX, block="16x16"), replace(_FOUR_SIX, rounding="stochastic"), policies.CODES),
+    (_QUEST, replace(_SR, permute=True), policies.CODES),
+    (_EDEN, _EDEN, policies.CODES),
+    (replace(_MXFP4, rounding="nearest_away"), replace(_MXFP4, rounding="stochastic_rocm"), policies.CODES),
+    (_SR, None, policies.VALUES),
+    (None, _MXFP8, policies.VALUES),
+    (_QUEST, None, policies.VALUES),
+    (None, _FOUR_SIX, policies.VALUES),
+    (None, replace(_EDEN, scale="ms_eden_unscaled", hadamard=128), policies.VALUES),
+)
+"""The quantiser's variants that are compiled: along rows, along columns, and what is written."""
 
 _Types = dict[str, str | None]
 
@@ -95,30 +129,31 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
     return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target].backend, fmt)))
 
 
-def compile_quantiser(target: str, rows: OperandPolicy | None, columns: OperandPolicy | None) -> Compiled:
-    """Compile the quantise kernel that writes codes along rows, columns or both."""
-    tile_rows, tile_columns = policies.tile(rows, columns)
+def compile_quantiser(
+    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: int = policies.CODES
+) -> Compiled:
+    """Compile the quantise kernel that writes codes or values along rows, columns or both."""
+    tile_rows, tile_columns, warps = policies.tile(rows, columns)
     constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
     types: _Types = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
     for prefix, policy in (("r", rows), ("c", columns)):
-        for name, value in policies.constants(policy, policies.CODES).items():
-            constants[f"{prefix.upper()}_{name}"] = value
-        scaled = policy and policy.scale in ("two_level", "tensor")
-        types |= {
-            f"{prefix}_key0": "i32",
-            f"{prefix}_key1": "i32",
-            f"{prefix}_out": "*u8" if policy else None,
-            f"{prefix}_scales": "*u8" if policy and policy.format in FORMATS else None,
-            f"{prefix}_tensor": "*fp32" if scaled else None,
-            f"{prefix}_signs": "*fp32" if policy and policy.signs != "none" else None,
+        constants[prefix.upper()] = policies.side_of(policy, output)
+        codes = output == policies.CODES
+        given = {
+            "out": "*u8" if codes else "*bf16",
+            "scales": "*u8" if policy and policy.format in FORMATS and codes else None,
+            "mask": "*i1" if policy and policy.mask else None,
+            "tensor": "*fp32" if policy and policy.has_tensor_scale else None,
+            "order": "*i32" if policy and policy.permute else None,
+            "signs": "*fp32" if policy and policy.signs != "none" else None,
         }
-    kernel = _compile(quantise.quantise_kernel, target, types, constants, 4, 3)
-    sides = [(axis, policy) for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    words = [" + ".join(f"{axis} {policy.format}" for axis, policy in sides)]
-    for _, policy in sides:
-        words += [f"H{policy.hadamard}"] * bool(policy.hadamard) + ["SR"] * (policy.rounding == "stochastic")
-    return _read(kernel, "quantise", target, " ".join(dict.fromkeys(words)), None)
+        types |= {f"{prefix}_{name}": kind if policy else None for name, kind in given.items()}
+        types |= dict.fromkeys((f"{prefix}_key0", f"{prefix}_key1"), "i32")
+    kernel = _compile(quantise.quantise_kernel, target, types, constants, warps, 3)
+    sides = [f"{axis} {label(policy)}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
+    variant = " + ".join(sides) + (", values" if output == policies.VALUES else "")
+    return _read(kernel, "quantise", target, variant, None)
 
 
 def _compile(
@@ -160,6 +195,8 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
             problems.append("no native instruction")
         if upcasts := sorted(set(re.findall(_UPCAST, text))):
             problems.append(f"widened: {', '.join(upcasts)}")
+    else:
+        problems += inexact(text, TARGETS[target].backend)
     if re.search(r"^\s*(?:@\S+\s+)?trap;|\bs_trap\b", text, re.MULTILINE):
         problems.append("traps")
     if shared > SHARED_KIB[target] * 1024:
@@ -173,6 +210,24 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         machine_instructions=dict(Counter(re.findall(_MACHINE, machine))),
         shared_bytes=shared, tensor_memory_columns=columns, spilled=spilled, problems=tuple(problems),
     )  # fmt: skip
+
+
+def inexact(text: str, backend: str) -> list[str]:
+    """Return what gives PTX or AMD's machine code other bits: roundings left out, or not to nearest.
+
+    AMD's exact division takes five fused multiply-adds and ends with ``v_div_fixup``; its exact square root
+    takes two. One reciprocal belongs to the division of whole numbers that places the tile.
+    """
+    if backend == "cuda":
+        pattern = r"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|\b\w+\.(?:\S+\.)?ftz\S*"
+        return sorted(set(re.findall(pattern, text)))
+    names = Counter(re.findall(r"\bv_(?:pk_)?(fma|mad|mac|div_fixup|sqrt|rcp)\w*_f32", text))
+    fused = names["fma"] + names["mad"] + names["mac"]
+    exact = 5 * names["div_fixup"] + 2 * names["sqrt"]
+    problems = [] if fused == exact else [f"{fused} fused multiply-adds where exact operations take {exact}"]
+    if names["rcp"] > names["div_fixup"] + 1:
+        problems.append(f"{names['rcp']} reciprocals for {names['div_fixup']} exact divisions")
+    return problems
 
 
 def _read_by(tool: str, *options: str, cubin: bytes) -> str:
@@ -198,19 +253,10 @@ def every_gemm(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
 
 
 def every_quantiser(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
-    """Compile the quantiser's main variants for the targets."""
-    plain = OperandPolicy(format="mxfp4")
-    full = replace(plain, hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
-    pairs = [
-        (plain, plain), (replace(plain, hadamard=16), replace(plain, hadamard=16)), (full, full),
-        (replace(full, hadamard=64), replace(full, hadamard=64)), (None, full), (full, None),
-        (OperandPolicy(format="mxfp8"), OperandPolicy(format="mxfp8")),
-        (OperandPolicy(format="nvfp4"), OperandPolicy(format="nvfp4", hadamard=16, signs="fixed")),
-        (OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e4m3")),
-    ]  # fmt: skip
+    """Compile the quantiser's variants for the targets."""
     for target in targets:
-        for rows, columns in pairs:
-            yield compile_quantiser(target, rows, columns)
+        for rows, columns, output in VARIANTS:
+            yield compile_quantiser(target, rows, columns, output)
 
 
 def faults(found: Iterable[Compiled]) -> list[Compiled]:

@@ -22,7 +22,7 @@ from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ablate.backends.protocol import Backend, Operand
     from ablate.recipes import Gemm
@@ -106,7 +106,7 @@ def time_gemm(
     tensors = _tensors(gemm, shape, where)
     ours, fp8s = _work(backend, gemm, policy, tensors), _work(fp8, gemm, _FP8, tensors)
     work = [*ours, *fp8s, _work(bf16, gemm, _BF16, tensors)[1]]
-    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = _medians(work, where, repeats)
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
     m, n, k = dimensions(gemm, shape)
     tflops = 2 * m * n * k / (multiply_ms * 1e-3) / 1e12
     return GemmTime(
@@ -141,7 +141,7 @@ def _work(
     return quantise, lambda: backend.multiply(left, right)
 
 
-def _medians(work: list[Callable[[], object]], where: str, repeats: int) -> list[float]:
+def medians_ms(work: Sequence[Callable[[], object]], where: str, repeats: int) -> list[float]:
     """Return the median time of each call in milliseconds, measured in turns."""
     measured: list[list[float]] = [[] for _ in work]
     for turn in range(_WARM_UPS + repeats):

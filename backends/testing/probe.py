@@ -1,9 +1,10 @@
-"""The exact probe: whether a device accumulates in fp32, in any order, and if not, with how many bits.
+"""The exact probe: whether a device accumulates in fp32, in any order, with how many bits, rounded which way.
 
 Random codes with block scales 2^−1…2^1 and K ≤ 4096 keep every partial sum of products a multiple of 2^−4
-below 2^20: 24 bits. So every true fp32 accumulation, in any order, gives the exact sum, and one rounding to
+below 2^20: 24 bits. So every true fp32 accumulation, in any order and
+rounded any way, gives the exact sum, and one rounding to
 bf16 gives known bits. An accumulator with fewer bits gives differences; the result of 2^p + 1 − 2^p shows
-how many bits it has.
+how many bits it has, and that of three quarters of a last place added to a sum which way it is rounded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Draw
+from ablate.backends.testing.smallest import Cut, FaultError, smallest
 from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST_K = 4096
 _GAPS = (32, 128, 1024)
+_GROUP_GAPS = (64, 128, 1024)
 _FP32_BITS = 24
 
 
@@ -39,22 +42,37 @@ def exact_product(backend: Backend, where: str, fmt: Format) -> str:
     which gives it the intended scale.
     """
     different = compared = 0
+    shows: tuple[Tensor, ...] | None = None
+    draw = Draw(policy=OperandPolicy(format=fmt))
     for k in (32, 416, _LARGEST_K):
         a, b = (_codes(rows, k, fmt, seed) for rows, seed in ((64, k), (64, k + 1)))
-        policy = OperandPolicy(format=fmt)
-        left, right = (backend.quantize(one.to(where), Draw(policy=policy), axis=1) for one in (a, b))
-        ours = backend.multiply(left, right).cpu()
-        values = [one.values.cpu().double() for one in (left, right)]
-        descale = float(left.descale) * float(right.descale)
-        exact = (values[0] @ values[1].t()).to(torch.float32) * descale
-        expected = exact.to(torch.float32).to(torch.bfloat16)
-        different += int((ours != expected).sum())
-        compared += ours.numel()
-    assert not different, (
+        wrong = _inexact(backend, where, draw, a, b)
+        different += int(wrong.sum())
+        compared += wrong.numel()
+        if shows is None and bool(wrong.any()):
+            shows = a, b
+    if shows is None:
+        return f"{compared} products equal to the bit"
+    rows: tuple[Cut, ...] = ((1, ((0, 0),)), (1, ((1, 0),)))
+    # The first block of NVFP4 gives the tensor its scale: it cannot be cut off.
+    columns: tuple[Cut, ...] = () if fmt == "nvfp4" else ((32, ((0, 1), (1, 1))),)
+    part = smallest(shows, (*rows, *columns), lambda *both: bool(_inexact(backend, where, draw, *both).any()))
+    raise FaultError(
         f"{different} of {compared} products are not those of an fp32 accumulator; "
-        "its width is under 'accumulator'"
+        "its width is under 'accumulator'",
+        dict(zip(("a", "b"), part, strict=True)),
+        format=fmt,
     )
-    return f"{compared} products equal to the bit"
+
+
+def _inexact(backend: Backend, where: str, draw: Draw, a: Tensor, b: Tensor) -> Tensor:
+    """Return which products of A Bᵀ differ from the exact ones, rounded once: bool [m, n]."""
+    left, right = (backend.quantize(one.to(where), draw, axis=1) for one in (a, b))
+    ours = backend.multiply(left, right).cpu()
+    values = [one.values.cpu().double() for one in (left, right)]
+    descale = float(left.descale) * float(right.descale)
+    exact = (values[0] @ values[1].t()).to(torch.float32) * descale
+    return ours != exact.to(torch.float32).to(torch.bfloat16)
 
 
 def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
@@ -96,3 +114,40 @@ def accumulator_bits(backend: Backend, where: str, fmt: Format) -> str:
         lost = [p for row, p in enumerate(powers) if float(ours[row]) != expected]
         bits = min([bits, *lost])
     return f"sums keep {bits} bits" + ("" if bits >= _FP32_BITS else ", fewer than the 24 of fp32")
+
+
+_DIRECTIONS = {
+    (1.0, -1.0, 1.0, -1.0): "to nearest",
+    (0.0, -1.0, 1.0, 0.0): "toward zero",
+    (0.0, -1.0, 0.0, -1.0): "down",
+    (1.0, 0.0, 1.0, 0.0): "up",
+    (0.75, -0.75, 0.75, -0.75): "not at all here (more than 24 bits, or another order)",
+    (0.0, 0.0, 0.0, 0.0): "small terms cut off",
+}
+"""What is left, in last places, of ±1.5·2^16 ± three quarters of its last place ∓ 1.5·2^16."""
+
+
+def sum_rounding(backend: Backend, where: str, fmt: Format) -> str:
+    """Tell which way sums are rounded: Blackwell's NVFP4 is published to add groups of 64 toward zero.
+
+    The three terms lie 64, 128 or 1,024 elements apart, each in a group of its own. A direction is a property
+    of the hardware: told, not a fault.
+    """
+    found: dict[str, list[int]] = {}
+    for gap in _GROUP_GAPS:
+        a, b = torch.zeros(4, 4 * gap), torch.zeros(16, 4 * gap)
+        for row, (first, small) in enumerate(((1, 1), (1, -1), (-1, 1), (-1, -1))):
+            a[row, 0], a[row, gap], a[row, 2 * gap] = first * 384.0, small * 2.0**-4 * 1.5, -first * 384.0
+        # Opposite a zero, what gives the block of b, and the whole tensor, the scale that holds the rest.
+        b[:, 0] = b[:, 2 * gap] = 256.0
+        b[:, 1] = b[:, 2 * gap + 1] = 384.0
+        b[:, gap], b[:, gap + 1] = 2.0**-4, 2.0**-4 * 1.5
+        a[:, 3 * gap] = b[:, 3 * gap + 1] = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(fmt, 0.0)
+        draw = Draw(policy=OperandPolicy(format=fmt))
+        ours = product(backend, where, draw, a.to(torch.bfloat16), b.to(torch.bfloat16)).float()
+        left = tuple((ours[:, 0] * 2.0**7).tolist())
+        found.setdefault(_DIRECTIONS.get(left, f"unknown, {left} last places"), []).append(gap)
+    if len(found) == 1:
+        return f"between groups of products: {next(iter(found))}"
+    parts = (f"{how} {', '.join(map(str, gaps))} apart" for how, gaps in found.items())
+    return f"between groups of products: {'; '.join(parts)}"

@@ -1,4 +1,4 @@
-"""The conformance suite: the duties of every back end, as checks for pytest, `ablate doctor` and each run.
+"""The conformance suite: the duties of every back end, as checks for pytest, `ablate prove` and each run.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
@@ -10,7 +10,7 @@ A check tests only what ``Backend.support`` claims on the device. All compare wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,17 @@ from torch import Tensor
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.select import load_backend
-from ablate.backends.testing.probe import accumulator_bits, exact_product, product
+from ablate.backends.testing.probe import accumulator_bits, exact_product, product, sum_rounding
+from ablate.backends.testing.smallest import FaultError, smallest
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand, round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
+from ablate.recipes.policy import MS_EDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.backends.protocol import Operand
-    from ablate.numerics.quantiser import Quantized
     from ablate.recipes import Format
     from ablate.recipes.policy import Hadamard, Scale
 
@@ -38,10 +39,11 @@ KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12
 _MXFP4 = OperandPolicy(format="mxfp4")
 _SR = replace(_MXFP4, rounding="stochastic", prescale=0.75)
 _NVFP4 = OperandPolicy(format="nvfp4")
-_EDEN_GROUPS: tuple[Hadamard, ...] = (16, 32, 64, 128)
+_GROUPS: tuple[Hadamard, ...] = (16, 32, 64, 128)
 _OTHER_MX: tuple[Format, ...] = ("mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e3m0")
 _EXACT: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
 _PROBED: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
+_DIRECTED: tuple[Format, ...] = ("nvfp4", *_PROBED)
 _ROUNDINGS: tuple[dict[str, Any], ...] = ({}, {"rounding": "stochastic"})
 _SCALES: tuple[Scale, ...] = ("even", "rceil", "ceil", "uos", "quest")
 _ROTATIONS: tuple[dict[str, Any], ...] = (
@@ -66,16 +68,17 @@ POLICIES: tuple[OperandPolicy, ...] = (
     replace(_SR, hadamard=64, signs="call", rotated_bf16=True),
     replace(_SR, hadamard=128, signs="layer"),
     replace(_MXFP4, hadamard=128, signs="layer"),
-    replace(_MXFP4, hadamard=32, signs="call", permute=True),
+    *(replace(_MXFP4, hadamard=size, signs="call", permute=True) for size in _GROUPS),
     replace(_MXFP4, hadamard=256),
     replace(_MXFP4, hadamard=16, signs="fixed"),
     _NVFP4,
     replace(_NVFP4, rounding="stochastic"),
+    replace(_NVFP4, rounding="stochastic", prescale=16 / 17),
     replace(_NVFP4, hadamard=16, signs="fixed"),
     replace(_NVFP4, block="16x16"),
     replace(_NVFP4, scale="four_six"),
-    replace(_NVFP4, scale="four_six", rounding="stochastic", hadamard=64),
-    *(replace(_NVFP4, scale="ms_eden", hadamard=size, signs="step") for size in _EDEN_GROUPS),
+    replace(_NVFP4, scale="four_six", rounding="stochastic", prescale=16 / 17, hadamard=64),
+    *(replace(_NVFP4, scale=scale, hadamard=size, signs="step") for scale in MS_EDEN for size in _GROUPS),
     OperandPolicy(format="fp8_e4m3"),
     OperandPolicy(format="fp8_e5m2"),
     OperandPolicy(format="fp8_e4m3", rounding="stochastic", hadamard=32),
@@ -83,6 +86,8 @@ POLICIES: tuple[OperandPolicy, ...] = (
     OperandPolicy(format="fp4_e2m1"),
     OperandPolicy(format="fp4_e3m0", scale="row"),
     OperandPolicy(format="fp8_e4m3", scale="1x128"),
+    OperandPolicy(format="fp8_e4m3", scale="128x128"),
+    OperandPolicy(format="fp4_e2m1", scale="searched"),
 )
 """Policies of every kind, for both operands."""
 
@@ -99,10 +104,19 @@ QUICK: tuple[OperandPolicy, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One promise of a back end: ``run`` raises ``AssertionError`` if it is broken."""
+    """One promise of a back end: ``run`` raises ``AssertionError`` if it is broken.
 
-    name: str
+    ``kind`` is what is promised, ``of`` the policy, format or size for which it is.
+    """
+
+    kind: str
+    of: str
     run: Callable[[], str]
+
+    @property
+    def name(self) -> str:
+        """Kind and subject."""
+        return f"{self.kind}: {self.of}"
 
 
 def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
@@ -110,25 +124,27 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
     device = device_of(where)
     claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
 
-    def check(name: str, run: Callable[[Backend, str, Any], str], subject: OperandPolicy | Format) -> Check:
-        return Check(name=name, run=partial(run, backend, where, subject))
+    def check(kind: str, run: Callable[[Backend, str, Any], str], of: OperandPolicy | Format) -> Check:
+        name = label(of) if isinstance(of, OperandPolicy) else of
+        return Check(kind=kind, of=name, run=partial(run, backend, where, of))
 
     for policy in claimed:
-        yield check(f"quantised bits: {label(policy)}", _bits, policy)
+        yield check("quantised bits", _bits, policy)
     # One product per format and rule: accumulation depends on nothing else in a policy.
     for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
-        yield check(f"product: {label(policy)}", _product, policy)
+        yield check("product", _product, policy)
     formats = {policy.format for policy in claimed}
-    yield from (check(f"exact probe: {fmt}", exact_product, fmt) for fmt in _EXACT if fmt in formats)
-    yield from (check(f"accumulator: {fmt}", accumulator_bits, fmt) for fmt in _PROBED if fmt in formats)
+    yield from (check("exact probe", exact_product, fmt) for fmt in _EXACT if fmt in formats)
+    yield from (check("accumulator", accumulator_bits, fmt) for fmt in _PROBED if fmt in formats)
+    yield from (check("rounding of sums", sum_rounding, fmt) for fmt in _DIRECTED if fmt in formats)
     for policy in claimed:
         if policy.rounding == "stochastic" and policy.format == "mxfp4" and policy.block == "1x32":
-            yield check(f"stochastic gain: {label(policy)}", _gain, policy)
+            yield check("stochastic gain", _gain, policy)
             break
     for size in (16, 32, 64):
         rotated = OperandPolicy(format="mxfp8", hadamard=size, signs="step")
         if backend.support(both(rotated), device).mode != "no":
-            yield check(f"Hadamard {size} cancels in the product", _cancels, rotated)
+            yield check("Hadamard cancels in the product", _cancels, rotated)
 
 
 def both(policy: OperandPolicy) -> GemmPolicy:
@@ -163,16 +179,19 @@ def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 def shapes_for(policy: OperandPolicy) -> tuple[tuple[int, int], ...]:
     """Return shapes that the policy's groups divide: whole strips of 64 columns, and others."""
-    if policy.hadamard > 32 or policy.scale == "1x128":
+    if policy.hadamard > 32 or policy.scale in ("1x128", "128x128"):
         return ((256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512))
     return ((32, 32), (96, 160), (160, 96))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, with all NaNs equal."""
-    return torch.equal(a.nan_to_num(nan=77.0), b.nan_to_num(nan=77.0)) and torch.equal(
-        torch.signbit(a.nan_to_num(nan=77.0)), torch.signbit(b.nan_to_num(nan=77.0))
-    )
+    return a.shape == b.shape and not bool(_unequal(a, b).any())
+
+
+def _unequal(a: Tensor, b: Tensor) -> Tensor:
+    a, b = a.nan_to_num(nan=77.0), b.nan_to_num(nan=77.0)
+    return (a != b) | (torch.signbit(a) != torch.signbit(b))
 
 
 def _inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
@@ -199,66 +218,110 @@ def _bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
     draw = Draw(policy=policy, key=KEY)
     for name, x in _inputs(policy):
         expected = {
-            axis: round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1) if _takes(x, policy, axis)
+            axis: round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1) if _takes(x, draw, axis)
         }
         there = x.to(where)
         found = {axis: backend.quantize(there, draw, axis=axis) for axis in expected}
         if len(expected) == 2:
             found |= dict(zip((-1, -2), backend.quantize_both(there, draw, draw), strict=True))
         for axis, ours in found.items():
-            _compare(
-                ours,
-                expected[axis % 2],
-                f"{name}, along axis {axis % 2}{' (both at once)' if axis < 0 else ''}",
-            )
+            fault = difference(ours, expected[axis % 2])
+            if fault is not None:
+                along = f"along axis {axis % 2}{' (both at once)' if axis < 0 else ''}"
+                raise operand_fault(f"{name}, {along}: {fault}", backend, where, draw, x, axis)
             compared += ours.values.numel()
     return f"{compared} values"
 
 
-def _takes(x: Tensor, policy: OperandPolicy, axis: int) -> bool:
+def operand_fault(what: str, backend: Backend, where: str, draw: Draw, x: Tensor, axis: int) -> FaultError:
+    """Return the fault of a quantised operand, with the smallest part of x that shows it.
+
+    ``axis``: contracted; −1 and −2 for axes 1 and 0 where both are quantised at once.
+    """
+    policy, both_at_once = draw.policy, axis < 0
+    axes = (0, 1) if both_at_once else (axis,)
+
+    def faulty(part: Tensor) -> bool:
+        if not all(_takes(part, draw, one) for one in axes):
+            return False
+        there = part.to(where)
+        if both_at_once:
+            ours = backend.quantize_both(there, draw, draw)[-1 - axis]
+        else:
+            ours = backend.quantize(there, draw, axis=axis)
+        expected = round_operand(part, policy, axis=axis % 2, key=draw.key, amax=draw.amax)
+        return difference(ours, expected) is not None
+
+    rows, columns = block_shape(policy)
+    along, across = max(columns, policy.hadamard), rows
+    if both_at_once:
+        along = across = max(along, across)
+    cuts = ((across, ((0, 1 - axis % 2),)), (along, ((0, axis % 2),)))
+    (part,) = smallest((x,), cuts, faulty)
+    key = None if draw.key is None else asdict(draw.key)
+    return FaultError(what, {"x": part}, policy=asdict(policy), key=key, axis=axis, strides=part.stride())
+
+
+def _takes(x: Tensor, draw: Draw, axis: int) -> bool:
     try:
-        check_operand(x, policy, axis, KEY)
+        check_operand(x, draw.policy, axis, draw.key)
     except ValueError:
         return False
     return True
 
 
-def _compare(ours: Operand, theirs: Quantized, what: str) -> None:
+def difference(ours: Operand, theirs: Operand) -> str | None:
+    """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
     values, descale = ours.values.cpu().float(), ours.descale
     if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row: the reference has them multiplied in
         values = values * (descale.cpu()[:, None] if ours.axis == 1 else descale.cpu()[None, :])
         descale = 1.0
     expected = theirs.values.float()
-    different = int((values.nan_to_num(nan=77.0) != expected.nan_to_num(nan=77.0)).sum())
-    assert same_bits(values, expected), f"{what}: {different} of {values.numel()} values differ"
+    if values.shape != expected.shape:
+        return f"shape {list(values.shape)} instead of {list(expected.shape)}"
+    if different := int(_unequal(values, expected).sum()):
+        return f"{different} of {values.numel()} values differ"
     ours_is, theirs_is = float(descale), float(theirs.descale)
-    equal = ours_is == theirs_is or (math.isnan(ours_is) and math.isnan(theirs_is))
-    assert equal, f"{what}: descale {ours_is} instead of {theirs_is}"
-    if theirs.mask is not None:
-        assert ours.mask is not None, f"{what}: no mask"
-        assert torch.equal(ours.mask.cpu(), theirs.mask), f"{what}: another mask"
+    if ours_is != theirs_is and not (math.isnan(ours_is) and math.isnan(theirs_is)):
+        return f"descale {ours_is} instead of {theirs_is}"
+    if theirs.mask is not None and ours.mask is None:
+        return "no mask"
+    if theirs.mask is not None and ours.mask is not None and not torch.equal(ours.mask.cpu(), theirs.mask):
+        return "another mask"
+    return None
 
 
 def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     k = 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
-    rows = block_shape(policy)[0]
+    rows, grain = block_shape(policy)[0], max(policy.hadamard, block_shape(policy)[1], 16)
+    draw = Draw(policy=policy, key=KEY)
     worst = 0.0
-    for m, n in ((96, 64), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
+    for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
         x, w = _normal(m, k, 1), _normal(n, k, 2)
-        ours = product(backend, where, Draw(policy=policy, key=KEY), x, w)
-        assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
-        assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
-        a, b = (round_operand(one, policy, axis=1, key=KEY) for one in (x, w))
-        descale = float(a.descale) * float(b.descale)
-        exact = (a.values.double() @ b.values.double().t()) * descale
-        magnitude = (a.values.double().abs() @ b.values.double().abs().t()) * abs(descale)
-        # One rounding to bf16, and fp32 accumulation of k terms in any order.
-        bound = exact.abs() * 2.0**-8 + magnitude * (k * 2.0**-23)
-        error = (ours.double() - exact).abs()
-        most = float((error / bound).max())
-        assert bool((error <= bound).all()), f"off by up to {most:.1f} × the bound"
-        worst = max(worst, most)
+        off = _off(backend, where, draw, x, w)
+        if not off <= 1:
+            cuts = ((rows, ((0, 0),)), (rows, ((1, 0),)), (grain, ((0, 1), (1, 1))))
+            part = smallest((x, w), cuts, lambda *both: not _off(backend, where, draw, *both) <= 1)
+            tensors = dict(zip(("a", "b"), part, strict=True))
+            what = f"off by up to {off:.1f} × the bound"
+            raise FaultError(what, tensors, policy=asdict(policy), key=asdict(KEY))
+        worst = max(worst, off)
     return f"within {worst:.2f} of the bound of fp32 accumulation and one rounding"
+
+
+def _off(backend: Backend, where: str, draw: Draw, x: Tensor, w: Tensor) -> float:
+    """Return how far a product is off, over the bound of fp32 accumulation and one rounding to bf16."""
+    ours = product(backend, where, draw, x, w)
+    assert ours.shape == (len(x), len(w)), f"shape {list(ours.shape)} instead of {[len(x), len(w)]}"
+    assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
+    a, b = (round_operand(one, draw.policy, axis=1, key=draw.key) for one in (x, w))
+    descale = float(a.descale) * float(b.descale)
+    exact = (a.values.double() @ b.values.double().t()) * descale
+    magnitude = (a.values.double().abs() @ b.values.double().abs().t()) * abs(descale)
+    # One rounding to bf16, and fp32 accumulation of k terms in any order.
+    bound = exact.abs() * 2.0**-8 + magnitude * (x.shape[1] * 2.0**-23)
+    error = (ours.double() - exact).abs()
+    return float(torch.where(error == 0, 0.0, error / bound).max())  # where all terms are 0, so is the bound
 
 
 def _normal(rows: int, columns: int, seed: int) -> Tensor:

@@ -14,11 +14,12 @@ import triton
 
 from ablate.backends.quantisers.packed import BLOCK, Packed
 from ablate.backends.triton import quantise
-from ablate.backends.triton.policies import BITS, CODES, VALUES, constants, tile
-from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, SCALE_ADD
-from ablate.numerics.quantiser import check_operand
-from ablate.numerics.rotate import signs_of
-from ablate.numerics.scales import fp32
+from ablate.backends.triton.policies import BITS, CODES, OFF, VALUES, side_of, tile
+from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX
+from ablate.numerics.quantiser import Quantized, check_operand
+from ablate.numerics.rotate import permutation_of, signs_of
+from ablate.numerics.scales import EDEN_MAX, divided, eden_tensor_scale, fp32, largest_scale
+from ablate.recipes.policy import MS_EDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Draw
 
 
-_OFF: dict[str, Any] = {"out": None, "scales": None, "tensor": None, "signs": None, "key0": 0, "key1": 0}
+_OFF: dict[str, Any] = dict.fromkeys(("out", "scales", "mask", "tensor", "order", "signs"))
+_OFF |= {"key0": 0, "key1": 0}
 
 
 def quantise_packed(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Packed]:
@@ -47,22 +49,25 @@ def quantise_packed(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Packed]:
         policy = draw.policy
         check_operand(x, policy, axis, draw.key)
         n, k = x.shape if axis else x.shape[::-1]
-        block = BLOCK.get(policy.format, 32 if policy.scale in SCALE_ADD else None)
+        block = BLOCK.get(policy.format, None if policy.has_tensor_scale else 32)
         codes = x.new_empty(n, k // 2 if BITS.get(policy.format) == 4 else k, dtype=torch.uint8)
         scales = None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
         sides[axis], descale = _side(x, draw, axis, codes, scales)
-        done[axis] = Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis)
+        done[axis] = Packed(
+            format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis,
+            mask=sides[axis]["mask"],
+        )  # fmt: skip
     _launch(x, draws, sides, CODES)
     return done
 
 
-def quantise_values(x: Tensor, draw: Draw, axis: int) -> tuple[Tensor, float | Tensor]:
-    """Quantise and dequantise to bf16 along ``axis``; returns the stored matrix and its descale."""
+def quantise_values(x: Tensor, draw: Draw, axis: int) -> Quantized:
+    """Quantise and dequantise to bf16 along ``axis``."""
     check_operand(x, draw.policy, axis, draw.key)
     out = x.new_empty(x.shape, dtype=torch.bfloat16)
     side, descale = _side(x, draw, axis, out, None)
     _launch(x, {axis: draw}, {axis: side}, VALUES)
-    return out, descale
+    return Quantized(values=out, descale=descale, mask=side["mask"], axis=axis)
 
 
 def _side(
@@ -71,13 +76,16 @@ def _side(
     """Return the kernel's arguments for one side, and the descale."""
     tensor, descale = _tensor_scale(x, draw, axis)
     key0, key1 = map(_signed, draw.key.words() if draw.key else (0, 0))
-    side = {"out": out, "scales": scales, "tensor": tensor, "signs": _signs(x, draw)}
+    mask = x.new_empty(x.shape, dtype=torch.bool) if draw.policy.mask else None
+    side = {"out": out, "scales": scales, "mask": mask, "tensor": tensor, **_rotation(x, draw)}
     return side | {"key0": key0, "key1": key1}, descale
 
 
-def _signs(x: Tensor, draw: Draw) -> Tensor | None:
-    signs = signs_of(draw.policy, draw.key)
-    return None if signs is None else signs.to(x.device, non_blocking=True)
+def _rotation(x: Tensor, draw: Draw) -> dict[str, Tensor | None]:
+    """Return the permutation (int32) and the signs of a Hadamard group on x's device."""
+    order = permutation_of(draw.policy, draw.key)
+    found = {"order": None if order is None else order.int(), "signs": signs_of(draw.policy, draw.key)}
+    return {name: None if one is None else one.to(x.device, non_blocking=True) for name, one in found.items()}
 
 
 def _signed(word: int) -> int:
@@ -92,20 +100,15 @@ def _launch(x: Tensor, draws: Mapping[int, Draw], sides: Mapping[int, dict[str, 
     positions = {(draw.key.step, draw.key.call) for draw in draws.values() if draw.key is not None}
     [(step, call)] = positions or {(0, 0)}
     policies = [draws[axis].policy if axis in draws else None for axis in (1, 0)]
-    tile_rows, tile_columns = tile(*policies)
+    tile_rows, tile_columns, warps = tile(*policies)
     grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
     with on_device(x):
         quantise.quantise_kernel[grid](
             x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), _signed(step), _signed(call),
             **{f"r_{name}": value for name, value in sides.get(1, _OFF).items()},
             **{f"c_{name}": value for name, value in sides.get(0, _OFF).items()},
-            **{
-                f"{prefix}_{name}": value
-                for prefix, policy in zip("RC", policies, strict=True)
-                for name, value in constants(policy, output).items()
-            },
-            TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns,
-            num_warps=4, enable_fp_fusion=False,
+            R=side_of(policies[0], output), C=side_of(policies[1], output),
+            TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -115,21 +118,27 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, float | Tensor]:
-    """Return the tensor scale for the kernel, and the descale, both without waiting."""
+    """Return the tensor's scale, its reciprocal and its largest magnitude (fp32 [3]), and the descale.
+
+    Nothing waits. MS-EDEN's scale is in the place of its reciprocal too.
+    """
     policy = side.policy
-    if policy.scale in SCALE_ADD:
+    if not policy.has_tensor_scale:
         return None, 1.0 / policy.prescale
     amax = _amax(x, side, axis) if side.amax is None else x.new_full((1,), side.amax, dtype=torch.float32)
-    element = ELEMENTS[policy.format]
-    largest = 448.0 * 6 if policy.scale == "two_level" else element.max
-    # Tensor by tensor: torch computes number / tensor as reciprocal and product, rounded twice.
-    encode = (torch.full_like(amax, largest) / amax).clamp(max=FLOAT32_MAX)
-    encode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), encode, math.nan))
-    decode = torch.ones_like(encode) / encode
+    if policy.scale in MS_EDEN:
+        decode = divided(divided(amax, fp32(EDEN_MAX)), eden_tensor_scale(0.0)[0])
+        encode = decode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), decode, math.nan))
+    else:
+        element = ELEMENTS[policy.format]
+        largest = largest_scale(policy.scale) * element.max if policy.format == "nvfp4" else element.max
+        encode = divided(largest, amax).clamp(max=FLOAT32_MAX)
+        encode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), encode, math.nan))
+        decode = divided(1.0, encode)
     descale = decode
     if policy.prescale != 1.0:
-        descale = (decode.double() / fp32(policy.prescale)).to(torch.float32)
-    return torch.cat((encode, decode)), descale
+        descale = (decode.double() / policy.prescale).to(torch.float32)
+    return torch.cat((encode, decode, amax)), descale
 
 
 def _amax(x: Tensor, side: Draw, axis: int) -> Tensor:
@@ -138,14 +147,12 @@ def _amax(x: Tensor, side: Draw, axis: int) -> Tensor:
     bits = x.new_zeros(1, dtype=torch.int32)
     if not x.numel():
         return bits.view(torch.float32)
-    tile_rows, tile_columns = tile(policy if axis else None, None if axis else policy)
+    tile_rows, tile_columns, warps = tile(policy if axis else None, None if axis else policy)
     grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
     with on_device(x):
         quantise.amax_kernel[grid](
-            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), bits, _signs(x, side),
-            ALONG_COLUMNS=axis == 0, HADAMARD=policy.hadamard,
-            NORM=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
-            ROTATED_BF16=policy.rotated_bf16, TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns,
-            num_warps=4, enable_fp_fusion=False,
+            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), bits, **_rotation(x, side),
+            ALONG_COLUMNS=axis == 0, SIDE=side_of(policy, OFF),
+            TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
     return bits.view(torch.float32)

@@ -9,21 +9,71 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ablate.backends.device import interpreting
 from ablate.backends.quantisers.packed import BLOCK
-from ablate.numerics.formats import ELEMENTS, SCALE_ADD
-from ablate.recipes import OperandPolicy
+from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
+from ablate.numerics.scales import four_six_divisor
+from ablate.recipes import OperandPolicy, block_shape
+from ablate.recipes.policy import MS_EDEN
+
+if TYPE_CHECKING:
+    from ablate.numerics.formats import Element
 
 OFF, CODES, VALUES = 0, 1, 2
 """Output of one side of the kernel: nothing; codes and scale bytes, contraction last; dequantised bf16."""
-E8M0, TWO_LEVEL, TENSOR = 0, 1, 2
-"""Scales: E8M0 per block; NVFP4's E4M3 per block and fp32 for the tensor; fp32 for the tensor."""
+NEAREST, AWAY, TOWARD_ZERO, STOCHASTIC, ROCM = range(5)
+"""Roundings: nearest, ties to even code, away from zero or toward it; up when p > u; as ROCm's kernel."""
+SQUARES, MAGNITUDES, LARGEST = 0, 1, 2
+"""By what four-or-six compares the errors of a block: sum of squares, of magnitudes, largest magnitude."""
+E8M0, QUEST, TWO_LEVEL, TENSOR, EDEN, EDEN_UNSCALED = range(6)
+"""Scales: E8M0 per block, of its largest magnitude or of its standard deviation; NVFP4's E4M3 per block and
+fp32 for the tensor; fp32 for the tensor; MS-EDEN's."""
 
+_ROUNDINGS = {
+    "nearest": NEAREST, "nearest_away": AWAY, "nearest_toward_zero": TOWARD_ZERO,
+    "stochastic": STOCHASTIC, "stochastic_rocm": ROCM,
+}  # fmt: skip
+_FOUR_SIX = {
+    "four_six": SQUARES, "four_six_mae": MAGNITUDES, "four_six_max": LARGEST,
+    "four_six_448": SQUARES, "four_six_mae_448": MAGNITUDES,
+}  # fmt: skip
+_RULES = {
+    **dict.fromkeys(SCALE_ADD, E8M0), "quest": QUEST, "tensor": TENSOR, "delayed": TENSOR,
+    "ms_eden": EDEN, "ms_eden_unscaled": EDEN_UNSCALED, **dict.fromkeys(("two_level", *_FOUR_SIX), TWO_LEVEL),
+}  # fmt: skip
 _LARGEST_HADAMARD = 128
 _TILE = 64
 BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What one side of the kernel is compiled for: a policy's rules as numbers, and what is written.
+
+    ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0 rule; ``four_six`` says by
+    what errors are compared (None: not at all), and ``error_divisor`` what they are divided by. ``draws``:
+    whether random words are needed. ``of_scales``: the grid of NVFP4's block scales.
+    """
+
+    output: int
+    rule: int
+    rows: int
+    block: int
+    scale_add: int
+    element: Element
+    bits: int
+    rounding: int
+    prescale: float
+    four_six: int | None
+    error_divisor: float
+    hadamard: int
+    norm: float
+    rotated_bf16: bool
+    mask: bool
+    draws: bool
+    of_scales: Element = E4M3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +116,10 @@ INTERPRETED = Tile(bm=128, bn=128, bk=256, warps=4)
 
 def refusal(policy: OperandPolicy) -> str | None:
     """Return why the kernel does not support this policy, or None if it does."""
-    if policy.format not in ELEMENTS or policy.format.startswith("fp4_"):
+    if policy.format not in ELEMENTS or policy.format.startswith(("fp4_", "nvint", "if")):
         return f"format '{policy.format}'"
-    if policy.scale not in (*SCALE_ADD, "two_level", "tensor", "delayed"):
+    if policy.scale not in _RULES:
         return f"scale '{policy.scale}'"
-    if policy.block in ("32x32", "16x16"):
-        return f"block '{policy.block}'"
-    if policy.rounding == "stochastic_rocm":
-        return "rounding 'stochastic_rocm'"
-    for option in ("permute", "mask"):
-        if getattr(policy, option):
-            return f"'{option}'"
     if policy.undo == "operand":
         return "undo 'operand'"
     if policy.hadamard > _LARGEST_HADAMARD:
@@ -85,31 +128,33 @@ def refusal(policy: OperandPolicy) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def constants(policy: OperandPolicy | None, output: int) -> dict[str, Any]:
+def side_of(policy: OperandPolicy | None, output: int) -> Side:
     """Return the compile-time constants of one side of the kernel; None means that the side is off."""
     if policy is None:
         policy, output = OperandPolicy(format="mxfp4"), OFF
     element = ELEMENTS[policy.format]
-    rules = {"two_level": TWO_LEVEL, "tensor": TENSOR, "delayed": TENSOR}
-    return {
-        "OUTPUT": output, "RULE": rules.get(policy.scale, E8M0), "BLOCK": BLOCK.get(policy.format, 32),
-        "SCALE_ADD": SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-        "MANTISSA": element.mantissa_bits, "E_MIN": element.min_exponent, "E_MAX": element.max_exponent,
-        "MAX": element.max, "BITS": BITS.get(policy.format, 8), "STOCHASTIC": policy.rounding == "stochastic",
-        "PRESCALE": policy.prescale, "HADAMARD": policy.hadamard,
-        "NORM": 1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0,
-        "ROTATED_BF16": policy.rotated_bf16,
-    }  # fmt: skip
+    return Side(
+        output=output, rule=_RULES[policy.scale], rows=block_shape(policy)[0],
+        block=BLOCK.get(policy.format, 32),
+        scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
+        element=element, bits=BITS.get(policy.format, 8), rounding=_ROUNDINGS[policy.rounding],
+        prescale=policy.prescale, four_six=_FOUR_SIX.get(policy.scale),
+        error_divisor=four_six_divisor(policy), hadamard=policy.hadamard,
+        norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0, rotated_bf16=policy.rotated_bf16,
+        mask=policy.mask, draws=policy.is_stochastic or policy.scale in MS_EDEN,
+    )  # fmt: skip
 
 
-def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int, int]:
-    """Return (rows, columns) of one program's tile: whole groups along both axes."""
+def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int, int, int]:
+    """Return (rows, columns, warps) of one program's tile: whole groups along both axes."""
     if interpreting():  # a program costs milliseconds there, whatever its size
-        return 128, 128
+        return 128, 128, 4
     # 64 columns are one round of the random stream's layout; a side that is off has no constraints.
     wide = max(_TILE, rows.hadamard if rows else 0)
     tall = max(32 if rows and not columns else _TILE, columns.hadamard if columns else 0)
-    return tall, wide
+    # 32 elements a thread on NVIDIA; of rules that hold more values for each, 16: registers are not spilled.
+    many = any(side and side.scale in (*_FOUR_SIX, *MS_EDEN) for side in (rows, columns))
+    return tall, wide, min(max(tall * wide // (512 if many else 1024), 4), 8)
 
 
 def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:

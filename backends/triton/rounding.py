@@ -1,4 +1,4 @@
-"""Device functions of the quantiser: random words, rotation, scales and elements, with the reference's bits.
+"""Device functions of the quantiser: random words, rotation, sums and elements, with the reference's bits.
 
 Each repeats a function of ``ablate.numerics`` operation by operation, in fp32 and on its bits. Fused
 multiply-add is not allowed (the kernels are compiled with ``enable_fp_fusion=False``), and divisions are
@@ -8,8 +8,12 @@ correctly rounded.
 import triton
 import triton.language as tl
 
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-ONE_SIXTH = tl.constexpr(0.1666666716337204)  # 1 / 6 in fp32
+from ablate.backends.triton import policies
+
+NEAREST = tl.constexpr(policies.NEAREST)
+STOCHASTIC = tl.constexpr(policies.STOCHASTIC)
+AWAY = tl.constexpr(policies.AWAY)
+ROCM = tl.constexpr(policies.ROCM)
 
 
 @triton.jit
@@ -34,6 +38,21 @@ def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMN
     first = tl.reshape(tl.join(c0, c1), [ROWS, COLUMNS // 64, 32])
     second = tl.reshape(tl.join(c2, c3), [ROWS, COLUMNS // 64, 32])
     return tl.reshape(tl.trans(tl.join(first, second), 0, 1, 3, 2), [ROWS, COLUMNS])
+
+
+@triton.jit
+def first_of(words, SIZE: tl.constexpr):
+    """Return the first of each SIZE neighbouring words [N, K]: [N, K / SIZE]."""
+    groups = tl.reshape(words, [words.shape[0], words.shape[1] // SIZE, SIZE])
+    return tl.sum(tl.where(tl.arange(0, SIZE)[None, None, :] == 0, groups, 0), axis=2)
+
+
+@triton.jit
+def shared_by_four(words):
+    """Return for all four neighbours the first one's word, shifted right by 16 for the last two."""
+    first = first_of(words, 4)[:, :, None]
+    fours = tl.where(tl.arange(0, 4)[None, None, :] < 2, first, first >> 16)
+    return tl.reshape(fours, [words.shape[0], words.shape[1]])
 
 
 @triton.jit
@@ -63,36 +82,84 @@ def round_to_bf16(v):
     return tl.where(finite, rounded, kept).to(tl.float32, bitcast=True)
 
 
+@triton.constexpr_function
+def log2(power):
+    """Return the exponent of a power of two."""
+    return power.bit_length() - 1
+
+
 @triton.jit
-def rotate(v, signs, GROUP: tl.constexpr, NORM: tl.constexpr, ROTATED_BF16: tl.constexpr):
-    """Rotate the last axis of v [N, K] fp32 by groups: signs [GROUP] (±1 fp32), butterfly, 1 / √group."""
+def rotate(v, order, signs, SIDE: tl.constexpr):
+    """Rotate the last axis of v [N, K] fp32 by groups: permutation, signs (±1 fp32), butterfly, 1 / √group.
+
+    ``order`` (int32) and ``signs`` are [group], or None.
+    """
     ROWS: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
-    LOG: tl.constexpr = (
-        (GROUP >= 2)
-        + (GROUP >= 4)
-        + (GROUP >= 8)
-        + (GROUP >= 16)
-        + (GROUP >= 32)
-        + ((GROUP >= 64) + (GROUP >= 128))
-    )
+    GROUP: tl.constexpr = SIDE.hadamard
     groups = tl.reshape(v, [ROWS * K // GROUP, GROUP])
+    if order is not None:
+        at = tl.load(order + tl.arange(0, GROUP))[None, :]
+        groups = tl.gather(groups, tl.broadcast_to(at, [ROWS * K // GROUP, GROUP]), 1)
     if signs is not None:
         groups = groups * tl.load(signs + tl.arange(0, GROUP))[None, :]
-    for i in tl.static_range(LOG):
+    for i in tl.static_range(log2(GROUP)):
         pairs = tl.reshape(groups, [ROWS * K // (2 << i), 2, 1 << i])
         upper, lower = tl.split(tl.trans(pairs, 0, 2, 1))
         groups = tl.trans(tl.join(upper + lower, upper - lower), 0, 2, 1)
-    v = tl.reshape(groups, [ROWS, K]) * NORM
-    if ROTATED_BF16:
+    v = tl.reshape(groups, [ROWS, K]) * SIDE.norm
+    if SIDE.rotated_bf16:
         v = round_to_bf16(v)
     return v
 
 
 @triton.jit
-def nearest(v, MANTISSA: tl.constexpr, E_MIN: tl.constexpr, MAX: tl.constexpr):
+def tiles(v, ROWS: tl.constexpr):
+    """Put ROWS neighbouring rows of v [N, K] side by side: [N / ROWS, K, ROWS]."""
+    return tl.trans(tl.reshape(v, [v.shape[0] // ROWS, ROWS, v.shape[1]]), 0, 2, 1)
+
+
+@triton.jit
+def of_rows(v, ROWS: tl.constexpr):
+    """Repeat each row of v [N, K] ROWS times: [N · ROWS, K]."""
+    N: tl.constexpr = v.shape[0]
+    K: tl.constexpr = v.shape[1]
+    return tl.reshape(tl.broadcast_to(v[:, None, :], [N, ROWS, K]), [N * ROWS, K])
+
+
+@triton.jit
+def halves(v):
+    """Return both halves of the last axis of v [N, K, n]."""
+    pairs = tl.reshape(v, [v.shape[0], v.shape[1], 2, v.shape[2] // 2])
+    return tl.split(tl.trans(pairs, 0, 1, 3, 2))
+
+
+@triton.jit
+def tree_sum(v):
+    """Sum the last axis of v [N, K, n] by halves: [N, K]."""
+    for _ in tl.static_range(log2(v.shape[2])):
+        first, second = halves(v)
+        v = first + second
+    return tl.reshape(v, [v.shape[0], v.shape[1]])
+
+
+@triton.jit
+def add_in_order(total, v):
+    """Add the last axis of v [N, K, n] to total [N, K], from its first value on."""
+    if v.shape[2] == 1:
+        total += tl.reshape(v, [v.shape[0], v.shape[1]])
+    else:
+        first, second = halves(v)
+        total = add_in_order(add_in_order(total, first), second)
+    return total
+
+
+@triton.jit
+def nearest(v, ELEMENT: tl.constexpr):
     """Return the magnitude codes (int32) of v: to nearest, ties to even code, saturating."""
-    magnitude = tl.minimum(tl.abs(v), MAX)
+    MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
+    E_MIN: tl.constexpr = ELEMENT.min_exponent
+    magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
     bits = magnitude.to(tl.int32, bitcast=True)
     DROP: tl.constexpr = 23 - MANTISSA
     even = bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)
@@ -103,41 +170,50 @@ def nearest(v, MANTISSA: tl.constexpr, E_MIN: tl.constexpr, MAX: tl.constexpr):
 
 
 @triton.jit
-def stochastic(v, words, MANTISSA: tl.constexpr, E_MIN: tl.constexpr, MAX: tl.constexpr):
-    """Return the magnitude codes (int32) of v: up when p > u, u the top 24 bits of ``words`` over 2^24."""
-    magnitude = tl.minimum(tl.abs(v), MAX)
-    exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) >> 23, 127 + E_MIN)
-    per_step = ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
-    in_steps = magnitude * per_step
-    low = tl.floor(in_steps)
-    u = (words >> 8).to(tl.float32) * 5.9604644775390625e-08
-    up = tl.where(in_steps - low > u, 1, 0)
-    return ((exponent - (127 + E_MIN)) << MANTISSA) + low.to(tl.int32) + up
+def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
+    """Return the magnitude codes (int32) of v, rounded as the policy says."""
+    if ROUNDING == NEAREST:
+        return nearest(v, ELEMENT)
+    else:  # noqa: RET505 - the compiler takes only one of two branches that return
+        return neighbour(v, words, ELEMENT, ROUNDING)
 
 
 @triton.jit
-def decode(code, MANTISSA: tl.constexpr, E_MIN: tl.constexpr):
+def neighbour(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
+    """Return the magnitude codes (int32) of the lower or upper neighbour of v, p steps above the lower.
+
+    Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; ROCm's: when p plus the top 22 bits
+    over 2^22 reaches 1. Else to the nearer one, and from the middle away from zero or toward it.
+    """
+    MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
+    E_MIN: tl.constexpr = ELEMENT.min_exponent
+    magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
+    exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) >> 23, 127 + E_MIN)
+    per_step = ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
+    in_steps = magnitude * per_step
+    low = in_steps.to(tl.int32)
+    p = in_steps - low.to(tl.float32)
+    if ROUNDING == STOCHASTIC:
+        up = p > (words >> 8).to(tl.float32) * 5.9604644775390625e-08
+    elif ROUNDING == ROCM:
+        up = (p * 4194304.0).to(tl.int32) + (words >> 10).to(tl.int32) >= 1 << 22
+    elif ROUNDING == AWAY:
+        up = p >= 0.5
+    else:
+        up = p > 0.5
+    return ((exponent - (127 + E_MIN)) << MANTISSA) + low + up.to(tl.int32)
+
+
+@triton.jit
+def decode(code, ELEMENT: tl.constexpr):
     """Return the fp32 magnitudes of codes (int32) without sign."""
+    MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
+    E_MIN: tl.constexpr = ELEMENT.min_exponent
     normal = ((code + ((126 + E_MIN) << MANTISSA)) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
     return tl.where(code < (1 << MANTISSA), code.to(tl.float32) * 2.0 ** (E_MIN - MANTISSA), normal)
 
 
 @triton.jit
-def e8m0_byte(amax_bits, SCALE_ADD: tl.constexpr, E_MAX: tl.constexpr):
-    """Return the E8M0 byte (int32) for the bits of a block's largest magnitude; 255 for NaN and Inf."""
-    byte = tl.maximum(((amax_bits + SCALE_ADD) >> 23) - E_MAX, 0)
-    return tl.where(amax_bits >= 0x7F800000, 255, byte)
-
-
-@triton.jit
-def power_of_two(byte):
-    """Return 2^(byte − 127) in fp32, NaN for 255."""
-    bits = tl.where(byte == 0, 1 << 22, tl.where(byte == 255, 0x7FC00000, byte << 23))
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def reciprocal_power_of_two(byte):
-    """Return 2^(127 − byte) in fp32, NaN for 255."""
-    bits = tl.where(byte == 255, 0x7FC00000, (254 - byte) << 23)
-    return bits.to(tl.float32, bitcast=True)
+def with_sign_of(magnitude, v):
+    """Return magnitudes with the signs of v, also of its zeros."""
+    return tl.where(v.to(tl.int32, bitcast=True) < 0, -magnitude, magnitude)

@@ -118,6 +118,28 @@ class PrimusTurboBackend(_LibraryBackend):
         return out
 
 
+class PrimusTurboFlydslBackend(PrimusTurboBackend):
+    """Primus-Turbo's second MXFP4 GEMM, written in FlyDSL; its third is AITER's."""
+
+    name = "primus_turbo_flydsl"
+
+    def gemm(
+        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+    ) -> Tensor:
+        """Plain rows of scales; M, N and K are filled up with zeros to multiples of 256."""
+        del alpha, fmt
+        call = importlib.import_module(
+            f"{self.module}.flydsl.gemm.gemm_mxfp4_kernel"
+        ).gemm_mxfp4_flydsl_kernel
+        a, a_scales, b, b_scales = _filled(a, a_scales, b, b_scales, rows=256, k=256)
+        a, b = a.view(torch.float4_e2m1fn_x2), b.view(torch.float4_e2m1fn_x2)
+        out: Tensor = call(
+            a, a_scales.view(torch.float8_e8m0fnu), b, b_scales.view(torch.float8_e8m0fnu),
+            out_dtype=torch.bfloat16,
+        )  # fmt: skip
+        return out
+
+
 class AiterBackend(_LibraryBackend):
     """AITER: ``gemm_a4w4`` over operands in its own shuffled layout."""
 

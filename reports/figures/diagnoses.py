@@ -32,7 +32,8 @@ _PANELS = {
 
 
 def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
-    """Draw a figure for each arm."""
+    """Draw a figure for each arm; other recipes on its tensors (``what_if``) stand in the table alone."""
+    arms = [arm for arm in arms if arm.what_if is None]
     picture = partial(_picture, limits={figure: _limits(figure, arms) for figure in _PANELS})
     drawings = (
         canvas.drawing(f"diagnostics-{i}", f"Diagnostics: {arm.arm}")(picture)(arm)

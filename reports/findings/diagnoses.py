@@ -96,16 +96,20 @@ class Map:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmDiagnosis:
-    """What was measured of one arm, in ``runs`` of its runs."""
+    """What was measured of one arm, in ``runs`` of its runs.
+
+    ``what_if``: another recipe, measured on the arm's tensors, which trained nothing; None for its own.
+    """
 
     arm: str
+    what_if: str | None
     runs: int
     gemms: tuple[GemmSummary, ...]
     maps: tuple[Map, ...]
 
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
-    """Return the diagnosis of each arm that has one, and a line for each file with damaged rows."""
+    """Return the diagnoses of each arm that has one, and a line for each file with damaged rows."""
     found, faults = [], []
     for arm in analysis.arms:
         runs = []
@@ -121,8 +125,7 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
                 faults.append(f"{path}: {damaged} damaged row{'' if damaged == 1 else 's'} left out")
             if rows:
                 runs.append(rows)
-        if runs:
-            found.append(summarise(arm.name, runs))
+        found += summarise_all(arm.name, runs)
     return tuple(found), tuple(faults)
 
 
@@ -133,15 +136,25 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
     return good, len(rows) - len(good)
 
 
-def summarise(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
-    """Return the diagnosis of an arm from the rows of each of its runs."""
+def summarise_all(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
+    """Return the diagnoses of an arm from the rows of each of its runs: its own, then of ``what_if``."""
+    recipes = dict.fromkeys(row.get("what_if") for rows in runs for row in rows)
+    found = []
+    for recipe in sorted(recipes, key=lambda recipe: recipe is not None):
+        own = [[row for row in rows if row.get("what_if") == recipe] for rows in runs]
+        found.append(summarise(arm, [rows for rows in own if rows], what_if=recipe))
+    return found
+
+
+def summarise(arm: str, runs: Sequence[Sequence[Row]], *, what_if: str | None = None) -> ArmDiagnosis:
+    """Return one diagnosis of an arm, from the rows of one recipe in each of its runs."""
     gemms = tuple(
         _gemm(gemm, [[row for row in rows if row["gemm"] == gemm] for rows in runs])
         for gemm in GEMMS
         if any(row["gemm"] == gemm for rows in runs for row in rows)
     )
     maps = tuple(_map(figure, runs) for figure in ("relative_error", "bias_share", "gain"))
-    return ArmDiagnosis(arm=arm, runs=len(runs), gemms=gemms, maps=maps)
+    return ArmDiagnosis(arm=arm, what_if=what_if, runs=len(runs), gemms=gemms, maps=maps)
 
 
 def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
@@ -262,6 +275,7 @@ def _is_row(row: Any) -> bool:
         and row["draws"] > 0
         and row.get("gemm") in GEMMS
         and isinstance(row.get("layer"), str)
+        and isinstance(row.get("what_if", ""), str)
         and all(row.get(name) is None or _number(row[name]) is not None for name in _NUMBERS)
     )
 

@@ -90,8 +90,8 @@ def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
     if config.whole.get("trainer") is not None:  # the user's own, which may follow another schedule
         return ()
     training = config.training or {}
-    phases = (config.recipe or {}).get("phases") or ()
-    total = training.get("tokens") or 0
+    recipe, total = config.recipe or {}, training.get("tokens") or 0
+    phases = [*(recipe.get("phases") or ()), *filter(None, [recipe.get("deoscillate")])]
     switches = [
         phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
     ]
@@ -224,7 +224,7 @@ def _decisions(frames: StudyFrames) -> list[tuple[Decision, dict[str, list[tuple
     apart = {found.run for found in find_set_apart(frames, plan.waive)}
     found = []
     for origin, names in origins(plan).items():
-        if not names - {plan.baseline}:
+        if len(origins(plan)) > 1 and not names - {plan.baseline}:
             continue
         runs: dict[str, list[tuple[Outcome, Curve]]] = {}
         for _, curve, end in run_ends(frames, apart, origin):

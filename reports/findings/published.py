@@ -47,14 +47,17 @@ class RecipeKind:
 
 
 def kind_of(recipe: Recipe) -> RecipeKind | None:
-    """Return what a recipe is as papers name it; None without an FP4 GEMM or where its GEMMs differ."""
+    """Return what a recipe is as papers name it.
+
+    None without an FP4 GEMM, where its GEMMs differ, and with de-oscillation, which no figure here has.
+    """
     low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in _sides(recipe, gemm)))
     operands = [side for gemm in low for side in _sides(recipe, gemm)]
     formats = {side.format for side in operands}
-    if len(formats) != 1:
+    if len(formats) != 1 or recipe.deoscillate is not None:
         return None
     rotated = [side for side in operands if side.hadamard]
-    drawn = [side for side in operands if side.rounding != "nearest"]
+    drawn = [side for side in operands if side.is_stochastic]
     words = []
     if drawn:
         rocm = any(side.rounding == "stochastic_rocm" for side in drawn)

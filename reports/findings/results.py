@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
@@ -69,18 +71,37 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """An arm on named hardware. ``speed``: step speed over the baseline's; None without the units for it.
+    """An arm on named hardware. ``speed``: step speed over the baseline's; empty without the units for it.
 
-    ``net``: speed / (1 + token cost), with the interval of the token cost alone. ``hours``: device-hours of
-    training to the target, None where the target was not reached by all. ``large``: ``speed`` at the shapes
-    of Llama 3.1 8B.
+    ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty where the
+    target was not reached by all. ``large``: ``speed`` at the shapes of Llama 3.1 8B. Intervals are the
+    model's 95 % ranges, in ``net`` with the token cost's.
     """
 
     hardware: str
-    speed: float | None
+    speed: Interval
     net: Interval
-    hours: float | None
-    large: float | None
+    hours: Interval
+    large: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class InBf16:
+    """One arm by its evaluations in bf16, and how its own evaluation differs from them.
+
+    ``token_cost``, ``difference``, ``final_loss``: as those of the arm, by bf16. ``tokens_alone``: (1 + cost
+    by its own evaluation) / (1 + cost by bf16) − 1. ``share``: what part of log (1 + cost) by its own
+    evaluation that is, without an interval; None unless that cost's interval leaves zero out. ``loss_alone``:
+    loss difference by its own evaluation minus the one by bf16, in nats per token. Both have intervals from
+    the arm's own variance, because the spread of this difference is not alike in all arms.
+    """
+
+    token_cost: Cost
+    tokens_alone: Interval
+    share: float | None
+    final_loss: Interval
+    difference: LossDifference
+    loss_alone: LossDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +115,7 @@ class ArmResult:
     arm with a bound alone, how many more tokens its difference in loss comes to. ``decay_begins``: tokens
     after which its learning rate falls at the end; None where it does not. ``counted_from``: the tokens of
     the fork from which its tokens to target and its token cost are counted, 0 from the beginning.
+    ``in_bf16``: by a second evaluation; None for the baseline, and where it or the arm has none.
     """
 
     planned: LockedArm
@@ -116,6 +138,7 @@ class ArmResult:
     published: tuple[Published, ...]
     decay_begins: int | None
     counted_from: int
+    in_bf16: InBf16 | None
     runs: tuple[RunResult, ...]
 
     @property
@@ -290,6 +313,13 @@ class Analysis:
     def baseline_arm(self) -> ArmResult:
         """The arm that costs are stated against."""
         return next(arm for arm in self.arms if arm.name == self.baseline)
+
+    @property
+    def reached_by_all(self) -> float | None:
+        """The lowest loss that every run but diverged ones has reached and confirmed, in nats per token."""
+        losses = [one.loss for one in self.curves if one.end not in ("diverged", "missing")]
+        reached = [float(np.maximum(loss[1:], loss[:-1]).min()) for loss in losses if len(loss) > 1]
+        return max(reached) if reached and len(reached) == len(losses) else None
 
     @property
     def has_curves(self) -> bool:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
+from ablate.modelled.spread import Range, seconds_range, speed_up
 from ablate.reports.findings.results import Measured, Modelled
 from ablate.reports.statistics.intervals import (
     ALPHA,
@@ -124,10 +125,12 @@ def modelled_speed(
             Modelled(
                 hardware=hardware,
                 speed=speed,
-                net=Interval() if speed is None else _net(speed, cost),
-                hours=None
-                if own is None or tokens_to_target is None
-                else own.total * tokens_to_target / _HOUR_SEC,
+                net=_net(speed, cost),
+                hours=_interval(
+                    None
+                    if own is None or tokens_to_target is None
+                    else seconds_range(own).times(tokens_to_target / _HOUR_SEC)
+                ),
                 large=_model_ratio(LLAMA_8B, arm.recipe, LLAMA_8B, baseline.recipe, hardware),
             )
         )
@@ -156,18 +159,27 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
 
 def _model_ratio(
     work: Workload, recipe: Recipe, base_work: Workload, base_recipe: Recipe, hardware: str
-) -> float | None:
+) -> Interval:
     own, base = token_time(work, recipe, hardware), token_time(base_work, base_recipe, hardware)
-    return None if own is None or base is None else base.total / own.total
+    return _interval(None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel()))
 
 
-def _net(speed: float, cost: Cost) -> Interval:
-    if cost.kind == "baseline":
-        return Interval(estimate=speed)
+def _interval(found: Range | None) -> Interval:
+    return Interval() if found is None else Interval(**vars(found))
+
+
+def _net(speed: Interval, cost: Cost) -> Interval:
+    """Return speed / (1 + token cost), whose errors are independent."""
+    if cost.kind == "baseline" or speed.estimate is None:
+        return speed
     if cost.estimate is None:
         return Interval(note=cost.reason)
-    turned = Interval(estimate=cost.estimate, low=cost.high, high=cost.low)
-    return turned.each(lambda part: speed / (1 + part))
+    middle, net = 1 + cost.estimate, speed.estimate / (1 + cost.estimate)
+    if speed.low is None or speed.high is None or cost.low is None or cost.high is None:
+        return Interval(estimate=net)
+    down = math.hypot(math.log(speed.estimate / speed.low), math.log((1 + cost.high) / middle))
+    up = math.hypot(math.log(speed.high / speed.estimate), math.log(middle / (1 + cost.low)))
+    return Interval(estimate=net, low=net * math.exp(-down), high=net * math.exp(up))
 
 
 def _of_all(

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from ablate.modelled.speed import published_checks
+from ablate.modelled.spread import published_checks
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
 from ablate.reports.statistics.scaling import SEEN
@@ -44,7 +44,7 @@ _KEYS = {
     "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss standing tokens_behind=behind "
     "restricted_mean measured fp4_share_of_flops=fp4_share "
-    "modelled published power target_sweep=sweep",
+    "modelled published power target_sweep=sweep in_bf16",
     "PublishedSpeed": "what source published at_least modelled deviation",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
     "restricted counted_from_tokens=counted_from",
@@ -103,7 +103,7 @@ def report_document(
         "speed_model": _plain(published_checks()) if any(arm.modelled for arm in analysis.arms) else [],
         **_object(analysis, "learning_rate=rate_curves tuning failed_self_tests"),
         "diagnostics": [
-            _object(arm, "arm runs")
+            _object(arm, "arm what_if runs")
             | {"findings": list(diagnosis_sentences(arm)), "gemms": _plain(arm.gemms)}
             for arm in diagnosed
         ],

@@ -25,6 +25,7 @@ from ablate.reports.read.against import read_against
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, speed_tables, tables, words
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
+from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.method import definitions
 from ablate.reports.words.table import to_latex
 from ablate.reports.words.verdict import Verdict, write_verdict
@@ -168,6 +169,11 @@ def _sections(
                 ("effects", "Effects of the factors", tables.effect_table(analysis)),
                 ("power", "What the seeds could show", tables.power_table(analysis)),
             ),
+        ),
+        PageSection(
+            name="evaluation",
+            title="Learnt or inferred",
+            tables=(("evaluation", None, evaluation_table(analysis)),),
         ),
         PageSection(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
         *(PageSection(name=one.name, title=one.title, drawing=one) for one in drawings),

@@ -76,10 +76,12 @@ def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setti
     code = environment.code or _text([environment.ablate, environment.git_commit])
     # The logs of others may be of any devices, as of any kind of GPU.
     world_size = None if environment.backend_mode == "imported" else environment.world_size
-    # The evaluation set: its size, where its text comes from, and which windows of that.
+    # The evaluation set: its size, where its text comes from, and which windows of that; and whose Fprop.
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
     if training.get("eval_windows", "spread") != "spread":
         evaluation.append(training["eval_windows"])
+    if training.get("evaluate_in") == "bf16":
+        evaluation.append("in bf16")
     return {
         "data": config.whole.get("data_digest"),
         "tokenizer": _text(tokenizer),

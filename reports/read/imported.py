@@ -40,7 +40,8 @@ PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear"
 class ImportedRun:
     """One run of a log.
 
-    ``evals`` are (tokens, validation loss in nats per token); ``throughput`` (tokens, tokens per second).
+    ``evals`` are (tokens, validation loss in nats per token); ``in_bf16`` the losses of a second evaluation
+    in bf16, by tokens; ``throughput`` (tokens, tokens per second).
     ``settings`` is what makes runs comparable: batch, learning rate, data, hardware; never the seed, which is
     None where the log does not tell it. ``source`` names it for people; ``content`` is hashed to its id.
     """
@@ -49,6 +50,7 @@ class ImportedRun:
     content: bytes
     seed: int | None
     evals: tuple[tuple[int, float], ...]
+    in_bf16: Mapping[int, float] = field(default_factory=dict)
     state: State = "finished"
     message: str | None = None
     throughput: tuple[tuple[int, float], ...] = ()
@@ -282,6 +284,7 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     ]
     rows += [
         {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
+        | ({"val_loss_bf16": run.in_bf16[tokens]} if tokens in run.in_bf16 else {})
         for step, (tokens, loss) in enumerate(run.evals, 1)
     ]
     # The times of MLflow's rows come from here and must not change from import to import.

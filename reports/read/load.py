@@ -8,6 +8,7 @@ A missing plan is an error of the caller (``FileNotFoundError``).
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ _RUN_COLUMNS = (
     "budget_tokens", "tokens_per_sec", "backend_mode",
 )  # fmt: skip
 _OF_STATUS = ("state", "attempt", "tokens", "message", "started_unix", "ended_unix")
-_EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss")
+_EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss", "val_loss_bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ class StudyFrames:
     """A study as plain data.
 
     ``runs`` has one row for each run of the plan, ``evals`` one for each evaluation (``val_loss`` in nats
-    per token, ordered by run and tokens, each token count once). ``configs`` maps an arm to the resolved
+    per token, ordered by run and tokens, each token count once; with ``val_loss_bf16`` where a run was also
+    evaluated in bf16, NaN where one was not). ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
     ``attempts`` to when and where its last attempt was. ``throughput``: what ``ablate throughput`` measured.
     """
@@ -112,13 +114,19 @@ def load_frames(store: StudyStore) -> StudyFrames:
     return StudyFrames(
         plan=plan,
         runs=pd.DataFrame(run_rows, columns=list(_RUN_COLUMNS)),
-        evals=pd.DataFrame(eval_rows, columns=list(_EVAL_COLUMNS)),
+        evals=_eval_frame(eval_rows),
         configs=configs,
         environments=environments,
         attempts=attempts,
         throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
         faults=tuple(faults),
     )
+
+
+def _eval_frame(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(_EVAL_COLUMNS))
+    second = _EVAL_COLUMNS[-1]
+    return frame.astype({second: float}) if frame[second].notna().any() else frame.drop(columns=second)
 
 
 def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
@@ -134,22 +142,25 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
 
 def _read_metrics(
     path: Path, content: bytes, faults: list[str], forked: int
-) -> tuple[list[tuple[int, int, float]], float | None]:
-    """Return the evaluations (tokens, step, loss) by tokens, and the median training throughput in tokens/s.
+) -> tuple[list[tuple[int, int, float, float | None]], float | None]:
+    """Return the evaluations (tokens, step, loss, loss in bf16) by tokens, and the median throughput.
 
-    ``forked``: the tokens before which another arm was trained, whose throughput does not count.
+    The throughput is that of training, in tokens/s. ``forked``: the tokens before which another arm was
+    trained, whose throughput does not count.
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
     lines = content[: content.rfind(b"\n") + 1].split(b"\n")
-    evals: dict[int, tuple[int, float]] = {}
+    evals: dict[int, tuple[int, float, float | None]] = {}
     dropped = 0
     for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
         if is_finite(row["val_loss"]):
             # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
             step = row.get("step")
             step = step if type(step) is int and 0 <= step < _MOST_TOKENS else 0
-            evals[row["tokens"]] = (step, float(row["val_loss"]))
+            second = row.get("val_loss_bf16", math.nan)
+            known = type(second) in (int, float) and is_finite(second)
+            evals[row["tokens"]] = (step, float(row["val_loss"]), float(second) if known else None)
         else:
             dropped += 1
     if dropped:

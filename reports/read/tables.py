@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula in a spreadsheet."""
 NEEDED = ("tokens", "val_loss")
-OPTIONAL = ("run", "seed", "arm", "seconds", "ms")
+OPTIONAL = ("run", "seed", "arm", "seconds", "ms", "val_loss_bf16")
 _GROUPS = ("step", "tokens", "val_loss", "seconds", "ms", "seed")
 _EXTREMES = ("__MIN", "__MAX")
 _LARGEST = 1 << 62
@@ -237,12 +238,14 @@ def runs_of(
         # Of final losses two files may well say the same.
         own = (str(path),) if finals else ()
         key = (None if arm is None else str(arm), "" if name is None else str(name), seed, *own)
-        run = runs.setdefault(key, _Rows(losses={}, seconds={}))
+        run = runs.setdefault(key, _Rows(losses={}, in_bf16={}, seconds={}))
         if finals and run.losses:
             wanted = f"no column 'tokens'{'' if name or seed is not None else ', run or seed'}"
             return {}, [f"{path}:{number}: a second loss of one run, and {wanted} {listed}"]
         tokens = round(tokens_at(step, columns.stages))
         run.losses[tokens] = loss
+        if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):
+            run.in_bf16[tokens] = second
         seconds, ms = (_number(told[name]) if name in columns.names else None for name in ("seconds", "ms"))
         if seconds is not None or ms is not None:
             run.seconds[tokens] = (ms or 0.0) / 1e3 if seconds is None else seconds
@@ -260,6 +263,7 @@ def runs_of(
                 [path.name, *key],
                 source=source,
                 seed=seed,
+                in_bf16=run.in_bf16,
                 throughput=_throughput(run.seconds) if rises else (),
             )
         )
@@ -268,9 +272,10 @@ def runs_of(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """One run's rows: losses, and seconds since the training's start, by tokens."""
+    """One run's rows by tokens: losses, those in bf16, and seconds since the training's start."""
 
     losses: dict[int, float]
+    in_bf16: dict[int, float]
     seconds: dict[int, float]
 
 

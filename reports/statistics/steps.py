@@ -65,12 +65,17 @@ def _is_fp4(policy: Mapping[str, Any]) -> bool:
     return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in ("left", "right"))
 
 
+def _beside_gemms(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rules, phases and other parts of a recipe that say anything."""
+    return {key: value for key, value in recipe.items() if key not in GEMMS and value}
+
+
 def _added_gemm(config: RecordedConfig, other: RecordedConfig) -> str | None:
     """Return the only GEMM that the second arm has in FP4 and the first has not, all else equal."""
     rest, other_rest = ({**one.whole, "recipe": None, "seed": None} for one in (config, other))
     first, second = config.recipe or {}, other.recipe or {}
     changed = [gemm for gemm in GEMMS if first[gemm] != second[gemm]]
-    if rest != other_rest or len(changed) != 1:
+    if rest != other_rest or _beside_gemms(first) != _beside_gemms(second) or len(changed) != 1:
         return None
     gemm = changed[0]
     return gemm if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]) else None

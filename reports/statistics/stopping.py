@@ -17,7 +17,7 @@ How it fails: it does not raise. Where a comparison gives no interval, no arm is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -141,8 +141,9 @@ def decide(
             going = [arm for arm in going if arm not in stopped]
             if looked is rule.settled and not set(going) - never:
                 reason = f"every arm is settled after {n} of at most {looked.looks[-1]} seeds"
-                for arm in (baseline, *going):
-                    stopped[arm] = Stopped(kind="settled", look=look, seeds=n, alpha=alpha, reason=reason)
+                last = Stopped(kind="settled", look=look, seeds=n, alpha=alpha, reason=reason)
+                # The baseline has no interval of its own that a look could make stricter.
+                stopped |= dict.fromkeys(going, last) | {baseline: replace(last, alpha=ALPHA)}
                 break
             allowed = looked.looks[look]
     if rule.diverged is not None:

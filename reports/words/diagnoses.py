@@ -22,18 +22,25 @@ _WORTH_A_WORD = 0.0005
 
 def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
     """Return the findings on one arm."""
-    return tuple(sentence for one in arm.gemms for sentence in _sentences(arm.arm, one))
+    return tuple(sentence for one in arm.gemms for sentence in _sentences(_who(arm), one))
+
+
+def _who(arm: ArmDiagnosis) -> str:
+    """Return whose figures these are: the arm's, or those of another recipe on its tensors."""
+    return arm.arm if arm.what_if is None else f"what if {arm.what_if}, on tensors of {arm.arm}"
 
 
 def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
     """Return the figures of each arm's GEMMs."""
+    other = any(arm.what_if is not None for arm in arms)
     return make_table(
         "Means over layers, steps and then runs, with 95 % intervals over runs. Relative error: norm of "
         "the error of the GEMM's output over that of the exact product. Gain: slope of the output on the "
         "exact one. Bias: share of the error's energy that all draws of the recipe's randomness have in "
         "common. Later: share that is the same at the next diagnosis. Clipped, zeroed: shares of the "
-        "elements of the two operands. Over noise: energy of Wgrad's error over that of the data's noise.",
-        [(arm.arm, one) for arm in arms for one in arm.gemms],
+        "elements of the two operands. Over noise: energy of Wgrad's error over that of the data's noise."
+        + (" What if: a recipe that trained nothing, measured on the tensors of an arm." if other else ""),
+        [(_who(arm), one) for arm in arms for one in arm.gemms],
         {
             "GEMM": lambda row: f"{row[0]}: {row[1].gemm.capitalize()}",
             "Relative error": lambda row: _error(row[1].relative_error),

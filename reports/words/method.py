@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from ablate.store.lock import StopRule
 
 
+_EVALUATED = {
+    "bf16": "with every linear layer in bf16, whatever the recipe trains in: figures are of what was learnt.",
+    "both": "by the recipe's own forward pass, on which all figures rest; and once more on the same batches "
+    "with every linear layer in bf16, for what was learnt alone. Where a recipe's Fprop is in bf16 the two "
+    "are one.",
+}
+"""What is said of evaluations that are not, or not only, the recipe's own."""
+
+
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """Return the words of the report with what they mean in this study."""
     if analysis.plan.paired_seeds:
@@ -55,6 +64,8 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         "Learning-rate schedule": f"{analysis.plan.training.get('schedule', 'not recorded')}.",
         "Timing": _timing(analysis),
     }
+    if evaluation := _EVALUATED.get(str(analysis.plan.training.get("evaluate_in"))):
+        found["Evaluation"] = evaluation
     if (within := analysis.plan.margin) is not None:
         found["Margin"] = (
             f"{words.margin(within)}. Within: the 90\u00a0% interval lies inside (two one-sided tests at "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.modelled.speed import GEMM_SHARE, HARDWARE, LLAMA_8B, MEMORY_SHARE, published_checks
+from ablate.modelled.speed import HARDWARE, LLAMA_8B
+from ablate.modelled.spread import published_checks
+from ablate.reports.statistics.intervals import Interval
 from ablate.reports.words import words
 from ablate.reports.words.table import Table, make_table
 
@@ -63,23 +65,21 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     priced = [name for name in HARDWARE if name in prices]
 
     def speed(arm: ArmResult, one: Modelled) -> str:
-        if one.speed is None:
-            return words.DASH
-        net = "" if arm.name == analysis.baseline else f"; net {words.times(one.net)}"
-        return f"{one.speed:.2f}×{net}"
+        text = _modelled_speed(analysis, arm, one.speed)
+        return text if text in ("1", words.DASH) else f"{text}; net {words.times(one.net)}"
 
     def price(one: Modelled) -> str:
-        if one.hours is None:
+        if one.hours.estimate is None:
             return words.DASH
-        return f"{one.hours:.3g} h, {one.hours * prices[one.hardware]:.3g} $"
+        return f"{words.hours(one.hours)}, {words.hours(one.hours, '$', prices[one.hardware])}"
 
     return Table(
         caption=(
             f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on "
-            f"one device, by a roofline of published peaks ({GEMM_SHARE:.0%} of them in GEMMs, "
-            f"{MEMORY_SHARE:.0%} in memory), without launches and communication. Net: speed / (1 + token "
-            "cost), with the token cost's interval alone. FP4 FLOPs: share of the training FLOPs with both "
-            "operands in FP4. – : no unit for the format."
+            "one device, by a roofline of the shares of published peaks that public measurements reach, "
+            "without launches and communication. Intervals: 95 %, from the model's errors on those "
+            "measurements. Net: speed / (1 + token cost), with the errors of both. FP4 FLOPs: share of the "
+            "training FLOPs with both operands in FP4. – : no unit for the format."
         ),
         columns=(
             "Arm",
@@ -104,7 +104,7 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
 def large_table(analysis: Analysis) -> Table:
     """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
     rows = [
-        (arm.name, *(words.DASH if one.large is None else f"{one.large:.2f}×" for one in arm.modelled))
+        (arm.name, *(_modelled_speed(analysis, arm, one.large) for one in arm.modelled))
         for arm in analysis.arms
         if arm.modelled
     ]
@@ -121,16 +121,22 @@ def large_table(analysis: Analysis) -> Table:
     )
 
 
+def _modelled_speed(analysis: Analysis, arm: ArmResult, speed: Interval) -> str:
+    if speed.estimate is None:
+        return words.DASH
+    return "1" if arm.name == analysis.baseline else words.times(speed)
+
+
 def check_table(analysis: Analysis) -> Table:
     """Return what the speed model gives where others have published a speed-up."""
     return make_table(
-        "The model of step speed beside published figures. It leaves out what costs time in practice, "
-        "so that it is too high rather than too low; take its numbers with a deviation of that order.",
+        "The model of step speed beside published speed-ups that it was not calibrated on, with its 95 % "
+        "range. It leaves out communication and launches.",
         published_checks() if any(arm.modelled for arm in analysis.arms) else (),
         {
             "What": lambda check: check.what,
             "Published": lambda check: f"{'> ' if check.at_least else ''}{check.published:.2f}×",
-            "Modelled": lambda check: f"{check.modelled:.2f}×",
+            "Modelled": lambda check: words.times(Interval(**vars(check.modelled))),
             "Deviation": lambda check: words.percent(check.deviation),
             "Source": lambda check: check.source,
         },

@@ -8,8 +8,9 @@ How it fails: it does not raise. A study without results gets the sentence that 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ablate.reports.findings.ends import target_text
@@ -17,6 +18,7 @@ from ablate.reports.statistics.cost import is_settled
 from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
+from ablate.reports.words.evaluation import evaluation_notes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +143,7 @@ def _judge(arm: ArmResult, base: ArmResult) -> tuple[Tone, str]:
         )
         return "open", text
     if cost.estimate is None or cost.low is None or cost.high is None:
-        return "none", f"{arm.name} has no token cost ({cost.reason})."
+        return "none", f"For {arm.name} no token cost can be given ({cost.reason})."
     change, interval = words.percent(cost.estimate), words.percent_range(cost.low, cost.high)
     if arm.planned.again and not is_settled(cost):
         alone = f"{arm.name}, which differs in its seeds alone"
@@ -189,7 +191,9 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f"{words.plural(base.n, 'run')}: token costs against it are bounds at best. Take a target that "
             "it reaches, or a larger budget."
         )
+    yield from _target_note(analysis)
     yield from _tuning_notes(analysis)
+    yield from evaluation_notes(analysis)
     yield from _gemm_note(analysis)
     yield from _speed_notes(analysis)
     for arm in analysis.others:
@@ -206,6 +210,20 @@ def _notes(analysis: Analysis) -> Iterator[str]:
     elif not any(arm.measured for arm in analysis.others):
         reasons = words.timing_reasons(analysis.timing)
         yield f"The runs' own timing does not count, so no claim on speed is made: {reasons}."
+
+
+def _target_note(analysis: Analysis) -> Iterator[str]:
+    """Name a target that all runs reach, where an arm has no cost or a bound for want of one."""
+    target, reached = analysis.plan.target, analysis.reached_by_all
+    if target is None or reached is None or reached <= target.val_loss:
+        return
+    if all(arm.token_cost.kind in ("interval", "point") for arm in analysis.others):
+        return
+    steps, value = (10, math.exp(reached)) if target.kind == "perplexity" else (100, reached)
+    diverged = any(arm.diverged for arm in analysis.arms)
+    runs = "All runs that have not diverged" if diverged else "All runs"
+    lower = target_text(replace(target, value=math.ceil(value * steps) / steps))
+    yield f"{runs} reach {lower}: with that target (`ablate report --target`) a cost can be given."
 
 
 def _bracket_note(analysis: Analysis, count: int) -> Iterator[str]:
@@ -261,7 +279,8 @@ def _by_final_loss(analysis: Analysis) -> Verdict:
     tones = Counter(finding.tone for finding in found)
     parts = [f"{n} {phrase}" for tone, phrase in phrases.items() if (n := tones[tone])]
     arms = words.plural(len(found), "arm")
-    notes = [*_bracket_note(analysis, sum(arm.difference.low is not None for arm in analysis.others))]
+    notes = [*evaluation_notes(analysis)]
+    notes += [*_bracket_note(analysis, sum(arm.difference.low is not None for arm in analysis.others))]
     notes.append(
         "No target was given, so that nothing is said of tokens: `ablate report --target` reads one off the "
         "curves."
@@ -281,7 +300,7 @@ def _loss_finding(arm: ArmResult, analysis: Analysis) -> Finding:
     """Say how far an arm's final loss is from the baseline's."""
     found, base = arm.difference, analysis.baseline
     if found.estimate is None:
-        return Finding(tone="none", text=f"{arm.name} has no loss difference ({found.note}).")
+        return Finding(tone="none", text=f"For {arm.name} no loss difference can be given ({found.note}).")
     verb, at = ("is", f" after {words.tokens(found.tokens)} tokens") if analysis.has_curves else ("ends", "")
     size = f"{abs(found.estimate):.4f} nats/token {'above' if found.estimate > 0 else 'below'} {base}"
     if found.low is None or found.high is None:

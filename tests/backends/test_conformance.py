@@ -6,17 +6,21 @@ import shutil
 import pytest
 import torch
 
+from ablate.backends.gemms.blackwell import BlackwellEmulated, add_toward_zero
 from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Draw
 from ablate.backends.quantisers import cpu_kernel
 from ablate.backends.select import load_backend
+from ablate.backends.testing.probe import sum_rounding
 from ablate.backends.testing.suite import KEY, POLICIES, checks, same_bits
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
+from tests.backends.near_ties import near_ties
 
 MXFP4 = OperandPolicy(format="mxfp4")
 STOCHASTIC = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75)
 NVFP4 = OperandPolicy(format="nvfp4")
+FOUR_SIX = OperandPolicy(format="nvfp4", scale="four_six")
 BACKENDS = ["reference", "emulated", "torch"]
 CHECKS = [(name, check) for name in BACKENDS for check in checks(load_backend(name), "cpu")]
 
@@ -81,6 +85,69 @@ def test_a_wrong_back_end_fails(fault, caught_by):
         assert by_name["accumulator: mxfp4"].run() == "sums keep 16 bits, fewer than the 24 of fp32"
 
 
+def nearest(total, group):
+    return (total + group).float().double()
+
+
+def down(total, group):
+    exact = total + group
+    rounded = exact.float()
+    lower = torch.nextafter(rounded, torch.tensor(-torch.inf))
+    return torch.where(rounded.double() > exact, lower, rounded).double()
+
+
+class Rounding(EmulatedBackend):
+    """Adds groups of 64 products in their order, rounding in one way."""
+
+    add = staticmethod(nearest)
+
+    def multiply(self, a, b):
+        total = 0.0
+        pairs = zip(a.contraction_last.split(64, 1), b.contraction_last.split(64, 1), strict=True)
+        for left, right in pairs:
+            total = self.add(torch.zeros(()) + total, (left.double() @ right.double().t()).float().double())
+        return (total * a.descale * b.descale).to(torch.bfloat16)
+
+
+def at_once(_total, group):
+    return _total + group  # more than 24 bits
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "mxfp8", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("add", "found"),
+    [
+        (nearest, "to nearest"),
+        (add_toward_zero, "toward zero"),
+        (down, "down"),
+        (lambda total, group: -down(-total, -group), "up"),
+        (at_once, "not at all here (more than 24 bits, or another order)"),
+        (lambda total, group: total + group * (group.abs() > 1), "small terms cut off"),
+    ],
+    ids=["nearest", "toward zero", "down", "up", "wide", "cut off"],
+)
+def test_the_probe_tells_which_way_sums_are_rounded(fmt, add, found):
+    backend = Rounding()
+    backend.add = add
+    by_name = {check.name: check for check in checks(backend, "cpu", (OperandPolicy(format=fmt),))}
+    assert by_name[f"rounding of sums: {fmt}"].run() == f"between groups of products: {found}"
+
+
+def test_the_probe_tells_where_directions_differ():
+    class Late(Rounding):
+        def multiply(self, a, b):
+            self.add = nearest if a.values.shape[1] < 512 else add_toward_zero
+            return super().multiply(a, b)
+
+    told = sum_rounding(Late(), "cpu", "nvfp4")
+    assert told == "between groups of products: to nearest 64 apart; toward zero 128, 1024 apart"
+
+
+def test_the_model_of_blackwell_is_what_the_probe_calls_toward_zero():
+    told = sum_rounding(BlackwellEmulated(), "cpu", "nvfp4")
+    assert told == "between groups of products: toward zero"
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -114,6 +181,14 @@ def test_odd_widths_along_the_other_axis(columns):
     for policy in (policy for policy in POLICIES if block_shape(policy)[0] == 1):
         ours = load_backend("emulated").quantize(x, Draw(policy=policy, key=KEY), axis=0).values
         assert same_bits(ours, round_operand(x, policy, axis=0, key=KEY).values)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("policy", [FOUR_SIX, dataclasses.replace(FOUR_SIX, rounding="stochastic")], ids=str)
+def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
+    for x in near_ties(64, axis):
+        ours = load_backend("emulated").quantize(x, Draw(policy=policy, key=KEY), axis=axis)
+        assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
 
 
 def test_bad_operands_are_refused_by_every_back_end():

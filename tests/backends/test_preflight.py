@@ -92,7 +92,7 @@ def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
     )
     driver = RuntimeError("CUDA error: device-side assert triggered\nmore")
     assert _one_line(driver) == (
-        "the GPU failed: CUDA error: device-side assert triggered; `ablate doctor` tests it"
+        "the GPU failed: CUDA error: device-side assert triggered; `ablate prove` tests it"
     )
     assert _one_line(UnfitDeviceError("no such path")) == "no such path"
     assert _one_line(KeyError()) == "KeyError: no message"

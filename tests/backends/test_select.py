@@ -29,10 +29,11 @@ AUTO = {
         "sr": "emulated",
         "nvfp4": "emulated",
     },
+    **dict.fromkeys(("sm_80", "gfx942"), dict.fromkeys(("bf16", "fp8", "mxfp4", "sr", "nvfp4"), "emulated")),
     "sm_90": {"bf16": "emulated", "fp8": "torch", "mxfp4": "emulated", "sr": "emulated", "nvfp4": "emulated"},
     "sm_100": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
     "sm_103": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
-    "sm_120": {"bf16": "emulated", "fp8": "emulated", "mxfp4": "triton", "sr": "triton", "nvfp4": "triton"},
+    "sm_120": {"bf16": "emulated", "fp8": "torch", "mxfp4": "triton", "sr": "triton", "nvfp4": "torch"},
     "gfx950": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "emulated"},
 }
 POLICIES = {"bf16": BF16, "fp8": FP8, "mxfp4": MXFP4, "sr": SR, "nvfp4": OperandPolicy(format="nvfp4")}
@@ -49,6 +50,15 @@ def test_auto(arch):
     assert found == AUTO[arch]
 
 
+@pytest.mark.parametrize(("arch", "mode"), [("sm_100", "native"), ("sm_120", "no")])
+def test_fp8_with_a_scale_per_row(arch, mode):
+    gemm = both(OperandPolicy(format="fp8_e4m3", scale="row"))
+    assert load_backend("torch").support(gemm, device_of_arch(arch)).mode == mode
+    assert Selection("auto").choose(gemm, device_of_arch(arch))[0].name == (
+        "torch" if mode == "native" else "emulated"
+    )
+
+
 @pytest.mark.parametrize("arch", [arch for arch in KNOWN if arch != "cpu"])
 def test_what_is_not_quantised_is_native_on_every_gpu(arch):
     _, support = Selection("auto").choose(both(BF16), device_of_arch(arch))
@@ -56,13 +66,13 @@ def test_what_is_not_quantised_is_native_on_every_gpu(arch):
 
 
 def test_an_unknown_architecture_is_emulated_and_says_why():
-    device = Device(kind="cuda", arch="sm_80", name="A100")
+    device = Device(kind="cuda", arch="sm_89", name="L40S")
     backend, support = Selection("auto").choose(both(MXFP4), device)
     assert (backend.name, support.mode) == ("emulated", "emulated")
-    with pytest.raises(ValueError, match=r"back end 'torch' cannot do mxfp4 on A100: .*sm_80"):
+    with pytest.raises(ValueError, match=r"back end 'torch' cannot do mxfp4 on L40S: .*sm_89"):
         Selection("torch").choose(both(MXFP4), device)
     pytest.importorskip("triton", reason="Triton is not installed")
-    with pytest.raises(ValueError, match=r"no mxfp4 tiles for sm_80 \(has gfx950, sm_100"):
+    with pytest.raises(ValueError, match=r"no mxfp4 tiles for sm_89 \(has gfx950, sm_100"):
         Selection("triton").choose(both(MXFP4), device)
 
 

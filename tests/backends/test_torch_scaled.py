@@ -56,6 +56,11 @@ def arguments(fmt, m, n, k, *, hip=False):
     return scaled_mm_arguments(left, right, hip=hip)
 
 
+def test_the_mi300x_has_other_fp8_formats():
+    support = BACKEND.support(both(OperandPolicy(format="fp8_e4m3")), device_of_arch("gfx942"))
+    assert (support.mode, "FNUZ" in support.detail) == ("no", True)
+
+
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 256, 512), (7, 33, 96), (300, 17, 160)])
 def test_arguments_on_blackwell(fmt, m, n, k):

@@ -58,6 +58,8 @@ def test_logs_show_the_ledger_and_the_last_attempt(store):
     assert "from step 40" in output
     assert output.endswith("second\\x1b[31m\n")  # a log must not steer the terminal
     assert call(store, "logs", "00aa", "--attempt", "1").output.endswith("first\n")
+    store.run(IDS[0]).attempt_log(1).write_text("")
+    assert call(store, "logs", "00aa", "--attempt", "1").output.endswith("\n\nAttempt 1 printed nothing.\n")
 
 
 @pytest.mark.parametrize(

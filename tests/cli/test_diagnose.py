@@ -128,6 +128,29 @@ def test_a_hugging_face_folder_without_weights_is_drawn(tmp_path, text):
     assert {one["layer"] for one in found["gemms"]} == {"model.layers.0.mlp.down_proj"}
 
 
+def test_what_no_recipe_reaches_is_named(tmp_path, text):
+    path = tmp_path / "mixing.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, size):\n"
+        "        super().__init__()\n"
+        "        self.table, self.fc = nn.Embedding(size, 64), nn.Linear(64, 64)\n"
+        "        self.mixing = nn.Parameter(torch.eye(64))\n"
+        "        self.head = nn.Linear(64, size)\n"
+        "    def forward(self, tokens):\n"
+        "        return self.head(self.fc(self.table(tokens)) @ self.mixing)\n"
+        "def build(*, vocab_size, seq_len):\n"
+        "    return Net(vocab_size)\n"
+    )
+    done = call(f"{path}:build", "--data", text, *QUICK)
+    assert "Not diagnosed, as no recipe reaches them: mixing." in done.stdout
+    assert json.loads(call(f"{path}:build", "--data", text, *QUICK, "--json").stdout)["out_of_reach"] == [
+        "mixing"
+    ]
+
+
 def test_what_cannot_be_used_is_one_line(text, tmp_path, function):
     assert fault("lama-tiny") == "no model 'lama-tiny' (did you mean 'llama-tiny'?)"
     assert fault("llama-tiny", "--data", "no/where") == "--data: no such file or folder no/where"
@@ -135,7 +158,9 @@ def test_what_cannot_be_used_is_one_line(text, tmp_path, function):
         "--recipe: unknown recipe 'mxfp44' (did you mean 'mxfp4'?)"
     )
     assert fault("llama-tiny", "--recipe", "{gemms: [").startswith("--recipe: is not YAML: ")
-    assert fault("llama-tiny", "--recipe", "{gems: [fprop]}").startswith("--recipe: gems: ")
+    assert fault("llama-tiny", "--recipe", "{gems: [fprop]}").endswith(
+        "gems: unknown key (did you mean 'gemms'?)"
+    )
     assert fault("llama-tiny", "--recipe", "{stabiliser: sr}").startswith("--recipe: ")
     assert fault(function, "--data", text, "--layers", "x.*", *QUICK) == (
         "--layers: 'x.*' names no layer (layers: blocks.0, blocks.1, head, …)"

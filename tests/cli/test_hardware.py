@@ -1,12 +1,17 @@
-"""``ablate backends`` and ``ablate doctor``."""
+"""``ablate backends`` and ``ablate prove``."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from ablate.backends.select import load_backend
 from ablate.cli import cli, main
+from ablate.prove import command, run
+from ablate.prove.arithmetic import ARITHMETIC
+from ablate.prove.facts import facts
+from ablate.prove.run import RestartError
 
 
 def call(*arguments):
@@ -20,7 +25,7 @@ def test_the_table_of_this_machine_fits_a_terminal():
     assert max(len(line) for line in result.output.splitlines()) <= 100
 
 
-@pytest.mark.parametrize("arch", ["cpu", "sm_90", "sm_100", "sm_120", "gfx950"])
+@pytest.mark.parametrize("arch", ["cpu", "sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"])
 def test_other_hardware_can_be_asked_of(arch):
     content = json.loads(call("backends", "--arch", arch, "--json").output)
     assert content["device"]["arch"] == arch
@@ -43,38 +48,67 @@ def test_an_unknown_architecture_is_one_line(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "--arch: unknown architecture 'sm_1' (expected cpu, sm_90" in capsys.readouterr().err
+    assert "--arch: unknown architecture 'sm_1' (expected cpu, sm_80, sm_90" in capsys.readouterr().err
 
 
-def test_the_doctor_passes_here():
-    result = call("doctor", "--quick", "--device", "cpu", "--backend", "emulated", "--backend", "torch")
+def prove(folder, *arguments):
+    return call("prove", "--device", "cpu", "--out", str(folder), *arguments)
+
+
+def test_prove_passes_here_and_goes_on_where_it_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "PARTS", {"device": facts, **ARITHMETIC})
+    first = prove(tmp_path, "--minutes", "1e-9")
+    assert first.exit_code == 0, first.output
+    assert "6 parts not run. Record: " in first.output
+    result = prove(tmp_path)
     assert result.exit_code == 0, result.output
-    assert "exact probe: mxfp4: 12288 products equal to the bit" in result.output
-    assert "FAIL" not in result.output
-    assert result.output.rstrip().endswith("checks passed.")
+    assert (
+        "passed  exact probe: exact probe: mxfp4 (emulated): 12288 products equal to the bit" in result.output
+    )
+    assert "failed" not in result.output
+    assert f"6 parts passed. Record: {tmp_path}/cpu-" in result.output.splitlines()[-1]
 
 
-def test_the_doctor_finds_a_fault(monkeypatch):
+def test_prove_finds_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "PARTS", {"exact probe": ARITHMETIC["exact probe"]})
     backend = load_backend("emulated")
     original = backend.multiply
     monkeypatch.setattr(backend, "multiply", lambda a, b: original(a, b) * 1.01)
-    result = call("doctor", "--quick", "--device", "cpu", "--backend", "emulated", "--json")
+    result = prove(tmp_path, "--json")
     content = json.loads(result.output)
     assert result.exit_code == 1
-    assert content["passed"] is False
-    assert any(not one["passed"] and one["check"] == "exact probe: mxfp4" for one in content["results"])
+    failed = [one for one in content["parts"][0]["findings"] if one["result"] == "failed"]
+    assert failed[0]["check"] == "exact probe: mxfp4"
+
+
+def test_a_lost_gpu_is_tested_on_by_a_new_process(tmp_path, monkeypatch, capfd):
+    def lost(*_args, **_options):
+        raise RestartError("CUDA error: unspecified launch failure")
+
+    started = []
+    monkeypatch.setattr(command, "prove", lost)
+    monkeypatch.setattr(command.os, "execv", lambda *arguments: started.append(arguments))
+    with pytest.raises(UnboundLocalError):  # a real exec does not return
+        command.main("cpu", 5.0, str(tmp_path), as_json=False)
+    ((program, words),) = started
+    assert program == sys.executable
+    assert words[1:5] == ["-m", "ablate.prove", "--device", "cpu"]
+    assert 4 < float(words[6]) <= 5
+    assert words[7:] == ["--out", str(tmp_path)]
+    assert "lost to this process (CUDA error: unspecified launch failure)" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--backend", "fast"], "--backend: no back end 'fast' (expected auto, emulated"),
         (["--device", "cuda:7"], "--device: 'cuda:7' cannot be used ("),
         (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
+        (["--minutes", "0"], "--minutes: expected a number above 0, got 0"),
+        (["--minutes", "nan"], "--minutes: expected a number above 0, got nan"),
     ],
 )
 def test_bad_options_are_one_line(capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr("sys.argv", ["ablate", "doctor", *arguments])
+    monkeypatch.setattr("sys.argv", ["ablate", "prove", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2

@@ -257,7 +257,7 @@ def test_hardware_is_shown_where_it_is_asked_for(here):
     lines = text[text.index("GPU-hours a run, modelled") :].splitlines()
     assert lines[1].split() == ["arm", "H100", "MI355X"]
     assert lines[3].split() == ["all", "–", "<", "0.1"]
-    assert lines[8].split()[0] == "USD"
+    assert re.fullmatch(r"USD +– +\d+ \[\d+, \d+\]", lines[8].rstrip())
     assert "GPU-hours" not in plan("study.yaml")
 
 
@@ -270,19 +270,26 @@ def test_studies_that_take_gpus_are_shown_on_usual_hardware(here):
     whole = content["on_hardware"]["B200"]
     assert whole["fits"] is True
     assert whole["usd"] == pytest.approx(4 * whole["gpu_hours"])
-    assert content["on_hardware"]["H100"] == {"fits": True, "gpu_hours": None, "usd": None}
+    ends = ("", "_low", "_high")
+    assert content["on_hardware"]["H100"] == {
+        "fits": True, **dict.fromkeys(f"{key}{end}" for key in ("gpu_hours", "usd") for end in ends)
+    }  # fmt: skip
     one = content["arms"][1]["on_hardware"]["B200"]
     assert set(one) == {
         *("memory_bytes", "peak_at", "largest_quantised_bytes", "capacity_bytes", "fits"),
-        *("gpu_hours_per_run", "usd_per_run", "figures_are"),
+        *(f"{key}_per_run{end}" for key in ("gpu_hours", "usd") for end in ends),
+        "figures_are",
     }
+    assert one["gpu_hours_per_run_low"] < one["gpu_hours_per_run"] < one["gpu_hours_per_run_high"]
     parts = one["memory_bytes"]
     assert parts.pop("total") == sum(parts.values())
     assert set(parts) == {"weights", "gradients", "optimizer", "activations", "quantised"}
     assert (one["capacity_bytes"], one["figures_are"]) == (180 * 10**9, "modelled")
     assert one["usd_per_run"] == pytest.approx(4 * one["gpu_hours_per_run"])
-    hours = sum(len(arm["runs"]) * arm["on_hardware"]["B200"]["gpu_hours_per_run"] for arm in content["arms"])
-    assert whole["gpu_hours"] == pytest.approx(hours)
+    for end in ends:
+        key = f"gpu_hours_per_run{end}"
+        hours = sum(len(arm["runs"]) * arm["on_hardware"]["B200"][key] for arm in content["arms"])
+        assert whole[f"gpu_hours{end}"] == pytest.approx(hours)
 
 
 def test_on_the_cpu_memory_is_modelled_alone(here):
@@ -320,7 +327,7 @@ def test_models_and_trainers_of_others_have_no_figures(here):
         (
             "--hardware",
             "H1",
-            "--hardware: no hardware 'H1' (expected H100, H200, B200, B300, MI350X, MI355X)",
+            "--hardware: no hardware 'H1' (expected H100, H200, GB200, GB300, B200, B300, MI350X, MI355X)",
         ),
         ("--price", "B200=free", "--price: 'B200=free' has no price"),
     ],
@@ -393,3 +400,38 @@ def test_how_many_layers_carry_anything_and_how_a_batch_is_shared(here):
     assert "none of 9 linear layers in low precision (bf16" in shown
     assert "8 of 9 linear layers in low precision (all" in shown
     assert "32 sequences × 128 tokens = 4,096 a step, in 4 micro-batches of 8, on 4 devices" in shown
+
+
+def test_what_a_recipe_does_not_reach_is_refused_or_shown(tmp_path):
+    (tmp_path / "mixing.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def build(*, vocab_size, seq_len):\n"
+        "    model = nn.Sequential(nn.Embedding(vocab_size, 64), nn.Linear(64, 64))\n"
+        "    model.mixing = nn.Parameter(torch.empty(64, 64))\n"
+        "    return model\n"
+    )
+    text = STUDY.partition("base:")[0] + "base:\n  model: {function: mixing.py:build}\n"
+    text += "arms:\n  bf16:\n  low: {recipe: mxfp4}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    assert ablate("plan", "study.yaml", cwd=tmp_path).line == (
+        f"{tmp_path}/study.yaml:8:21: the recipe does not reach 1 matrix of the model: mixing: "
+        "torch.nn.Sequential holds it, which is no torch.nn.Linear; arm 'low' "
+        "(if high precision is meant there: model.allow: ['mixing'])"
+    )
+    (tmp_path / "study.yaml").write_text(text.replace("build}", "build, allow: [mixing]}"))
+    shown = ablate("plan", "study.yaml", "--layers", cwd=tmp_path).out
+    assert "1 of 1 linear layers in low precision, 1 matrix out of reach (low)" in shown
+    assert "low: Fprop, Dgrad, Wgrad: 1 of 2 matrices in low precision, 50.0% of the FLOPs\n" in shown
+    assert "  not mixing: torch.nn.Sequential holds it, which is no torch.nn.Linear\n" in shown
+    arms = json.loads(ablate("plan", "study.yaml", "--json", cwd=tmp_path).out)["arms"]
+    assert arms[1]["coverage"]["wgrad"] == {"matrices": 1, "flops_share": 0.5}
+    assert list(arms[1]["coverage"]["uncovered"]) == ["mixing"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """As ``ablate plan quickstart --runs | head``."""
+    command = [sys.executable, "-m", "ablate", "plan", "quickstart", "--runs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli.recipes import command
-from ablate.recipes import PRESETS
+from ablate.recipes import PRESETS, Deoscillate
 
 
 def run(*arguments, width="80"):
@@ -31,6 +32,15 @@ def test_show_says_operands_source_and_assumptions(name):
     assert output.count("\nwgrad") >= 2
     assert all(line in output for line in (*preset.published, *preset.assumed))
     assert f"recipe: {name}" in output
+
+
+def test_show_says_how_weights_are_de_oscillated(monkeypatch):
+    own = PRESETS["tetrajet"]
+    recipe = replace(own.recipe, deoscillate=Deoscillate(window=50, from_fraction=0.25))
+    monkeypatch.setitem(PRESETS, "tetrajet", replace(own, recipe=recipe))
+    output = run("show", "tetrajet").output
+    assert "weights de-oscillated every 50 steps at 4× from 25% of the budget on" in output
+    assert "    deoscillate: {from_fraction: 0.25, window: 50, threshold: 4.0}" in output
 
 
 def test_show_as_json():

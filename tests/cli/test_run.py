@@ -60,10 +60,14 @@ def conclude(tmp_path):
             states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted
         )
         end = end_of(store, plan, {ids[arm] for arm in chosen}, outcome)
-        code = _conclude(Console(file=output, width=200), end, "small.yaml")
+        code = _conclude(Console(file=output, width=60), end, AGAIN)
         return code, output.getvalue()
 
     return call
+
+
+AGAIN = "ablate run small.yaml --storage /a/folder/with/a/long/name --address ray://head:10001"
+"""The command that goes on: in one line, however narrow the terminal."""
 
 
 def test_all_well(conclude):
@@ -77,7 +81,7 @@ def test_a_failure_is_shown_with_its_last_lines(conclude):
     assert "line 19" in output
     assert "[odd] markup" in output
     assert "line 5\n" not in output
-    assert "1 run failed; try again with: ablate run small.yaml --retry-failed" in output
+    assert f"1 run failed; try again with: {AGAIN} --retry-failed\n" in output
 
 
 def test_an_old_failure_counts_only_where_it_was_asked_for(conclude):
@@ -90,13 +94,13 @@ def test_an_old_failure_counts_only_where_it_was_asked_for(conclude):
 def test_a_run_without_a_result_is_no_success(conclude):
     code, output = conclude({"bf16": "finished", "fp8": "interrupted"}, unfinished=["fp8"])
     assert code == 1
-    assert "1 run has no result yet; go on with: ablate run small.yaml" in output
+    assert f"1 run has no result yet; go on with: {AGAIN}\n" in output
 
 
 def test_an_interruption_says_how_to_go_on(conclude):
     code, output = conclude({"bf16": "interrupted"}, interrupted=True)
     assert code == 130
-    assert "go on with: ablate run small.yaml" in output
+    assert f"go on with: {AGAIN}\n" in output
 
 
 @pytest.fixture
@@ -179,7 +183,8 @@ def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_no_process(tmp_pat
         _, errors = process.communicate()
         assert process.returncode == 130
         assert "Traceback" not in errors
-        assert not [pid for pid in children if is_alive(int(pid))]
+        assert "Stopped; go on with: ablate run small.yaml" in errors
+        wait_until(lambda children=children: not [pid for pid in children if is_alive(int(pid))])
         assert not list(tmp_path.glob("runs/tokens/[!.]*")), "it did not wait for the tokens"
     assert list(tmp_path.glob("runs/tokens/.*.parts/*.documents"))
 
@@ -187,3 +192,34 @@ def test_ctrl_c_while_tokens_are_made_ends_at_once_and_leaves_no_process(tmp_pat
 def descendants(pid):
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [*children, *(grandchild for child in children for grandchild in descendants(child))]
+
+
+CHOSEN = ("--only", "fp8", "--only", "bf16", "--seeds", "0")
+INTERRUPTED = """
+import os, signal, sys
+
+class AtOneImport:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module, sys.argv[1:] = sys.argv[1], ["run", "small.yaml", *sys.argv[2:]]
+sys.meta_path.insert(0, AtOneImport())
+from ablate.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["pydantic", "numpy", "ray"])
+def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, module):
+    """Some modules swallow an exception there, or cannot be imported again."""
+    (tmp_path / "small.yaml").write_text(STUDY)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, *CHOSEN], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"ABLATE_STORAGE": "runs"}, check=False,
+    )  # fmt: skip
+    assert done.stderr.endswith(f"\nStopped; go on with: ablate run small.yaml {' '.join(CHOSEN)}\n"), (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 130

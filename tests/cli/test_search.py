@@ -197,7 +197,7 @@ def test_the_plan_starts_nothing(folder, monkeypatch):
     monkeypatch.chdir(folder)
     shown = invoke(folder, "search", "s.yaml", "--plan")
     assert shown.exit_code == 0
-    assert "tseng       –      –           0.696×     first" in shown.output
+    assert "tseng       –      –           0.784×     first" in shown.output
     assert "rounds     3 of 3 at the first budget; 655,360 tokens at most" in shown.output
     assert "none sr: stabiliser 'sr' with no FP4 GEMM to act on" in shown.output
     plain = json.loads(invoke(folder, "search", "s.yaml", "--plan", "--json").output)

@@ -204,7 +204,8 @@ def test_a_damaged_shard_is_one_line_and_the_others_are_kept(
     with pytest.raises(UserError, match=message) as error:
         prepare(data, tmp_path / "cache", num_workers=number)
     assert len(error.value.problems) == 1
-    kept = list(kept_in(tmp_path / "cache").glob("*.documents"))
+    # A worker that is ended between a file and its record leaves a file that counts as missing.
+    kept = [path for path in kept_in(tmp_path / "cache").glob("*.documents") if record_of(path)]
     assert len(kept) >= 3
     stamps = {path: path.stat().st_mtime_ns for path in kept}
     bad.write_bytes(sound)

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from ablate.backends.protocol import dequantised
 from ablate.diagnose.recorder import Tapped, diagnose_layer
 from ablate.layers.linear import AMAX_HISTORY, QuantLinear, product
-from ablate.layers.state import EVAL_CALL, Position
+from ablate.layers.position import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
-from ablate.recipes import PRESETS
+from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe
 
 AT = Position(step=3, call=0, tokens=0)
 
@@ -23,7 +24,7 @@ def normal(*shape, seed=0):
 def layer_of(recipe, inputs=64, outputs=96):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
-    apply_recipe(model, recipe, seed=5)
+    apply_recipe(model, recipe, seed=5, quiet=True)
     assert isinstance(model[0], QuantLinear)
     return model[0]
 
@@ -86,6 +87,34 @@ def test_signs_that_training_draws_once_count_as_bias_and_those_of_a_step_do_not
     assert (once.product.draws, once.product.bias_share) == (1, 1.0)
     assert anew.product.draws == 8
     assert anew.product.bias_share < 0.5
+
+
+def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
+    whole = tapped_of(layer_of({"gemms": ALL}), tokens=64, sequences=None)
+    part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50], layer=layer_of({"gemms": ALL}))
+    zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
+    zeroed.dy[50:], zeroed.x[50:] = 0, 0
+    for one, other in zip(diagnose_layer(part, draws=2), diagnose_layer(zeroed, draws=2), strict=True):
+        assert one.product.relative_error == other.product.relative_error
+        assert one.product.gain == other.product.gain
+
+
+def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured():
+    plain = OperandPolicy(format="nvfp4")
+    rotated = dataclasses.replace(plain, hadamard=16)
+
+    def wgrad_of(source):
+        right = dataclasses.replace(rotated, source=source)
+        fprop = GemmPolicy(left=plain, right=plain)
+        return layer_of(Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right)))
+
+    twice = tapped_of(wgrad_of("forward_bf16"))
+    forward = dequantised(twice.layer.operand(twice.x, "fprop", "x", AT)).to(torch.bfloat16)
+    once = dataclasses.replace(twice, layer=wgrad_of("high_precision"), x=forward)
+    found, expected = (
+        [one.operands["x"] for one in diagnose_layer(each, draws=2)][-1] for each in (twice, once)
+    )
+    assert found == expected
 
 
 def test_gemms_in_high_precision_are_left_out():

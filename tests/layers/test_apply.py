@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.select import load_backend
 from ablate.layers.linear import QuantLinear, quantised_layers
-from ablate.layers.state import EVAL_CALL
+from ablate.layers.position import EVAL_CALL
 from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
 
@@ -144,6 +144,18 @@ def test_compiled_whole_it_gives_the_bits_of_eager(name):
             assert torch.equal(parameter.grad, other.grad)
 
 
+def test_compiled_before_the_recipe_it_follows_the_recipe():
+    torch._dynamo.reset()
+    eager, _ = make("mxfp4")
+    torch.manual_seed(0)
+    model = Model().to(torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    plain = compiled(TOKENS)
+    apply_recipe(compiled, "mxfp4", seed=3)
+    assert torch.equal(compiled(TOKENS), eager(TOKENS))
+    assert not torch.equal(compiled(TOKENS), plain)
+
+
 def test_compiled_it_keeps_drawing_anew_without_compiling_anew():
     torch._dynamo.reset()
     model, state = make()
@@ -237,20 +249,56 @@ def test_forgetting_to_advance_is_said_once():
         ({"stabiliser": "sr"}, "no FP4 GEMM"),
         ("nvidia-nvfp4", "keep all 7 linear layers in high precision"),
         ("fp4-all-the-way-qaf", "needs total_tokens"),
+        ("mxpf4", r"unknown recipe 'mxpf4' \(did you mean 'mxfp4'\?\)"),
+        ("best", r"unknown recipe 'best' \(expected bf16, fp8, .* or a mapping\)"),
+        ({"gemm": ["fprop"]}, r"gemm: unknown key \(did you mean 'gemms'\?\)"),
+        ({"gemms": ["forward"]}, "gemms.0: .*'fprop', 'dgrad' or 'wgrad'"),
+        ({"gemms": ["fprop"], "phases": [{"from_tokens": 9, "recipe": "fp9"}]}, "unknown recipe .*'fp8'"),
     ],
 )
 def test_what_cannot_be_applied_is_refused(recipe, message):
+    model = Model()
     with pytest.raises(ValueError, match=message):
-        apply_recipe(Model(), recipe)
+        apply_recipe(model, recipe)
+    assert not quantised_layers(model)
     with pytest.raises(ValueError, match="no linear layer"):
         apply_recipe(nn.ReLU(), "bf16")
 
 
-def test_a_dimension_that_does_not_fit_names_layer_gemm_and_operand():
-    model = nn.Sequential(nn.Linear(48, 64))
-    apply_recipe(model, {"gemms": ["fprop"]})
-    with pytest.raises(ValueError, match="Fprop's x of layer 0: the group of 32 does not divide 48"):
-        model(torch.randn(2, 48))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": ["layers.0.pu"]}, "skip: 'layers.0.pu' names no .*did you mean 'layers.0.up'"),
+        ({"skip": "x"}, r"skip: 'x' names .*expected layers.\*.up, layers.\*.down or lm_head"),
+        ({"allow": "lm_head"}, "allow: 'lm_head' names no matrix that is out .*there is none"),
+        ({"backend": "emulate"}, "no back end 'emulate' .*expected auto, emulated, "),
+    ],
+)
+def test_words_that_name_nothing_are_refused_with_the_valid_ones(options, message):
+    with pytest.raises(ValueError, match=message):
+        apply_recipe(Model(), SR_RHT, **options)
+    with pytest.raises(TypeError, match="a recipe cannot be 3"):
+        apply_recipe(Model(), 3)
+
+
+def test_what_is_reached_is_printed_and_kept(capsys):
+    rules = [{"first": 1, "recipe": "bf16"}, {"match": "*.down", "recipe": {"gemms": ["fprop"]}}]
+    state = apply_recipe(Model(), {**SR_RHT, "layers": rules}, skip="layers.1.up")
+    # 2 × 64 × 128 a layer of a block, 2 × 64 × 32 the head: 6.25 layers' worth in all
+    assert (
+        capsys.readouterr().out
+        == """\
+Fprop: 3 of 7 matrices in low precision, 48.0% of the FLOPs
+Dgrad, Wgrad: 1 of 7 matrices in low precision, 16.0% of the FLOPs
+  not layers.0.up, layers.0.down: a rule of the recipe keeps it in high precision
+  not layers.1.up: skip names it
+  not lm_head: the head keeps high precision unless a rule names it
+  no product is assumed with: embed (torch.nn.Embedding)
+"""
+    )
+    assert state.coverage.uncovered["layers.1.up"] == "skip names it"
+    assert apply_recipe(Model(), SR_RHT, quiet=True).coverage.count("wgrad") == 6
+    assert not capsys.readouterr().out
 
 
 def test_tied_weights_stay_tied():

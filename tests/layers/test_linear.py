@@ -9,8 +9,8 @@ from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
 from ablate.numerics import Key, round_operand
-from ablate.numerics.rotate import unrotate
-from ablate.recipes import GEMMS, PRESETS, RecipeSpec, describe, resolve
+from ablate.numerics.rotate import signs_of, unrotate
+from ablate.recipes import GEMMS, PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, describe, resolve
 
 ALL = ["fprop", "dgrad", "wgrad"]
 RECIPES = [
@@ -60,8 +60,8 @@ def by_the_book(layer, x, dy):
     def source(gemm, name, tensor):
         if policies[gemm, name].source == "high_precision":
             return tensor
-        forward = value(rounded("fprop", name, tensor))
-        return forward.float()
+        forward = value(rounded("fprop", name, tensor)).float()
+        return forward.to(torch.bfloat16) if policies[gemm, name].source == "forward_bf16" else forward
 
     def back(gemm, name, grad, forward):
         """Mask and rotate back what is in the forward's rotated in-features."""
@@ -185,6 +185,15 @@ def test_activations_of_three_dimensions_are_flattened():
     assert layer(x).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap, torch.func.jacrev, torch.func.hessian])
+def test_a_transform_of_functions_is_refused_by_name(transform):
+    layer, x, _ = layer_and_data(RecipeSpec(gemms=ALL))
+    with pytest.raises(RuntimeError, match=r"layer blocks.0.ffn.down .* use torch.autograd.grad"):
+        transform(lambda v: layer(v).float().sum())(x[None] if transform is torch.vmap else x)
+    with pytest.raises(RuntimeError, match=r"torch.func .* use torch.autograd.grad"):
+        torch.func.jvp(layer, (x,), (x,))
+
+
 def test_a_nan_is_seen_in_the_output():
     layer, x, _ = layer_and_data(RecipeSpec(gemms=ALL), "emulated")
     x[5, 40] = float("nan")
@@ -202,3 +211,94 @@ def test_layers_with_other_names_draw_other_noise():
 def test_recipes_are_values():
     assert resolve(RecipeSpec(gemms=["fprop"])) == resolve(RecipeSpec(gemms=["fprop"], hadamard_size=32))
     assert dataclasses.asdict(resolve(RecipeSpec())) != dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))
+
+
+def recipe_of(**gemms):
+    return Recipe(
+        **{
+            name: GemmPolicy(left=OperandPolicy(**left), right=OperandPolicy(**right))
+            for name, (left, right) in gemms.items()
+        }
+    )
+
+
+def layer_of(recipe, seed=3):
+    state = RecipeState(recipe=recipe, backend=Selection("reference"), seed=seed, step=11, call=2)
+    layer = QuantLinear(96, 64, name="a", state=state)
+    torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
+    return layer
+
+
+FORWARD = {"source": "forward"}
+
+
+@pytest.mark.parametrize("hadamard", [0, 32])
+def test_a_bf16_backward_can_take_the_forwards_operands(hadamard):
+    forward = {"format": "nvfp4", "hadamard": hadamard}
+    again = recipe_of(fprop=(forward, forward), dgrad=({}, FORWARD), wgrad=({}, FORWARD))
+    layer = layer_of(again)
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    dy = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    _, dx, dw = run(layer, x, dy)
+    policy = again.fprop.left
+    used_w = round_operand(layer.weight.detach().to(torch.bfloat16), policy, axis=1)
+    used_x = round_operand(x, policy, axis=1)
+    used = [(done.values.float() * done.descale).to(torch.bfloat16).float() for done in (used_w, used_x)]
+    expected = (dy.float() @ used[0], dy.float().t() @ used[1])
+    for ours, product in zip((dx, dw), expected, strict=True):
+        back = unrotate(product.to(torch.bfloat16).float(), policy, None)
+        assert torch.allclose(ours.float(), back, rtol=2**-7, atol=1e-2)
+    assert not torch.equal(dx, run(layer_of(recipe_of(fprop=(forward, forward))), x, dy)[1])
+
+
+def test_signs_of_a_backward_pass_are_those_of_both_gemms():
+    eden = {"format": "nvfp4", "hadamard": 32, "signs": "backward"}
+    layer = layer_of(recipe_of(dgrad=(eden, eden), wgrad=(eden, eden)))
+    policy, at = layer.recipe_at(0).dgrad.left, layer.position()
+    drawn = {gemm: signs_of(policy, layer.key(gemm, "dy", policy, at)) for gemm in ("dgrad", "wgrad")}
+    assert torch.equal(drawn["dgrad"], drawn["wgrad"])
+    per_gemm = dataclasses.replace(policy, signs="call")
+    apart = [signs_of(per_gemm, layer.key(gemm, "dy", per_gemm, at)) for gemm in ("dgrad", "wgrad")]
+    assert not torch.equal(*apart)
+    layer.state.call = 3
+    assert not torch.equal(
+        drawn["dgrad"], signs_of(policy, layer.key("dgrad", "dy", policy, layer.position()))
+    )
+
+
+@pytest.mark.parametrize(
+    ("gemms", "message"),
+    [
+        ({"wgrad": ({}, FORWARD)}, "source 'forward' on wgrad.x, but Fprop's x is in bf16"),
+        ({"dgrad": (FORWARD, {})}, "source 'forward' on dgrad.dy, which the forward GEMM does not use"),
+        (
+            {"fprop": ({"hadamard": 16, "signs": "backward"},) * 2},
+            "signs 'backward' on fprop.x \\(Dgrad and Wgrad share them\\)",
+        ),
+    ],
+)
+def test_what_cannot_come_from_the_forward_is_refused(gemms, message):
+    with pytest.raises(ValueError, match=message):
+        recipe_of(**gemms)
+
+
+def test_wgrad_of_a_frozen_weight_is_not_computed():
+    layer, x, dy = layer_and_data(RecipeSpec(gemms=ALL))
+    layer.weight.requires_grad_(False)
+    seen = []
+    layer.state.watch = lambda _layer, gemm, operand, _done: seen.append((gemm, operand))
+    x.requires_grad_()
+    layer(x).backward(dy)
+    assert layer.weight.grad is None
+    assert {gemm for gemm, _ in seen} == {"fprop", "dgrad"}
+
+
+def test_a_backward_pass_quantises_each_forward_operand_once():
+    """Quartet needs w for Dgrad's product and for the mask of dw, x the other way round."""
+    layer, x, dy = layer_and_data(RecipeSpec(preset="quartet"), shape=(64, 96, 32))
+    y, seen = layer(x.requires_grad_()), []
+    layer.state.watch = lambda _layer, gemm, operand, _done: seen.append((gemm, operand))
+    y.backward(dy)
+    assert sorted(seen) == [
+        ("dgrad", "dy"), ("dgrad", "w"), ("fprop", "w"), ("fprop", "x"), ("wgrad", "dy"), ("wgrad", "x"),
+    ]  # fmt: skip

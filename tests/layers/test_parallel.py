@@ -26,15 +26,15 @@ class Model(nn.Module):
         return x
 
 
-def make():
+def make(replica=None):
     torch.manual_seed(0)
     model = Model()
-    apply_recipe(model, RECIPE, seed=3)
+    apply_recipe(model, RECIPE, seed=3).replica = replica
     return model
 
 
-def one_process(x):
-    model = make()
+def one_process(x, replica=None):
+    model = make(replica)
     y = model(x)
     y.square().mean().backward()
     return y.detach(), [parameter.grad for parameter in model.parameters()]
@@ -71,13 +71,54 @@ def fsdp_worker(rank, meeting):
     assert all(freed), "no saved tensor keeps a gathered weight alive after forward"
     y.square().mean().backward()
     for parameter, grad in zip(model.parameters(), expected_grads, strict=True):
-        # Both ranks saw the same data: their mean is one process's gradient.
-        assert torch.equal(parameter.grad.full_tensor(), grad)
+        own = grad.clone()
+        distributed.all_reduce(grad)
+        assert not torch.equal(own, grad / WORLD), "the same data, and noise of each rank's own"
+        assert torch.allclose(parameter.grad.full_tensor(), grad / WORLD, rtol=1e-6, atol=1e-9)
+    finish()
+
+
+def fsdp_first_worker(rank, meeting):
+    from torch.distributed.fsdp import fully_shard
+
+    start(rank, meeting)
+    expected, expected_grads = one_process(X)
+    torch.manual_seed(0)
+    model = Model()
+    fully_shard(model)
+    apply_recipe(model, RECIPE, seed=3)
+    y = model(X)
+    assert torch.equal(y, expected)
+    y.square().mean().backward()
+    for parameter, grad in zip(model.parameters(), expected_grads, strict=True):
+        distributed.all_reduce(grad)
+        assert torch.allclose(parameter.grad.full_tensor(), grad / WORLD, rtol=1e-6, atol=1e-9)
+    alone = nn.Sequential(fully_shard(nn.Linear(64, 64)), nn.Linear(64, 64))
+    with pytest.raises(ValueError, match="0: fully_shard made it a layer of its own kind: apply the recipe"):
+        apply_recipe(alone, RECIPE)
+    finish()
+
+
+def ddp_first_worker(rank, meeting):
+    start(rank, meeting)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    apply_recipe(model, RECIPE, seed=3)
+    half = X[rank * 64 : (rank + 1) * 64]
+    model(half).square().mean().backward()
+    for parameter in model.parameters():
+        mean = parameter.grad.clone()
+        distributed.all_reduce(mean)
+        assert torch.allclose(parameter.grad, mean / WORLD, rtol=1e-6, atol=1e-9), "shared after backward"
     finish()
 
 
 def ddp_worker(rank, meeting):
     start(rank, meeting)
+    mine, of_its_replica = one_process(X), one_process(X, replica=rank)
+    assert all(torch.equal(a, b) for a, b in zip(mine[1], of_its_replica[1], strict=True))
+    of_the_first = one_process(X, replica=0)
+    assert torch.equal(mine[1][-2], of_the_first[1][-2]) == (rank == 0)
     half = X[rank * 64 : (rank + 1) * 64]
     _, own = one_process(half)
     model = DistributedDataParallel(make())
@@ -90,6 +131,10 @@ def ddp_worker(rank, meeting):
 
 
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
-@pytest.mark.parametrize("worker", [fsdp_worker, ddp_worker], ids=["FSDP2", "DDP"])
+@pytest.mark.parametrize(
+    "worker",
+    [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
+    ids=["FSDP2", "DDP", "FSDP2 first", "DDP first"],
+)
 def test_two_processes(worker, tmp_path):
     spawn(worker, args=(str(tmp_path / "meeting"),), nprocs=WORLD)

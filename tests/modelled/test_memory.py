@@ -16,7 +16,17 @@ from ablate.backends.gemms import emulated
 from ablate.modelled.memory import Memory, _moments, _Step, step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
-from ablate.recipes import PRESETS, GemmPolicy, LayerRecipe, LayerRule, OperandPolicy, Phase, Recipe
+from ablate.recipes import (
+    PRESETS,
+    GemmPolicy,
+    LayerRecipe,
+    LayerRule,
+    OperandPolicy,
+    Phase,
+    Recipe,
+    RecipeSpec,
+    resolve,
+)
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.run.presets import PRESETS as MODELS
 
@@ -104,6 +114,21 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
     narrow = memory(training=replace(LONG, master_weights="bf16"))
     assert narrow.optimizer == parameters // 2
     assert narrow.total < shared.total
+
+
+def test_de_oscillation_holds_four_values_of_each_weight_that_it_follows():
+    parameters = model_size(LLAMA_8B, vocab_size=128_256, seq_len=8192).parameters
+    in_blocks = 32 * 218_103_808  # without the norms; the head is in high precision
+    asked = resolve(RecipeSpec(gemms=["fprop"], deoscillate={}))
+    alone = ResourcesConfig(gpus=1)
+    assert memory(asked, resources=alone).optimizer == 8 * parameters + 16 * in_blocks
+    assert memory(asked).optimizer == parameters + 2 * in_blocks
+    narrow = memory(asked, resources=alone, training=replace(LONG, master_weights="bf16"))
+    assert narrow.optimizer == 4 * parameters + 14 * in_blocks
+    last_in_bf16 = resolve(
+        RecipeSpec(gemms=["fprop"], layers=[{"last": 1, "recipe": "bf16"}], deoscillate={})
+    )
+    assert memory(last_in_bf16, resources=alone).optimizer == 8 * parameters + 16 * in_blocks * 31 // 32
 
 
 def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():

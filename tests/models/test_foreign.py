@@ -5,6 +5,8 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +65,27 @@ def no_module(*, vocab_size, seq_len):
 
 def no_linear(*, vocab_size, seq_len):
     return nn.Embedding(vocab_size, vocab_size)
+"""
+HIDDEN = """
+
+def hidden(*, vocab_size, seq_len):
+    model = Tiny(vocab_size, 64, 0.0)
+    model.mixing = nn.Parameter(torch.zeros(64, 64))
+    return model
+
+
+def lazy(*, vocab_size, seq_len):
+    model = Tiny(vocab_size, 64, 0.0)
+    model.layers[0] = nn.LazyLinear(64)
+    return model
+
+
+def applied(*, vocab_size, seq_len):
+    from ablate.numerics import apply_recipe
+
+    model = Tiny(vocab_size, 64, 0.0)
+    apply_recipe(model, "mxfp4", quiet=True)
+    return model
 """
 CONFIGS = {
     "llama": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -163,6 +186,20 @@ def test_weights_in_bf16_leave_the_rotary_frequencies_alone(make_config, hf):
     assert buffers == {torch.float32}
 
 
+def test_an_option_that_a_configuration_has_not_is_refused(hf):
+    model = ModelConfig(hf=hf("llama"), options={"num_hidden_layer": 1})
+    with pytest.raises(
+        UserError, match=r"LlamaConfig has no 'num_hidden_layer' \(did you mean 'num_hidden_layers'"
+    ):
+        outline(model, vocab_size=64, seq_len=32)
+
+
+def test_without_transformers_one_line_says_how_to_get_it(hf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"needs a package that is not installed: transformers \(pip install"):
+        outline(ModelConfig(hf=hf("llama")), vocab_size=64, seq_len=32)
+
+
 def test_options_change_a_configuration(hf):
     model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
     assert len(outline(model, vocab_size=64, seq_len=32).layers) == 8
@@ -258,7 +295,7 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
         ("layers.0", 64, 64, False), ("layers.1", 64, 64, False), ("lm_head", 64, 96, True),
     ]  # fmt: skip
     assert found.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
-    assert found.other_matrices == ()
+    assert all(matrix.out_of_reach is None for matrix in found.matrices)
     with pytest.raises(UserError, match="no linear layer"):
         outline(ModelConfig(function=function("no_linear")), vocab_size=64, seq_len=32)
     llama = outline(ModelConfig(hf=hf("llama")), vocab_size=64, seq_len=32)
@@ -273,7 +310,29 @@ def test_a_mixture_whose_experts_are_no_linear_layers_says_so(tmp_path):
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(content))
     found = outline(ModelConfig(hf=str(tmp_path)), vocab_size=64, seq_len=32)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in found.other_matrices
+    [why] = [m.out_of_reach for m in found.matrices if m.name == "model.layers.0.mlp.experts.gate_up_proj"]
+    assert "MixtralExperts holds it" in why
+
+
+def test_an_outline_of_lazy_layers_and_of_a_model_with_a_recipe(function):
+    own = Path(function("lazy").partition(":")[0])
+    own.write_text(FUNCTION + HIDDEN)
+    found = outline(ModelConfig(function=function("lazy")), vocab_size=64, seq_len=32)
+    assert [one.name for one in found.matrices if one.out_of_reach] == ["layers.0"]
+    with pytest.raises(UserError, match=r"layer layers.0 follows a recipe already .*applies each arm's"):
+        outline(ModelConfig(function=function("applied")), vocab_size=64, seq_len=32)
+
+
+def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(make_config, function, tmp_path):
+    own = Path(function("hidden").partition(":")[0])
+    own.write_text(FUNCTION + HIDDEN)
+    with pytest.raises(ValueError, match=r"does not reach 1 matrix .*mixing: .*model.allow: \['mixing'\]"):
+        assemble(config_with(make_config, {"function": function("hidden")}), "cpu")
+    assemble(config_with(make_config, {"function": function("hidden")}, recipe={}), "cpu")
+    allowed = config_with(make_config, {"function": function("hidden"), "allow": ["mix*"]})
+    trainee = assemble(allowed, "cpu")
+    assert trainee.state.coverage.out_of_reach == ("mixing",)
+    assert trainee.state.coverage.count("wgrad") == 2
 
 
 def test_a_dry_run(make_config, function, hf):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.numerics import formats
-from ablate.numerics.formats import E2M1, E2M3, E3M0, E3M2, E4M3, E5M2, SCALE_ADD
+from ablate.numerics.formats import E2M1, E2M3, E3M0, E3M2, E4M3, E5M2, INT4, SCALE_ADD
 
 GRIDS = {
     "E2M1": (E2M1, [0, 0.5, 1, 1.5, 2, 3, 4, 6]),
@@ -19,6 +19,7 @@ GRIDS = {
     "E3M2": (E3M2, formats.decode(torch.arange(32), E3M2).tolist()),
     "E4M3": (E4M3, formats.decode(torch.arange(127), E4M3).tolist()),
     "E5M2": (E5M2, formats.decode(torch.arange(124), E5M2).tolist()),
+    "INT4": (INT4, list(range(8))),
 }
 ORACLES = {
     "E2M1": ml_dtypes.float4_e2m1fn,
@@ -194,3 +195,31 @@ def test_e8m0_decode_agrees_with_ml_dtypes():
     assert torch.equal(ours[:255], torch.from_numpy(theirs)[:255])
     assert ours[255].isnan()
     assert torch.equal(formats.e8m0_reciprocal(byte[:254]) * ours[:254], torch.ones(254))
+
+
+def test_ties_away_from_zero_as_gfloat_rounds():
+    values = torch.cat((torch.arange(-8, 8.25, 0.25), torch.randn(500)))
+    info = gfloat_formats.format_info_ocp_e2m1
+    away = [gfloat.round_float(info, v, gfloat.RoundMode.TiesToAway, sat=True) for v in values.tolist()]
+    assert formats.round_nearest_away(values, E2M1).tolist() == away
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_ties_away_from_zero_and_toward_it(name):
+    element, values = GRIDS[name]
+    grid = torch.tensor(values, dtype=torch.float32)
+    middle = (grid[1:] + grid[:-1]) / 2
+    for sign in (1, -1):
+        assert torch.equal(formats.round_nearest_away(sign * middle, element), sign * grid[1:])
+        assert torch.equal(formats.round_nearest_toward_zero(sign * middle, element), sign * grid[:-1])
+    # Off the ties all three agree, and beyond the largest value all saturate.
+    values = torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * element.max / 2
+    nearest = formats.round_nearest(values, element)
+    tie = torch.isin(values.abs(), middle)
+    for rounded in (formats.round_nearest_away, formats.round_nearest_toward_zero):
+        assert torch.equal(rounded(values, element)[~tie], nearest[~tie])
+        special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 2.0**-140])
+        ours, usual = rounded(special, element), formats.round_nearest(special, element)
+        assert torch.equal(ours.isnan(), usual.isnan())
+        assert torch.equal(ours.nan_to_num(), usual.nan_to_num())
+        assert torch.equal(torch.signbit(ours[:2]), torch.signbit(special[:2]))

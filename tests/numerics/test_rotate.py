@@ -24,6 +24,8 @@ ROTATIONS = [
     dataclasses.replace(DHT, signs="fixed"),
     dataclasses.replace(DHT, hadamard=32, signs="call", permute=True),
     dataclasses.replace(DHT, signs="layer"),
+    dataclasses.replace(DHT, signs="backward"),
+    dataclasses.replace(DHT, hadamard=32, permute=True),
 ]
 
 
@@ -134,3 +136,14 @@ def test_butterfly_is_the_sylvester_matrix(group):
 def test_rotation_is_its_own_inverse(group):
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(hadamard_last(hadamard_last(x, group), group), x, atol=1e-6)
+
+
+def test_a_permutation_without_signs_is_drawn_each_call():
+    policy = dataclasses.replace(DHT, hadamard=32, permute=True)
+    assert signs_of(policy, KEY) is None
+    drawn = [permutation_of(policy, dataclasses.replace(KEY, call=call)).tolist() for call in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert sorted(drawn[0]) == list(range(32))
+    assert policy.draws_anew
+    with pytest.raises(ValueError, match="a key is needed"):
+        round_operand(normal(8, 32), policy, axis=1)

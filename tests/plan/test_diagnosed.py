@@ -4,6 +4,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.plan import build_plan, to_lock
+from ablate.recipes import PRESETS
 from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
 from ablate.study import load_study
 
@@ -16,6 +17,22 @@ base:
 arms:
   a: {recipe: bf16}
   b: {recipe: mxfp4}
+"""
+MODEL = """\
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, 48)
+        self.inner = nn.Linear(48, 64)
+        self.head = nn.Linear(64, vocab_size)
+
+    def forward(self, tokens):
+        return self.head(self.inner(self.table(tokens)))
+
+def build(*, vocab_size, seq_len):
+    return Net(vocab_size)
 """
 
 
@@ -50,6 +67,36 @@ def test_nothing_said_means_the_defaults(plan_of):
     assert plan_of("diagnostics:\n").diagnostics is None
 
 
+def test_other_recipes_have_the_words_that_stand_for_them_and_change_no_id(plan_of):
+    off = plan_of()
+    mapping = "{gemms: [wgrad], stabiliser: sr}"
+    first, last = "{first: 1, recipe: bf16}", "{last: 1, recipe: mxfp8}"
+    ruled = f"{{gemms: [wgrad], layers: [{first}, {last}]}}"
+    ruled_else = f"{{gemms: [wgrad], layers: [{last}, {first}]}}"
+    on = plan_of(f"diagnostics: {{what_if: [mxfp4, tetrajet, {mapping}, {ruled}, {ruled_else}]}}\n")
+    others = on.diagnostics.other_recipes()
+    assert list(others) == [
+        "mxfp4",
+        "tetrajet",
+        "Fprop+Dgrad bf16; Wgrad mxfp4 SR",
+        "Fprop+Dgrad bf16; Wgrad mxfp4; 2 rules",
+        "Fprop+Dgrad bf16; Wgrad mxfp4; 2 rules (2)",
+    ]
+    assert others["tetrajet"] == PRESETS["tetrajet"].recipe
+    assert [run.id for _, run in on.runs()] == [run.id for _, run in off.runs()]
+    assert to_lock(on) == to_lock(off)
+
+
+def test_other_recipes_must_fit_the_layers_of_every_arm(plan_of, tmp_path):
+    (tmp_path / "net.py").write_text(MODEL)
+    more = "  c: {model: {function: net.py:build}}\ndiagnostics: {what_if: [mxfp4]}\n"
+    (fault,) = faults(plan_of, more)
+    assert fault == (
+        "10:25: diagnostics.what_if[0]: in-features 48 of layer inner is not a multiple of 32, as Fprop "
+        "needs it; arm 'c' (give the layer a rule of its own: layers: [{match: …, recipe: bf16}])"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -69,6 +116,45 @@ def test_nothing_said_means_the_defaults(plan_of):
             (
                 "9:34: diagnostics.layers: 'block.1.ffn.down' names no layer of any arm "
                 "(did you mean 'blocks.1.ffn.down'?)"
+            ),
+        ),
+        (
+            "{what_if: [mxfp5]}",
+            "9:25: diagnostics.what_if[0]: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)",
+        ),
+        (
+            "{what_if: [mxfp4, {gemms: [wgrad], stabilizer: sr}]}",
+            "9:49: diagnostics.what_if[1].stabilizer: unknown key (did you mean 'stabiliser'?)",
+        ),
+        (
+            "{what_if: [{stabiliser: sr}]}",
+            (
+                "9:38: diagnostics.what_if[0].stabiliser: stabiliser 'sr' with no FP4 GEMM to act on "
+                "(name the GEMMs in gemms, or leave it out)"
+            ),
+        ),
+        (
+            "{what_if: [bf16]}",
+            "9:25: diagnostics.what_if[0]: it quantises nothing, so that there is nothing to measure",
+        ),
+        (
+            "{what_if: [mxfp4, {gemms: [fprop, dgrad, wgrad]}]}",
+            "9:32: diagnostics.what_if[1]: the same recipe as 'mxfp4'",
+        ),
+        ("{what_if: mxfp4}", "9:24: diagnostics.what_if: expected a list, got 'mxfp4' (write [mxfp4])"),
+        (
+            "{what_if: [{gemms: [fprop], stabiliser: dht, hadamard_size: 256}]}",
+            (
+                "9:25: diagnostics.what_if[0]: in-features 128 of layer blocks.0.attention.qkv is not a "
+                "multiple of 256, as Fprop needs it; arm 'a' (give the layer a rule of its own: "
+                "layers: [{match: …, recipe: bf16}])"
+            ),
+        ),
+        (
+            "{what_if: [{gemms: [fprop], layers: [{match: nothing, recipe: bf16}]}]}",
+            (
+                "9:25: diagnostics.what_if[0]: no layer of this model is called 'nothing'; arm 'a' "
+                "(its layers are blocks.0.attention.qkv … blocks.3.ffn.down and head)"
             ),
         ),
     ],

@@ -5,6 +5,7 @@ import pytest
 from ablate.base.files import append_line
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE
+from ablate.plan.on_hardware import on_hardware
 from ablate.plan.stored import StudyProgress
 from ablate.store import Status, StudyStore
 
@@ -50,6 +51,24 @@ def test_a_modelled_time_is_operations_over_the_assumed_rate(planned):
     assert costs.ground == {"a": "modelled", "b": "modelled"}
     assert costs.wall_seconds == pytest.approx(8 * seconds / 2)
     assert estimate(planned, NOTHING, cores=100).wall_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("how", "recipe", "evaluations"),
+    [("bf16", "mxfp4", 1), ("both", "mxfp4", 2), ("both", "bf16", 1), ("both", "{gemms: [dgrad, wgrad]}", 1)],
+)
+def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, recipe, evaluations):
+    text = STUDY.replace("40_960}", f"40_960, evaluate_in: {how}}}").replace(
+        "recipe: mxfp4", f"recipe: {recipe}"
+    )
+    both = plan(text.replace("  a:\n", "  a: {recipe: fp8}\n"))
+    arm = both.arm("b")
+    more = (evaluations - 1) * 10 * 3_072 / 3 * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
+    seconds = estimate(both, NOTHING, cores=2).run_seconds["b"]
+    assert seconds == pytest.approx(estimate(planned, NOTHING, cores=2).run_seconds["b"] + more)
+    if recipe == "mxfp4":
+        whole, alone = (on_hardware(one, "MI355X").gpu_hours.estimate for one in (arm, planned.arm("b")))
+        assert whole > alone if how == "both" else whole != alone
 
 
 def test_devices_that_share_a_run_share_its_time_and_take_their_cores(planned, plan):

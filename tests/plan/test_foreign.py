@@ -19,6 +19,7 @@ class Net(nn.Module):
 def build(*, vocab_size, seq_len, width=64):
     return Net(vocab_size, width)
 """
+HIDDEN = MODEL.replace("(nn.Linear(width, width) for", "(nn.TransformerEncoderLayer(width, 2, 128) for")
 STUDY = """\
 name: s
 baseline: a
@@ -75,17 +76,12 @@ def test_a_trainer_changes_the_id_by_its_code(plan_of, tmp_path):
         (
             "my_model.py:build}",
             "my_model.py:build, options: {width: 48}}",
-            "s.yaml:9:15: in-features 48 of blocks.0 is not a multiple of 32, as Fprop needs it; arm 'b'",
+            "s.yaml:9:15: in-features 48 of layer blocks.0 is not a multiple of 32, as Fprop needs it",
         ),
         (
             "{recipe: mxfp4}",
             "{recipe: {gemms: [wgrad], layers: [{match: '*.q_proj', recipe: bf16}]}}",
             "s.yaml:9:40: no layer of this model is called '*.q_proj'; arm 'b'",
-        ),
-        (
-            "eval_every_tokens: 5_000}",
-            "eval_every_tokens: 5_000, seq_len: 100, batch_size: 10}",
-            "s.yaml:9:15: 1000 tokens of a micro-batch, which go through blocks.0, is not a multiple of 32",
         ),
         (
             "{function: my_model.py:build}",
@@ -99,6 +95,7 @@ def test_a_trainer_changes_the_id_by_its_code(plan_of, tmp_path):
         ),
         ("{function: my_model.py:build}", "{pretrained: true}", "pretrained needs hf"),
         ("{function: my_model.py:build}", "{options: {a: 1}}", "options needs hf or function"),
+        ("{function: my_model.py:build}", "{allow: [a]}", "allow needs hf or function"),
         ("{function: my_model.py:build}", "{architecture: gpt, experts: 2}", "gpt takes no experts"),
         ("{function: my_model.py:build}", "{experts: 2, experts_per_token: 3}", "3 exceeds experts 2"),
         ("  b: {recipe: mxfp4}", "  b: {trainer: nowhere.py:run}", "s.yaml:9:16: {tmp}/nowhere.py:run: no"),
@@ -110,6 +107,42 @@ def test_each_fault_is_a_line_of_the_study(plan_of, tmp_path, before, after, sai
     lines = str(caught.value).splitlines()
     assert any(said.format(tmp=tmp_path) in line for line in lines), lines
     assert len(lines) == 1
+
+
+ALLOW = "allow: ['*.in_proj_weight', '*.out_proj']"
+
+
+UNREACHED = (
+    "s.yaml:5:21: the recipe does not reach 6 matrices of the model: blocks.*.self_attn.in_proj_weight (3): "
+    "torch.nn.MultiheadAttention holds it, which is no torch.nn.Linear; blocks.*.self_attn.out_proj (3): "
+    "torch.nn.MultiheadAttention multiplies by its weight itself; arm 'b' (if high precision is meant there: "
+    "model.allow: ['blocks.*.self_attn.in_proj_weight', 'blocks.*.self_attn.out_proj'])"
+)
+MISNAMED = (
+    "s.yaml:5:45: model.allow: '*.in_proj_wieght' names no matrix that is out of a recipe's reach; arm 'a' "
+    "(expected blocks.*.self_attn.in_proj_weight or blocks.*.self_attn.out_proj)"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("", UNREACHED), (", allow: ['*.in_proj_wieght', '*.out_proj']", MISNAMED)]
+)
+def test_what_no_recipe_reaches_is_refused_unless_allowed(plan_of, tmp_path, given, said):
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    text = STUDY.replace("my_model.py:build}", f"hidden.py:build{given}}}")
+    with pytest.raises(UserError) as caught:
+        plan_of(text)
+    assert str(caught.value) == f"{tmp_path}/{said}"
+
+
+def test_what_is_allowed_is_in_the_plan_and_changes_no_id(plan_of, tmp_path):
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    text = STUDY.replace("my_model.py:build}", f"hidden.py:build, {ALLOW}}}")
+    arm = plan_of(text).arm("b")
+    assert arm.coverage.count("fprop") == 6
+    assert len(arm.coverage.out_of_reach) == 6
+    every = plan_of(text.replace(ALLOW, "allow: ['*']")).arm("b")
+    assert every.runs[0].id == arm.runs[0].id
 
 
 def test_an_arm_may_take_another_model(plan_of):

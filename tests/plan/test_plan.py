@@ -261,7 +261,26 @@ def test_the_ladder_has_every_row_of_the_table():
         "F+D+W RHT16": "mxfp4(even) RHT16",
         "F+D+W DHT32": "mxfp4(even) DHT32",
         "F+D+W DHT16": "mxfp4(even) DHT16",
+        "F+D+W deosc": "mxfp4(even); de-oscillated every 200 steps at 3×",  # not of the table
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("val_loss: 5.6", "an untrained model reaches 5.6: a guess among 256 tokens has a loss of 5.545"),
+        (
+            "perplexity: 256",
+            "an untrained model reaches 256: a guess among 256 tokens has a perplexity of 256",
+        ),
+    ],
+)
+def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target, what):
+    with pytest.raises(UserError) as caught:
+        plan(STUDY.replace("val_loss: 2.1", target))
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column, problem.what) == (4, 11 + target.index(" "), what)
+    plan(STUDY.replace("val_loss: 2.1", target.replace("5.6", "5.5").replace("256", "255")))
 
 
 def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):

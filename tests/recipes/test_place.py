@@ -1,4 +1,5 @@
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from ablate.recipes import PRESETS, LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
 from ablate.recipes.place import block_of, idle_rules, phases_of, places
@@ -29,6 +30,22 @@ def test_first_and_last_blocks():
     nvidia = PRESETS["nvidia-nvfp4"].recipe
     kept = {i for i in range(12) if formats(nvidia, f"model.layers.{i}.q_proj") == "bf16"}
     assert kept == {0, 1, *range(4, 12)}
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.15, 2), (0.5, 6), (0.01, 1), (1 / 12, 1), (0.25, 3)])
+def test_a_share_of_the_last_blocks_is_rounded_up(share, kept):
+    spec = {"gemms": ["fprop"], "layers": [{"last": share, "recipe": "bf16"}]}
+    recipe = resolve(TypeAdapter(RecipeSpec).validate_python(spec))
+    assert recipe.rules == (LayerRule(last=share),)
+    high = [i for i in range(12) if formats(recipe, f"model.layers.{i}.q_proj") == "bf16"]
+    assert high == list(range(12 - kept, 12))
+
+
+@pytest.mark.parametrize("last", [-1, 1.5, -0.2, True, "2"])
+def test_a_count_or_share_of_blocks_that_is_neither_is_refused(last):
+    spec = {"gemms": ["fprop"], "layers": [{"last": last, "recipe": "bf16"}]}
+    with pytest.raises(ValidationError):
+        TypeAdapter(RecipeSpec).validate_python(spec)
 
 
 def test_the_first_rule_that_names_a_layer_decides():

@@ -1,7 +1,9 @@
+from dataclasses import asdict
+
 import pytest
 from pydantic import TypeAdapter
 
-from ablate.recipes import LayerRecipe, RecipeSpec, SenselessRecipe, describe, resolve
+from ablate.recipes import LayerRecipe, Recipe, RecipeSpec, SenselessRecipe, describe, resolve
 
 
 def recipe(**fields):
@@ -52,6 +54,19 @@ def test_a_gemm_and_an_operand_can_differ():
     assert (mixed.dgrad.left.scale, mixed.dgrad.left.hadamard) == ("four_six", 16)
 
 
+def test_de_oscillation_is_part_of_the_recipe_and_of_its_text_only_where_it_is_asked_for():
+    plain = recipe(gemms=ALL)
+    assert plain.deoscillate is None
+    assert "deoscillate" not in plain.text
+    asked = recipe(gemms=ALL, deoscillate={})
+    assert (asked.deoscillate.window, asked.deoscillate.threshold) == (200, 4.0)
+    assert asked.text != plain.text
+    assert describe(asked) == "mxfp4; de-oscillated every 200 steps at 4×"
+    late = recipe(preset="tetrajet", deoscillate={"window": 50, "threshold": 2.5, "from_fraction": 0.25})
+    assert describe(late).endswith("; de-oscillated every 50 steps at 2.5× from 25% of the budget on")
+    assert TypeAdapter(Recipe).validate_python(asdict(late)) == late
+
+
 def test_another_format_of_an_operand_has_its_own_usual_scale():
     mixed = recipe(gemms=ALL, scale="even", fprop={"w": {"format": "nvfp4"}})
     assert (mixed.fprop.right.scale, mixed.fprop.right.block) == ("two_level", "1x16")
@@ -76,7 +91,7 @@ def test_a_weight_tile_is_for_the_weight():
             "Fprop+Dgrad fp8; Wgrad mxfp4 SR RHT16",
         ),
         ({"gemms": ["fprop"], "weight_block": "32x32"}, "Fprop mxfp4 × mxfp4[32x32]; Dgrad+Wgrad bf16"),
-        ({"gemms": ALL, "layers": [{"first": 1, "recipe": "bf16"}]}, "mxfp4; 1 rule"),
+        ({"gemms": ALL, "layers": [{"first": 1, "recipe": "bf16"}]}, "mxfp4; the first block bf16"),
     ],
 )
 def test_the_short_line_says_what_is_unusual(fields, line):
@@ -162,3 +177,20 @@ def test_what_contradicts_itself_is_refused_by_name(fields, path, message):
         recipe(**fields)
     assert " ".join(map(str, caught.value.path)) == path
     assert "\n" not in str(caught.value)
+
+
+def test_a_rotation_taken_off_takes_with_it_what_belongs_to_it():
+    off = {"hadamard": 0}
+    wgrad = {"dy": off, "x": off}
+    for name in ("nvidia-nvfp4", "alto"):
+        recipe = resolve(TypeAdapter(RecipeSpec).validate_python({"preset": name, "wgrad": wgrad}))
+        for policy in (recipe.wgrad.left, recipe.wgrad.right):
+            assert (policy.hadamard, policy.signs, policy.permute, policy.rotated_bf16) == (
+                0,
+                "none",
+                False,
+                False,
+            )
+    kept = {"dy": {**off, "rotated_bf16": True}, "x": off}
+    with pytest.raises(SenselessRecipe, match="rotated_bf16 without a Hadamard"):
+        resolve(TypeAdapter(RecipeSpec).validate_python({"preset": "nvidia-nvfp4", "wgrad": kept}))

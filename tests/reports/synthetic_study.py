@@ -23,7 +23,8 @@ from ablate.store.records import Speed, SpeedSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[float, ...]]
+"""Tokens and loss of each evaluation, and the loss of a second one in bf16 where there is one."""
 
 TRAINING = {
     "tokens": 1_000_000,
@@ -89,7 +90,7 @@ def write_run(
     run.create(config)
     if environment is not None:
         write_record(run.environment_path, environment)
-    for step, (tokens, loss) in enumerate(points, 1):
+    for step, (tokens, loss, *second) in enumerate(points, 1):
         append_line(
             run.metrics_path,
             {
@@ -105,7 +106,8 @@ def write_run(
         )
         append_line(
             run.metrics_path,
-            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss},
+            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss}
+            | dict(zip(("val_loss_bf16",), second, strict=False)),
         )
     last = points[-1][0] if points else 0
     status = Status(

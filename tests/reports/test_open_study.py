@@ -80,7 +80,7 @@ def test_a_study_is_found_by_its_name(store, monkeypatch):
 
 
 def test_what_is_not_there_or_damaged_is_one_line(store, make_study, tmp_path):
-    with pytest.raises(UserError, match=r"no study 'amd' in .* \(studies here: amd-ladder; start it with: "):
+    with pytest.raises(UserError, match=r"no study 'amd' in .* \(studies here: amd-ladder\)"):
         ablate.open_study("amd", storage=store.path.parent)
     with pytest.raises(UserError, match="no study has run there yet"):
         ablate.open_study(tmp_path / "nothing", storage=tmp_path / "empty")

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 import pytest
 
 import ablate.run.ids
-from ablate.recipes import RecipeSpec, resolve
+from ablate.recipes import PRESETS, LayerRule, Phase, RecipeSpec, resolve
 from ablate.run.config import (
     DataConfig,
     Fork,
@@ -18,7 +18,7 @@ from ablate.run.config import (
     TrainingConfig,
     config_from_json,
 )
-from ablate.run.ids import RESULT_VERSION, run_id, run_ids
+from ablate.run.ids import FOREIGN_RESULT_VERSION, RESULT_VERSION, run_id, run_ids
 
 CONFIG = RunConfig(
     model=ModelConfig(),
@@ -32,7 +32,7 @@ CONFIG = RunConfig(
     code_digest="c1",
     seed=0,
 )
-LOCATIONS = {"data.paths", "data.validation_paths"}
+NEUTRAL = {"data.paths", "data.validation_paths", "model.allow"}
 
 # For fields whose other value cannot be guessed from the one they have.
 OTHERS = {
@@ -44,7 +44,11 @@ OTHERS = {
     "data.token_dtype": "uint32",
     "training.schedule": "cosine",
     "training.eval_windows": "first",
+    "training.evaluate_in": "both",
     "backend": "reference",
+    "fork": Fork(tokens=9, recipe=resolve(RecipeSpec()), training=TrainingConfig()),
+    "recipe.rules": (LayerRule(last=1),),
+    "recipe.phases": (Phase(from_tokens=9, recipe=resolve(RecipeSpec())),),
 }
 
 
@@ -99,10 +103,10 @@ def test_the_leaves_cover_the_configuration():
 
 
 @pytest.mark.parametrize("path", ALL_LEAVES)
-def test_every_field_but_locations_changes_the_id(path):
+def test_every_field_but_locations_and_permissions_changes_the_id(path):
     other = changed(CONFIG, path, path)
     assert other != CONFIG
-    assert (run_id(other) == run_id(CONFIG)) is (path in LOCATIONS)
+    assert (run_id(other) == run_id(CONFIG)) is (path in NEUTRAL)
 
 
 def test_a_local_tokenizer_is_known_by_the_digest_and_one_on_the_hub_by_its_name():
@@ -130,11 +134,12 @@ def test_the_id_is_what_the_documentation_says():
     config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del content["trainer"], content["fork"]  # None stands for nothing
+    del content["trainer"], content["fork"], content["recipe"]["deoscillate"]  # None stands for nothing
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}
     for gemm in ("fprop", "dgrad", "wgrad"):
+        assert content["recipe"][gemm].pop("accumulate") == "fp32"  # the default of a field that came later
         for operand in content["recipe"][gemm].values():
             operand["signs_after"] = False  # a field of older versions
     text = json.dumps(
@@ -147,9 +152,29 @@ def test_the_id_is_what_the_documentation_says():
 
 
 def test_results_of_another_version_are_other_runs(monkeypatch):
-    before = run_id(CONFIG)
+    built_in = replace(CONFIG, trainer=None)
+    before = run_id(CONFIG), run_id(built_in)
     monkeypatch.setattr(ablate.run.ids, "RESULT_VERSION", RESULT_VERSION + 1)
-    assert run_id(CONFIG) != before
+    assert run_id(CONFIG) == before[0]
+    assert run_id(built_in) != before[1]
+    monkeypatch.setattr(ablate.run.ids, "FOREIGN_RESULT_VERSION", FOREIGN_RESULT_VERSION + 1)
+    assert run_id(CONFIG) != before[0]
+
+
+def test_a_scale_rule_whose_results_were_mended_makes_other_runs_and_no_other_rule_does():
+    def older(pairs):
+        found = {key: value for key, value in pairs if (key, value) != ("deoscillate", None)}
+        found.pop("accumulate", None)
+        return found | {"signs_after": False} if "rotated_bf16" in found else found
+
+    for name, preset in PRESETS.items():
+        before = json.dumps(asdict(preset.recipe, dict_factory=older), sort_keys=True, separators=(",", ":"))
+        mended = {"deepseek-v3-fp8", "fouroversix", "quartet2", "quartet2-unscaled", "quartet2-128"}
+        mended |= {"llm-fp4", "llm-fp4-e3m0"}
+        assert (preset.recipe.text == before) is (name not in mended), name
+        assert preset.recipe.text.replace('"revision":2,', "") == before
+    rows = resolve(RecipeSpec(rest="fp8-rowwise"))
+    assert rows.text.count('"scale":"row"') == rows.text.count('"revision":2') == 6
 
 
 def test_ids_of_many_seeds_are_those_of_each():

@@ -54,6 +54,21 @@ def test_a_phase_is_shared_up_to_the_step_before_it(share):
     assert share(a=BF16, b=late(10 * STEP + 1)) == {"b": ("a", 10, 10 * STEP)}  # it begins with step 11
 
 
+def test_de_oscillation_is_shared_up_to_the_step_before_it(share):
+    def reset(**start):
+        return RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], deoscillate={"window": 3, **start})
+
+    assert share(a=FP4, b=reset(from_tokens=10 * STEP), c=reset(from_fraction=0.5), d=reset()) == {
+        "b": ("a", 9, 9 * STEP),
+        "c": ("a", 15, 15 * STEP),
+    }
+
+
+def test_evaluations_in_another_precision_share_nothing(share):
+    recipes = {"a": BF16, "b": late(10 * STEP)}
+    assert share(**recipes, changes={"b": {"evaluate_in": "both"}}) == {}
+
+
 def test_two_phases_alike_and_a_third_that_differs(share):
     one = late(10 * STEP)
     two = RecipeSpec(phases=[*one.phases, *late(20 * STEP, "fp8").phases])

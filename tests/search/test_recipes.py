@@ -201,8 +201,11 @@ def test_it_is_the_same_but_for_the_seeds(folder):
 
 
 def test_every_published_recipe_comes_back(folder):
-    arms = "".join(f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in PRESETS)
-    study, found, again = confirmed(folder, f"{HEAD}arms:\n  bf16: {{recipe: bf16}}\n{arms}")
+    # Without their layers some are the same recipe.
+    apart = {replace(preset.recipe, rules=()).text: name for name, preset in reversed(PRESETS.items())}
+    arms = "".join(f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in apart.values())
+    head = HEAD.replace("[40_000, 80_000]", "[2_000_000, 4_000_000]")  # de-oscillation has time
+    study, found, again = confirmed(folder, f"{head}arms:\n  bf16: {{recipe: bf16}}\n{arms}")
     recipes = {arm.name: arm.recipe for arm in study.arms}
     assert len(again.arms) == len(found.times) > 20
     for arm in again.arms:

@@ -116,6 +116,58 @@ CASES: dict[str, tuple[str, list[str]]] = {
             )
         ],
     ),
+    "de-oscillation with no weight in low precision": (
+        "{gemms: [dgrad, wgrad], deoscillate: {}}",
+        [
+            (
+                "9:44: recipe.deoscillate: deoscillate with no quantised weight to act on (name fprop in "
+                "gemms, or leave it out)"
+            )
+        ],
+    ),
+    "de-oscillation of weights under a Hadamard": (
+        "{gemms: [fprop], stabiliser: dht, deoscillate: {}}",
+        [
+            (
+                "9:54: recipe.deoscillate: deoscillate needs a grid that weights can be set to, but Fprop's "
+                "w has nearest rounding, scale 'floor' and a Hadamard of 16"
+            )
+        ],
+    ),
+    "de-oscillation of weights that a phase rounds at random": (
+        (
+            "{gemms: [fprop], phases: [{from_fraction: .5, recipe: {gemms: [fprop], stabiliser: sr}}], "
+            "deoscillate: {}}"
+        ),
+        [
+            (
+                "9:110: recipe.deoscillate: deoscillate needs a grid that weights can be set to, but Fprop's "
+                "w has stochastic rounding, scale 'floor' and no Hadamard"
+            )
+        ],
+    ),
+    "de-oscillation that starts twice": (
+        "{gemms: [fprop], deoscillate: {from_tokens: 7, from_fraction: .5}}",
+        [
+            (
+                "9:51: recipe.deoscillate.from_tokens: deoscillate starts at from_tokens or at "
+                "from_fraction: give one of them"
+            )
+        ],
+    ),
+    "de-oscillation whose window never ends": (
+        "{gemms: [fprop], deoscillate: {from_fraction: 0.5}}",
+        [
+            (
+                "9:37: recipe.deoscillate: a window of 200 steps from step 123 on, but the run has 245 steps "
+                "(no window would ever end)"
+            )
+        ],
+    ),
+    "a window of no step": (
+        "{gemms: [fprop], deoscillate: {window: 0}}",
+        ["9:46: recipe.deoscillate.window: expected a number above 0, got 0"],
+    ),
     "a phase without a start": (
         "{phases: [{recipe: fp8}]}",
         ["9:17: recipe.phases[0]: a phase starts at from_tokens or at from_fraction: give one of them"],

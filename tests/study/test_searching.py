@@ -82,8 +82,8 @@ CASES = {
         f"search: {{hardware: b200, trials: 4, budgets: [90_000]}}\n{ARMS}{BASE}",
         [
             (
-                "4:20: search.hardware: expected H100, H200, B200, B300, MI350X or MI355X, got 'b200' "
-                "(did you mean 'B200'?)"
+                "4:20: search.hardware: expected H100, H200, GB200, GB300, B200, B300, MI350X or MI355X, "
+                "got 'b200' (did you mean 'B200'?)"
             )
         ],
     ),

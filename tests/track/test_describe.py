@@ -118,6 +118,11 @@ def test_perplexity_that_is_no_number_is_left_out():
     assert [point.key for point in points(EVAL | {"val_loss": 800.0})] == ["val_loss"]
 
 
+def test_a_second_evaluation_is_a_metric_of_its_own():
+    found = {point.key: point.value for point in points(EVAL | {"val_loss_bf16": 4.9})}
+    assert found == {"val_loss": 5.0, "val_perplexity": math.exp(5.0), "val_loss_bf16": 4.9}
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -187,6 +192,17 @@ def test_a_diagnosis_is_named_by_gemm_figure_and_layer():
         Point("diag/wgrad/relative_error/blocks.1.ffn.down", 0.16, 1_700_000_000_000, 4096),
         Point("diag/wgrad/gain/blocks.1.ffn.down", 0.98, 1_700_000_000_000, 4096),
     ]
+    other = [
+        point.key for point in points(DIAGNOSIS | {"what_if": "Fprop+Dgrad bf16; Wgrad mxfp4(even) SR×0.9"})
+    ]
+    assert other == [
+        f"what_if/Fprop_Dgrad bf16_ Wgrad mxfp4_even_ SR_0.9/wgrad/{figure}/blocks.1.ffn.down"
+        for figure in ("relative_error", "gain")
+    ]
+    long = [points(DIAGNOSIS | {"what_if": "x" * 200 + end})[0].key for end in "ab"]
+    assert long[0] != long[1]
+    assert len(long[0]) < 150
+    assert points(DIAGNOSIS | {"what_if": 3}) == []
     assert points(DIAGNOSIS | {"layer": "a b<script>"}) == []
     assert points(DIAGNOSIS | {"gemm": "other"}) == []
     assert points(DIAGNOSIS | {"layer": None}) == points(DIAGNOSIS | {"gemm": ["wgrad"]}) == []

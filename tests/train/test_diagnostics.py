@@ -52,6 +52,69 @@ def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name
     assert len(gemms) == 2 * 4 * 3  # every layer of two blocks, and three GEMMs
 
 
+OTHERS = Diagnostics(
+    every_tokens=4 * STEP,
+    draws=2,
+    what_if=["mxfp4", {"gemms": ALL, "stabiliser": "sr"}, "te-hybrid-fp8-delayed"],
+)
+
+
+def test_other_recipes_are_measured_on_the_runs_tensors_and_train_nothing(make_config, tokens):
+    config = make_config(RECIPES["sr and rht"], **SHORT)
+    plain = run(config, tokens)
+    alone = run(config, tokens, Diagnostics(every_tokens=4 * STEP, draws=2))
+    looked = run(config, tokens, OTHERS)
+    assert looked[:2] == plain[:2]
+    assert [row for row in looked[2] if "what_if" not in row] == alone[2]
+    names = list(OTHERS.other_recipes())
+    assert {row.get("what_if") for row in looked[2]} == {None, *names}
+    own = {(row["step"], row["layer"], row["gemm"]): row for row in alone[2]}
+    for row in looked[2]:
+        same = own[row["step"], row["layer"], row["gemm"]]
+        assert row["exact_energy"] == same["exact_energy"]  # the same tensors
+        assert row["data_noise"] == same["data_noise"]
+        if row.get("what_if") == "mxfp4":
+            assert (row["draws"], row["bias_share"]) == (1, 1.0)
+            assert 0.05 < row["relative_error"] < 0.3
+        if row.get("what_if") == "te-hybrid-fp8-delayed":
+            assert 0.01 < row["relative_error"] < 0.08  # dy in E5M2
+
+
+def test_another_recipes_error_is_that_of_a_run_which_trains_in_it(make_config, tokens):
+    """On the first step both runs have the same tensors, but for what the recipe did to them above."""
+    in_bf16 = run(
+        make_config(**SHORT), tokens, dataclasses.replace(OTHERS, every_tokens=10**9, what_if=["mxfp4"])
+    )[2]
+    trained = run(make_config(RECIPES["plain"], **SHORT), tokens, Diagnostics(every_tokens=10**9))[2]
+    assert (
+        len(in_bf16) == len(trained) > 0
+    )  # a run in bf16 is measured, too, where the other recipe quantises
+    first = {row["gemm"]: row for row in trained if row["layer"] == "blocks.0.attention.qkv"}["fprop"]
+    other = {row["gemm"]: row for row in in_bf16 if row["layer"] == "blocks.0.attention.qkv"}["fprop"]
+    assert other.pop("what_if") == "mxfp4"
+    assert other == first
+
+
+def test_other_recipes_have_their_own_layers_and_phases(make_config, tokens):
+    ruled = {"gemms": ALL, "layers": [{"first": 1, "recipe": "bf16"}],
+             "phases": [{"from_tokens": 4 * STEP, "recipe": {"gemms": ["fprop"]}}]}  # fmt: skip
+    settings = Diagnostics(every_tokens=4 * STEP, what_if=[ruled], layers=["*"])
+    found = run(make_config(**SHORT), tokens, settings)[2]
+    assert {row["layer"].partition(".ffn")[0].partition(".att")[0] for row in found} == {"blocks.1"}
+    assert {row["gemm"] for row in found if row["step"] == 0} == set(ALL)
+    assert {row["gemm"] for row in found if row["step"] > 0} == {"fprop"}
+
+
+def test_each_recipe_is_measured_at_its_own_layers_alone(make_config, tokens):
+    ruled = {"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]}
+    settings = Diagnostics(every_tokens=10**9, what_if=[ruled])
+    config = make_config(RECIPES["plain"], model={"layers": 4, "width": 32, "ffn": 32}, **SHORT)
+    blocks = {}
+    for row in run(config, tokens, settings)[2]:
+        blocks.setdefault("what_if" in row, set()).add(row["layer"].split(".")[1])
+    assert blocks == {False: {"0", "2", "3"}, True: {"1", "2", "3"}}
+
+
 class Kept:
     """Checkpoints in memory, to go on from a step."""
 

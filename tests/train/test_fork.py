@@ -16,6 +16,9 @@ from tests.exhaustive import rest_exhaustive
 STEP = 512
 FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr+rht", signs="call")
 LATE = RecipeSpec(phases=[{"from_tokens": 16 * STEP, "recipe": FP4}])
+OSCILLATES = RecipeSpec(
+    gemms=["fprop"], deoscillate={"window": 3, "threshold": 1.2, "from_tokens": 16 * STEP}
+)
 AHEAD = RecipeSpec(**vars(FP4) | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]})
 
 
@@ -73,6 +76,30 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(mak
     assert [*common, *later] == rows
     assert_equal(states[31], whole[31])
     assert rows != base_rows
+
+
+def test_runs_part_where_de_oscillation_begins_in_one_of_them(make_config, tokens):
+    own, other = make_config(OSCILLATES), make_config(RecipeSpec(gemms=["fprop"]))
+    (rows, whole), (base_rows, base) = (trained(config, tokens) for config in (own, other))
+    assert_equal(base[15], whole[15])
+    later, states = trained(own, tokens, base[15])
+    assert [*(row for row in rows if row["step"] <= 15), *later] == rows
+    assert_equal(states[31], whole[31])
+    assert rows != base_rows
+
+
+def test_a_fork_goes_on_in_the_window_of_the_run_that_it_leaves(make_config, tokens):
+    parent = make_config(OSCILLATES)
+    own = replace(parent, fork=Fork(tokens=18 * STEP, recipe=parent.recipe, training=parent.training))
+    (rows, whole), (base_rows, base) = (trained(config, tokens) for config in (own, parent))
+    assert_equal(whole[31], base[31])
+    assert [row for row in rows if (row["step"], row["kind"]) != (18, "eval")] == base_rows
+    plain = replace(make_config(RecipeSpec(gemms=["fprop"])), fork=own.fork)
+    left, states = trained(plain, tokens)
+    assert [row for row in left if row["step"] < 18] == [row for row in base_rows if row["step"] < 18]
+    assert not any(name.startswith("deoscillation.") for name in states[18].tensors)
+    _, resumed = trained(plain, tokens, base[17])
+    assert_equal(resumed[31], states[31])
 
 
 def test_a_fork_is_a_phase_that_begins_there(make_config, tokens):

@@ -26,6 +26,7 @@ from ablate.train.group import Layout, join_group
 
 ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 NVFP4 = {"preset": "nvidia-nvfp4", "layers": [{"last": 1, "recipe": "bf16"}]}
+RESET = {"gemms": ["fprop"], "weight_block": "32x32", "deoscillate": {"window": 2, "threshold": 1.1}}
 MODELS = {
     "llama": {},
     "untied": {"tied_head": False, "kv_heads": 1},
@@ -188,14 +189,14 @@ def losses(rows):
 
 
 @pytest.mark.parametrize(("model", "recipe"), [
-    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}),
+    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}), ("llama", RESET),
     pytest.param("experts", ALL, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_two_processes_have_the_curve_of_one_to_the_bit(
     tmp_path, make_config, tokens, together, model, recipe
 ):
     """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
-    recipe = TypeAdapter(RecipeSpec).validate_python(recipe)
+    asked, recipe = recipe, TypeAdapter(RecipeSpec).validate_python(recipe)
     shape = {"layers": 3, **MODELS[model]}
     config = make_config(
         recipe, model=shape, tokens=4096, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
@@ -206,6 +207,9 @@ def test_two_processes_have_the_curve_of_one_to_the_bit(
     assert state == "finished"
     alone = clean(alone)
     assert losses(rows) == losses(alone)
+    resets, own = ([row.get("weights_reset") for row in some if "loss" in row] for some in (rows, alone))
+    assert resets == own
+    assert any(resets) == ("deoscillate" in asked)
     norms, own_norms = ([row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone))
     assert norms == pytest.approx(own_norms, rel=1e-5)  # a sum over other rows
 
@@ -224,7 +228,8 @@ def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(
 
 @pytest.mark.parametrize("sizes", [(1, 2), pytest.param((2, 3), marks=pytest.mark.exhaustive)])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, make_config, tokens, together, sizes):
-    recipe = TypeAdapter(RecipeSpec).validate_python({**ALL, "stabiliser": "dht"})
+    asked = {**ALL, "stabiliser": "none", "deoscillate": {"window": 4, "threshold": 1.1}}
+    recipe = TypeAdapter(RecipeSpec).validate_python(asked)
     config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
     whole = []
     train(config, whole.append, tokens=tokens)
@@ -252,7 +257,7 @@ class Stop:
 
 def test_a_resumed_group_goes_on_to_the_same_bits(tmp_path, make_config, tokens, together):
     recipe = TypeAdapter(RecipeSpec).validate_python(ALL)
-    config = make_config(recipe, tokens=4096, eval_every_tokens=1024)
+    config = make_config(recipe, tokens=4096, eval_every_tokens=1024, evaluate_in="both")
     _, _, whole = together(tmp_path / "whole", config, tokens)
     _, step, begun = together(tmp_path / "parts", config, tokens, stop_after=3)
     assert step == 3

@@ -8,9 +8,11 @@ import torch
 from pydantic import TypeAdapter
 
 from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.diagnose.recorder import Recorder
 from ablate.recipes import RecipeSpec
-from ablate.train import train
-from ablate.train.loop import stream_seed
+from ablate.run.diagnostics import Diagnostics
+from ablate.train import loop, train
+from ablate.train.loop import assemble, evaluate, stream_seed
 
 ALL = ["fprop", "dgrad", "wgrad"]
 
@@ -45,6 +47,20 @@ def test_the_same_seed_twice_is_bit_identical_and_another_seed_is_not(make_confi
     assert first == again
     other = curve(dataclasses.replace(config, seed=1), tokens)
     assert evals(other[1]) != evals(first[1])
+
+
+@pytest.mark.parametrize("preset", ["tseng", "quartet2"])
+def test_blocks_need_not_divide_the_tokens_of_a_micro_batch(make_config, tokens, preset):
+    settings = {"seq_len": 20, "batch_size": 5, "tokens": 4000, "eval_every_tokens": 2000, "eval_tokens": 500}
+    config = make_config(RecipeSpec(preset=preset), **settings)
+    found = []
+    diagnostics = Diagnostics(every_tokens=1000, layers=["*"], draws=2)
+    result, rows = curve(config, tokens, observe=lambda trainee: Recorder(trainee, diagnostics, found.append))
+    assert result.state == "finished"
+    assert evals(rows)[-1] < evals(curve(make_config(**settings), tokens)[1])[-1] + 0.3
+    noisy = [row for row in found if row["gemm"] == "wgrad"]
+    assert {row["data_noise"] and row["data_noise"]["sequences"] for row in noisy} <= {None, 5}
+    assert all(0.5 < row["gain"] < 1.5 for row in found if row["gain"] is not None)
 
 
 def test_emulated_and_reference_back_ends_train_alike(make_config, tokens):
@@ -107,6 +123,67 @@ def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make
     first = evals(curve(make_config(eval_windows="first", **short), tokens)[1])
     assert first == evals(curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1])
     assert first != evals(curve(make_config(**short), tokens)[1])
+
+
+SHORT = {"tokens": 3072, "eval_every_tokens": 1024, "eval_tokens": 1024}
+
+
+def without_bf16(rows):
+    return [{key: value for key, value in row.items() if key != "val_loss_bf16"} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        RecipeSpec(gemms=ALL, stabiliser="sr+rht", signs="call"),
+        pytest.param(RecipeSpec(gemms=ALL, rest="fp8-delayed", format="nvfp4"), marks=pytest.mark.exhaustive),
+        RecipeSpec(gemms=["dgrad"], rest="fp8-delayed"),
+    ],
+)
+def test_evaluating_in_bf16_as_well_changes_no_other_bit(make_config, tokens, recipe):
+    by = {
+        how: curve(make_config(recipe, evaluate_in=how, **SHORT), tokens)[1]
+        for how in ("recipe", "bf16", "both")
+    }
+    assert without_bf16(by["both"]) == by["recipe"]
+    beside = [row["val_loss_bf16"] for row in by["both"] if row["kind"] == "eval"]
+    assert beside == evals(by["bf16"])
+    assert all(one != other for one, other in zip(beside, evals(by["recipe"]), strict=True))
+    trained = [[row for row in rows if row["kind"] == "train"] for rows in by.values()]
+    assert trained[0] == trained[1] == trained[2]
+
+
+def test_an_evaluation_in_bf16_is_that_of_a_bf16_model_with_the_same_weights(make_config, tokens):
+    config = make_config(RecipeSpec(gemms=ALL), evaluate_in="both", **SHORT)
+    trainee = assemble(config, "cpu")
+    other = assemble(make_config(**SHORT), "cpu")
+    other.network.module.load_state_dict(trainee.network.module.state_dict())
+    found = evaluate(trainee, tokens[1])
+    assert found["val_loss_bf16"] == evaluate(other, tokens[1])["val_loss"] != found["val_loss"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "evaluations"),
+    [
+        (RecipeSpec(), [1, 1, 1]),
+        (RecipeSpec(gemms=["wgrad"], stabiliser="sr"), [1, 1, 1]),
+        (RecipeSpec(gemms=ALL, phases=[{"from_tokens": 2000, "recipe": "bf16"}]), [2, 1, 1]),
+    ],
+)
+def test_a_bf16_fprop_is_evaluated_once_for_both(make_config, tokens, monkeypatch, recipe, evaluations):
+    counts = []
+    own = loop._mean_loss
+    monkeypatch.setattr(loop, "_mean_loss", lambda *given: (counts.append(1), own(*given))[1])
+    per_row = []
+
+    def note(row):
+        if row["kind"] == "eval":
+            per_row.append(len(counts))
+            counts.clear()
+            assert (row["val_loss"] == row["val_loss_bf16"]) == (per_row[-1] == 1)
+
+    train(make_config(recipe, evaluate_in="both", **SHORT), note, tokens=tokens)
+    assert per_row == evaluations
 
 
 def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch):

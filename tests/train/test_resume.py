@@ -23,8 +23,14 @@ RECIPES = {
             phases=[{"from_fraction": 0.5, "recipe": "bf16"}],
         )
     ),
+    "weights de-oscillated": resolve(
+        RecipeSpec(
+            gemms=["fprop", "dgrad", "wgrad"],
+            deoscillate={"window": 3, "threshold": 1.2, "from_tokens": 200},
+        )
+    ),
 }  # fmt: skip
-USUAL = ("MXFP4, SR and RHT, signs a call", "FP8 with delayed scales")
+USUAL = ("MXFP4, SR and RHT, signs a call", "FP8 with delayed scales", "weights de-oscillated")
 """Those with the most state beside the weights."""
 
 
@@ -111,6 +117,27 @@ def test_the_weights_and_the_optimizer_are_the_same_to_the_bit(tmp_path, tokens,
     assert any(key.startswith("optimizer.") for key in straight.last)
     if "delayed" in name:
         assert any("amax_history" in key for key in straight.last)
+    if "de-oscillated" in name:
+        assert sum(key.startswith("deoscillation.") for key in straight.last) == 2 * 8
+
+
+def test_de_oscillation_changes_the_run_and_says_how_many_weights_it_reset(tmp_path, tokens):
+    rows, _ = run(config(RECIPES["weights de-oscillated"]), tokens, None)
+    plain, _ = run(config(resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))), tokens, None)
+    reset = {row["step"]: row.get("weights_reset") for row in rows if row["kind"] == "train"}
+    # The window begins after 200 tokens, in step 2; windows end after steps 5, 8 and 11.
+    assert reset[1] is None
+    assert {step for step, count in reset.items() if count} == {5, 8, 11}
+    assert set(reset.values()) > {0, None}
+    assert without_speed(rows) != without_speed(plain)
+    assert all("weights_reset" not in row for row in plain)
+
+
+def test_a_snapshot_of_another_recipe_is_refused(tmp_path, tokens):
+    folder = Folder(tmp_path, every=10**9)
+    run(config(RECIPES["weights de-oscillated"]), tokens, folder, 4)
+    with pytest.raises(ValueError, match="a snapshot of another recipe: deoscillation"):
+        run(config(Recipe()), tokens, folder)
 
 
 def test_a_kill_between_checkpoints_goes_back_to_the_last_and_repeats_the_same_rows(tmp_path, tokens):

@@ -153,7 +153,8 @@ def test_an_interrupted_search_goes_on(call, executor, after):
     executor.stops_after = after
     end, said = call()
     assert end.exit_code == 130
-    assert said.said[-1] == "\nStopped. Trials that have ended are kept; go on with: ablate search s.yaml"
+    again = f"ablate search s.yaml --storage {end.pages.parents[1]}"
+    assert said.said[-1] == f"\nStopped. Trials that have ended are kept; go on with: {again}"
     assert (end.pages / "search.html").exists()
     assert not (end.pages / "confirm.yaml").exists()
     assert "RUNNING" in {trial.state.name for trials in ledgers(end) for trial in trials}
@@ -205,7 +206,10 @@ def test_a_lost_head_is_a_problem(call, executor):
     executor.stops_after, executor.problem = 4, "Ray's head has gone"
     end, said = call()
     assert end.exit_code == 1
-    assert said.said[-1] == "\nRay's head has gone; go on with: ablate search s.yaml"
+    assert (
+        said.said[-1]
+        == f"\nRay's head has gone; go on with: ablate search s.yaml --storage {end.pages.parents[1]}"
+    )
 
 
 def test_a_search_of_the_name_with_other_seed_is_refused(call, executor):

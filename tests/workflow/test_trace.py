@@ -5,8 +5,8 @@ function is called with its options. The caller is the nearest frame below that 
 that what ``contextlib`` or a decorator calls counts for whoever asked for it. A *stop* is a module that is
 called from ``ablate.cli`` or ``ablate.workflow``; whatever it calls in turn belongs to its stop, and it is
 left when one of the two calls another module. The verb's module is the first stop and the driver the last.
-Not counted are calls within one module, imports, and the listener, which is told what happens and answers
-nothing.
+Not counted are calls within one module, imports, the listener, which is told what happens and answers
+nothing, and what says how to go on after Ctrl-C, which no study passes through.
 
 The order of the rooms is ``WAY``: what is asked for is read and planned before anything is opened, and then
 the layout's order holds, from the back ends to the executor. ``workflow.prepare`` leads from ``backends`` to
@@ -39,7 +39,7 @@ arms:
   fp4: {recipe: mxfp4}
 """
 LEADERS = ("ablate.cli", "ablate.workflow")
-LISTENERS = {"ablate.cli.display", "ablate.workflow"}
+LISTENERS = {"ablate.cli.display", "ablate.workflow", "ablate.cli.common", "ablate.base.commands"}
 WAY = ("study", "plan", "store", "backends", "data", "track", "execute")
 
 

@@ -7,7 +7,7 @@ left out.
 
 from __future__ import annotations
 
-from ablate.recipes.presets import amd, formats, mxfp4, nvfp4
+from ablate.recipes.presets import amd, formats, mixed, mxfp4, nvfp4
 from ablate.recipes.presets.preset import Preset
 
 __all__ = ["PRESETS", "Preset"]
@@ -17,12 +17,16 @@ _LISTED = [
     amd.rocm_te_sr(),
     *mxfp4.tseng(),
     *nvfp4.nvidia(),
-    *amd.code_bases(),
+    *mixed.transformer_engine(),
+    *amd.primus(),
+    *amd.alto(),
+    amd.mfu(),
     *mxfp4.quartet(),
-    nvfp4.quartet2(),
+    *nvfp4.quartet2(),
     *nvfp4.all_the_way(),
     mxfp4.tetrajet(),
-    nvfp4.four_over_six(),
+    nvfp4.tetrajet2(),
+    *nvfp4.four_over_six(),
     *formats.llm_fp4(),
     *formats.eight_bit(),
 ]

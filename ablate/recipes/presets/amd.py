@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ablate.recipes.build import gemm_policy
-from ablate.recipes.policy import GEMMS, GemmPolicy, OperandPolicy, Recipe
-from ablate.recipes.presets.preset import Preset, arxiv, both, github
+from ablate.recipes.policy import GEMMS, Deoscillate, GemmPolicy, LayerRule, OperandPolicy, Recipe
+from ablate.recipes.presets.preset import Preset, arxiv, both, compared, github, read_in
+
+if TYPE_CHECKING:
+    from ablate.recipes.policy import Block
 
 _EVEN: dict[str, Any] = {"format": "mxfp4", "scale": "even"}
 
@@ -86,41 +90,134 @@ def rocm_te_sr() -> Preset:
     )
 
 
-def code_bases() -> list[Preset]:
-    """Return the defaults of Primus-Turbo and ALTO."""
+def primus() -> list[Preset]:
+    """Return Primus-Turbo's default, that with SR, and Primus' configuration of gpt-oss."""
     plain, tile = OperandPolicy(**_EVEN), OperandPolicy(**_EVEN, block="32x32")
-    sr = OperandPolicy(**_EVEN, rounding="stochastic")
-    turned = {**_EVEN, "hadamard": 32, "signs": "call", "permute": True}
     tiled = GemmPolicy(left=plain, right=tile)
+    nearest = Recipe(fprop=tiled, dgrad=tiled, wgrad=both(**_EVEN, hadamard=16))
+    sr = replace(
+        nearest,
+        dgrad=replace(tiled, left=_stochastic(plain)),
+        wgrad=replace(nearest.wgrad, left=_stochastic(nearest.wgrad.left)),
+    )
+    turbo = github("AMD-AGI/Primus-Turbo", "AMD", "Primus-Turbo, MXFP4 linear layer")
+    said = (
+        "scale rule even, one 32×32 weight tile for Fprop and Dgrad",
+        "Hadamard of 16 without signs on Wgrad alone",
+    )
+    checked = read_in("AMD-AGI/Primus-Turbo", "primus_turbo/pytorch/ops/gemm_fp4.py")
+    config = "examples/mlperf/gpt_oss_20b/configs/MI355/gpt_oss_20B-MXFP4-deosc-mlperf-pretrain.yaml"
     return [
         Preset(
             "primus-turbo",
             "MXFP4 (even), 32×32 weights, H16 on Wgrad",
-            github("AMD-AGI/Primus-Turbo", "AMD", "Primus-Turbo, MXFP4 linear layer"),
-            Recipe(fprop=tiled, dgrad=tiled, wgrad=both(**_EVEN, hadamard=16)),
+            turbo,
+            nearest,
             published=(
-                "scale rule even, nearest rounding, one 32×32 weight tile for Fprop and Dgrad",
-                "Hadamard of 16 without signs on Wgrad alone; SR is an option that is off by default",
+                *said,
+                "nearest rounding; SR on dy (use_gradient_sr) is off by default (#365 says on, its code off)",
             ),
+            checked=checked,
         ),
         Preset(
-            "alto",
-            "MXFP4 (even), signs and permutation with H32 and SR on Wgrad",
-            github("AMD-AGI/ALTO", "AMD", "ALTO: Advanced Low-precision Training and Optimization"),
-            Recipe(
-                fprop=GemmPolicy(left=plain, right=plain),
-                dgrad=GemmPolicy(left=sr, right=plain),
-                wgrad=GemmPolicy(
-                    left=OperandPolicy(**turned, rounding="stochastic"), right=OperandPolicy(**turned)
-                ),
+            "primus-turbo-sr",
+            "as primus-turbo, with SR on dy",
+            turbo,
+            sr,
+            published=(*said, "use_gradient_sr: SR on dy of Dgrad and of Wgrad, without a prescale"),
+            assumed=("a random word for each element: the kernel shares one among four",),
+            checked=checked,
+        ),
+        Preset(
+            "primus-gpt-oss",
+            "as primus-turbo, first and last 2 blocks in BF16, de-oscillation (MLPerf's gpt-oss)",
+            github("AMD-AGI/Primus", "AMD", "Primus, MLPerf gpt-oss-20B in MXFP4"),
+            replace(
+                nearest,
+                rules=(LayerRule(first=2, last=2),),
+                deoscillate=Deoscillate(window=200, threshold=3.0),
             ),
             published=(
-                "Wgrad: signs, permutation and Hadamard of 32, new each forward; SR on dy, nearest on x",
-                "head and router in high precision",
+                *said,
+                "nearest rounding; the first 2 and the last 2 of 24 blocks in BF16",
+                "weights are de-oscillated every 200 steps at 3×, from step 1,500 on",
             ),
-            assumed=(
-                "of its options: scale even (not UOS), weights in 1×32 blocks (not 32×32), SR on Dgrad's dy",
-                "the permutation moves values within a Hadamard group",
-            ),
+            assumed=("de-oscillation from the beginning: its start depends on the run",),
+            checked=read_in("AMD-AGI/Primus", config),
         ),
     ]
+
+
+def alto() -> list[Preset]:
+    """Return ALTO's published recipe in MXFP4, and in AMD-FP4."""
+    source = github("AMD-AGI/ALTO", "AMD", "ALTO: Advanced Low-precision Training and Optimization")
+    order = (
+        "Wgrad: a Hadamard of 32 with a permutation, new each forward, then bf16; SR on dy, not on x",
+        "SR on Dgrad's dy; head and router in high precision",
+    )
+    signs = "no signs: after the Hadamard they change no rounding and cancel in the product"
+
+    def recipe(block: Block, **fields: Any) -> Recipe:
+        plain = OperandPolicy(**fields)
+        tile = replace(plain, block=block)
+        turned = replace(plain, hadamard=32, permute=True, rotated_bf16=True)
+        return Recipe(
+            fprop=GemmPolicy(left=plain, right=tile),
+            dgrad=GemmPolicy(left=_stochastic(plain), right=tile),
+            wgrad=GemmPolicy(left=_stochastic(turned), right=turned),
+        )
+
+    return [
+        Preset(
+            "alto",
+            "MXFP4 (even), 32×32 weights, permuted H32 and SR on Wgrad",
+            source,
+            recipe("32x32", **_EVEN),
+            published=("scale rule even; weights in 32×32 tiles in all published configurations", *order),
+            assumed=(signs, "the second permutation stays within a block and changes no rounding"),
+            checked=compared("AMD-AGI/ALTO", "tests/unittest/mxfp4/utils.py"),
+        ),
+        Preset(
+            "alto-amdfp4",
+            "AMD-FP4: UE5M3 scales for 16, else as alto",
+            source,
+            recipe("16x16", format="nvfp4", scale="ue5m3"),
+            published=(
+                "E2M1 in blocks of 16 with UE5M3 scales, at least 2^-17",
+                "no scale of the tensor by default (with one: two_level_ue5m3)",
+                *order,
+            ),
+            assumed=(
+                signs,
+                "weights in tiles, Hadamard and SR as in the published MXFP4 configurations",
+                "the second permutation, which would move values between blocks of 16, is left out",
+            ),
+            checked=compared("AMD-AGI/ALTO", "tests/unittest/nvfp4/utils.py"),
+        ),
+    ]
+
+
+def _stochastic(policy: OperandPolicy) -> OperandPolicy:
+    return replace(policy, rounding="stochastic")
+
+
+def mfu() -> Preset:
+    """Return the MXFP4 recipe of a technical report on 160B tokens."""
+    plain = OperandPolicy(format="mxfp4")
+    tile = replace(plain, block="32x32")
+    return Preset(
+        "mfu-mxfp4",
+        "MXFP4, 32×32 weights, SR on Dgrad's dy alone, RHT 32 on Wgrad",
+        github("MrHuff/mfu-fp4-training", "MrHuff", "MFU FP4 training, technical report"),
+        Recipe(
+            fprop=GemmPolicy(left=plain, right=tile),
+            dgrad=GemmPolicy(left=_stochastic(plain), right=tile),
+            wgrad=both(format="mxfp4", hadamard=32, signs="fixed"),
+        ),
+        published=(
+            "MXFP4 in all GEMMs, weights in 32×32 tiles; SR on Dgrad's dy, nearest on Wgrad's",
+            "a Hadamard of 32 with fixed signs on Wgrad",
+        ),
+        assumed=("scale rule floor, no prescale, our own sign vector: the report's are not known to us",),
+        checked="read in notes on the report, not in its code",
+    )

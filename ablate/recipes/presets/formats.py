@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ablate.recipes.build import gemm_policy
-from ablate.recipes.policy import GEMMS, Recipe
-from ablate.recipes.presets.preset import Preset, arxiv, both, github
+from ablate.recipes.policy import GEMMS, GemmPolicy, OperandPolicy, Recipe
+from ablate.recipes.presets.preset import Preset, arxiv, both, compared, github, read_in
 
 if TYPE_CHECKING:
     from ablate.recipes.build import GemmFormat
     from ablate.recipes.policy import Scale
+
+
+_BLOCKWISE = "tests/pytorch/references/blockwise_quantizer_reference.py"
+_CURRENT = "transformer_engine/common/recipe/__init__.py"
 
 
 def llm_fp4() -> list[Preset]:
@@ -39,6 +43,11 @@ def eight_bit() -> list[Preset]:
     hybrid = github(
         "NVIDIA/TransformerEngine", "NVIDIA", "TransformerEngine, FP8 recipes (hybrid format)", 2022
     )
+    blockwise = github("NVIDIA/TransformerEngine", "NVIDIA", "TransformerEngine, Float8BlockScaling", 2025)
+    weighted = GemmPolicy(
+        left=OperandPolicy(format="fp8_e4m3", scale="1x128_pow2"),
+        right=OperandPolicy(format="fp8_e4m3", scale="128x128_pow2"),
+    )
     return [
         Preset(
             "deepseek-v3-fp8",
@@ -50,6 +59,18 @@ def eight_bit() -> list[Preset]:
                 "embedding, head, norms, gates and attention in high precision",
             ),
             assumed=("products are accumulated in fp32 throughout",),
+            checked=compared("NVIDIA/TransformerEngine", _BLOCKWISE),
+        ),
+        Preset(
+            "te-blockwise-fp8",
+            "as deepseek-v3-fp8, scales rounded down to powers of two",
+            blockwise,
+            Recipe(fprop=weighted, dgrad=weighted, wgrad=both(format="fp8_e4m3", scale="1x128_pow2")),
+            published=(
+                "E4M3; 1×128 for x and dy, 128×128 for w",
+                "scales in powers of two unless NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1",
+            ),
+            checked=compared("NVIDIA/TransformerEngine", _BLOCKWISE),
         ),
         Preset(
             "te-hybrid-fp8",
@@ -57,6 +78,7 @@ def eight_bit() -> list[Preset]:
             hybrid,
             _everywhere("fp8"),
             published=("E4M3 for x and w, E5M2 for dy, one scale a tensor from its own largest value",),
+            checked=read_in("NVIDIA/TransformerEngine", _CURRENT),
         ),
         Preset(
             "te-hybrid-fp8-delayed",
@@ -65,6 +87,7 @@ def eight_bit() -> list[Preset]:
             _everywhere("fp8-delayed"),
             published=("the scale comes from the largest value of the last 1,024 steps",),
             assumed=("a step without a past uses its own largest value (TransformerEngine: a scale of 1)",),
+            checked=read_in("NVIDIA/TransformerEngine", _CURRENT),
         ),
         Preset(
             "mxfp8",

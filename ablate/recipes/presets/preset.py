@@ -31,9 +31,39 @@ def github(repository: str, authors: str, title: str, year: int = 2026) -> Sourc
     return Source(authors, title, f"https://github.com/{repository}", year)
 
 
+SNAPSHOTS = {
+    "AMD-AGI/ALTO": "74e251d769ca",
+    "AMD-AGI/Primus": "fd1eeabbad15",
+    "AMD-AGI/Primus-Turbo": "a6a16cdce46b",
+    "IST-DASLab/CloverLM": "806f17598423",
+    "IST-DASLab/Quartet": "00ccd38e544a",
+    "IST-DASLab/Quartet-II": "8776a90b7aa0",
+    "NVIDIA/TransformerEngine": "d0067d0da6cb",
+    "amazon-science/mxfp4-llm": "0cc57fecd911",
+    "microsoft/microxcaling": "7bc41952de39",
+    "mit-han-lab/fouroversix": "dadfad6901d4",
+    "pytorch/ao": "36027d82d1ad",
+    "thu-ml/TetraJet-v2-NVFP4Training": "ca5953f643d8",
+}
+"""The versions of public code that the presets were checked against (12 digits of the commit)."""
+
+
+def compared(repository: str, path: str) -> str:
+    """Say that bits were compared with this file, which ``benchmarks/oracles.py`` runs."""
+    return f"bits compared with {repository} at {SNAPSHOTS[repository]}, {path}"
+
+
+def read_in(repository: str, path: str) -> str:
+    """Say that this file was read, but could not be run for a comparison."""
+    return f"read in {repository} at {SNAPSHOTS[repository]}, {path}"
+
+
 @dataclass(frozen=True)
 class Preset:
-    """A named recipe. ``published`` is stated by the source; ``assumed`` is our choice."""
+    """A named recipe. ``published`` is stated by the source; ``assumed`` is our choice.
+
+    ``checked``: the file, with its version, that its numbers were held against.
+    """
 
     name: str
     summary: str
@@ -41,6 +71,7 @@ class Preset:
     recipe: Recipe
     published: tuple[str, ...]
     assumed: tuple[str, ...] = ()
+    checked: str = "read in the publication"
 
 
 def both(**fields: Any) -> GemmPolicy:

@@ -17,7 +17,12 @@ from ablate.run.backends import backend_names
 
 MXFP4 = OperandPolicy(format="mxfp4")
 SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
-LIBRARIES = {"qutlass": "sm_120", "primus_turbo": "gfx950", "aiter": "gfx950"}
+LIBRARIES = {
+    "qutlass": "sm_120",
+    "primus_turbo": "gfx950",
+    "primus_turbo_flydsl": "gfx950",
+    "aiter": "gfx950",
+}
 
 
 def product(a, a_scales, b, b_scales, fmt="mxfp4"):
@@ -81,6 +86,26 @@ def primus_turbo(monkeypatch):
     return load_backend("primus_turbo")
 
 
+@pytest.fixture
+def primus_turbo_flydsl(monkeypatch):
+    place = "primus_turbo.flydsl.gemm.gemm_mxfp4_kernel"
+    parts = place.split(".")
+    for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+        module = types.ModuleType(name)
+        module.__spec__ = types.SimpleNamespace(name=name)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def gemm(a, a_scale, b, b_scale, *, out_dtype):
+        assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
+        assert all(size % 256 == 0 for size in (*a.shape[:1], *b.shape[:1], a.shape[1] * 2))
+        assert (a_scale.shape, b_scale.shape) == tuple((x.shape[0], x.shape[1] // 16) for x in (a, b))
+        assert a_scale.element_size() == b_scale.element_size() == 1
+        return product(a, a_scale, b, b_scale).to(out_dtype)
+
+    sys.modules[place].gemm_mxfp4_flydsl_kernel = gemm
+    return load_backend("primus_turbo_flydsl")
+
+
 @pytest.fixture(name="aiter")
 def aiter_library(monkeypatch):
     names = ("aiter", "aiter.ops", "aiter.ops.shuffle", "aiter.utility", "aiter.utility.fp4_utils")
@@ -128,7 +153,7 @@ def test_qutlass_takes_nvfp4_and_the_factor_of_a_prescale(qutlass):
     assert qutlass.support(both(SR), device_of_arch("sm_120")).mode == "native"
 
 
-@pytest.mark.parametrize("name", ["primus_turbo", "aiter"])
+@pytest.mark.parametrize("name", ["primus_turbo", "primus_turbo_flydsl", "aiter"])
 def test_a_prescale_is_refused_where_there_is_no_factor(name, request):
     support = request.getfixturevalue(name).support(both(SR), device_of_arch("gfx950"))
     assert (support.mode, "prescale" in support.detail) == ("no", True)

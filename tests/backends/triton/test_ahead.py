@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ablate.backends.device import OLDEST_TRITON
+from ablate.backends.device import KNOWN, OLDEST_TRITON
 from ablate.backends.triton.policies import TILES
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-TARGETS = sorted({target for target, _ in TILES})
+TARGETS = [arch for arch in KNOWN if arch != "cpu"]
 OLDEST = ".".join(map(str, (*OLDEST_TRITON, 0)))
 NATIVE = {
     ("sm_100", "mxfp4"): "UTCOMMA",
@@ -36,19 +36,17 @@ NATIVE = {
 }
 
 
-# One tile of each format but those named, and the quantiser with everything.
+# One tile of each format but those named, and two variants of the quantiser, of which one divides.
 ONE_OF_EACH = """
 import json, sys, triton
 from dataclasses import asdict
-from ablate.backends.testing.ahead import compile_gemm, compile_quantiser
+from ablate.backends.testing.ahead import VARIANTS, compile_gemm, compile_quantiser
 from ablate.backends.triton.policies import TILES
-from ablate.recipes import OperandPolicy
 
 target, *without = sys.argv[1:]
 tiles = {each: tiles[-1] for each, tiles in TILES.items() if each[0] == target and each[1] not in without}
 found = [compile_gemm(*each, tile, even=True) for each, tile in tiles.items()]
-full = OperandPolicy(format="mxfp4", hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
-found.append(compile_quantiser(target, None, full))
+found += [compile_quantiser(target, *one) for one in VARIANTS[:2]]
 print(json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one in found]}))
 """
 
@@ -126,12 +124,14 @@ def oldest(tmp_path_factory):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
+    from ablate.backends.testing.ahead import VARIANTS
+
     done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)["compiled"]
     check_target(found, target, tiles_each=None)
     tiles = [tile for (where, _), tiles in TILES.items() if where == target for tile in tiles]
-    assert len(found) == 2 * len(tiles) + 9  # with and without masks; the quantiser's variants
+    assert len(found) == 2 * len(tiles) + len(VARIANTS)  # with and without masks; the quantiser's variants
     page = (Path(__file__).parents[3] / "docs" / "native.md").read_text().splitlines()
     assert len([row for row in page if row.startswith(f"| {target} | ")]) == len(tiles)
 
@@ -146,6 +146,25 @@ def test_one_tile_of_each_format_with_the_oldest_triton(target, oldest, tmp_path
     assert answer["triton"] == OLDEST
     formats = {fmt for where, fmt in TILES if where == target}
     assert check_kernels(answer["compiled"], target) == formats - set(without)
+
+
+@pytest.mark.parametrize(
+    ("backend", "line", "other"),
+    [
+        ("cuda", "div.rn.f32 \t%r3, %r1, %r2;", "div.full.f32 \t%r3, %r1, %r2;"),
+        ("cuda", "sqrt.rn.f32 \t%r3, %r1;", "sqrt.approx.ftz.f32 \t%r3, %r1;"),
+        ("cuda", "mul.f32 \t%r3, %r1, %r2;", "fma.rn.f32 \t%r3, %r1, %r2, %r4;"),
+        ("cuda", "mad.lo.s32 \t%r3, %r1, %r2, %r4;", "add.ftz.f32 \t%r3, %r1, %r2;"),
+        ("hip", "\tv_mul_f32_e32 v1, v2, v3", "\tv_fmac_f32_e32 v1, v2, v3"),
+        ("hip", "\tv_rcp_f32_e32 v1, v2", "\tv_rcp_f32_e32 v1, v2\n" * 2),
+        ("hip", "\tv_sqrt_f32_e32 v1, v2\n" + "\tv_fma_f32 v1, v2, v3, v4\n" * 2, "\tv_sqrt_f32_e32 v1, v2"),
+    ],
+)
+def test_arithmetic_with_other_bits_is_found(backend, line, other):
+    from ablate.backends.testing.ahead import inexact
+
+    assert inexact(line, backend) == []
+    assert inexact(other, backend) != []
 
 
 # Too few rows for a tcgen05 tile, too short a K for one scaled instruction, more tensor memory than there is,

@@ -150,6 +150,18 @@ def test_the_baselines_second_arm_makes_no_steps(make_study):
     assert steps() == [("a", "b")]
 
 
+@pytest.mark.parametrize(
+    "more", [{"phases": [{"from_tokens": 9}]}, {"rules": [{"last": 1}]}, {"deoscillate": {"window": 9}}]
+)
+def test_no_step_where_other_parts_of_the_recipe_differ(make_study, more):
+    arms = {"a": resolved_recipe() | dict.fromkeys(more), "b": resolved_recipe("fprop") | more}
+    store = make_study({name: [line(3, 1)] for name in arms}, resolved=arms)
+    assert analyse(load_frames(store)).steps == ()
+    arms["a"] = resolved_recipe() | more
+    store = make_study({name: [line(3, 1)] for name in arms}, resolved=arms)
+    assert len(analyse(load_frames(store)).steps) == 1
+
+
 def test_no_step_where_something_else_differs_too(make_study):
     store = make_study(
         {"a": [line(3, 1)], "b": [line(3, 1)]},

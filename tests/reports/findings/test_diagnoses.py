@@ -10,7 +10,7 @@ from synthetic_study import reseal
 from ablate.diagnose.measure import sketch_of
 from ablate.reports import write_report
 from ablate.reports.figures.diagnoses import draw_diagnoses
-from ablate.reports.findings.diagnoses import read_rows, summarise
+from ablate.reports.findings.diagnoses import read_rows, summarise, summarise_all
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 
 EVERY = 100_000
@@ -103,6 +103,23 @@ def test_a_sentence_for_each_finding_with_its_figures():
     rows += [row(0, gemm="fprop", draws=1, data_noise=None)]
     texts = [" ".join(text.split()) for text in diagnosis_sentences(summarise("all three", [rows]))]
     assert texts == [" ".join(text.split()) for text in FINDINGS.strip().split("\n\n")]
+
+
+def test_what_other_recipes_would_make_of_an_arms_tensors_stands_beside_the_arm_and_is_marked():
+    others = [row(0, error=0.3, what_if="mxfp4"), row(EVERY, error=0.5, what_if="mxfp4")]
+    lines = [row(0, error=0.1), row(EVERY, error=0.1), *others, row(0, what_if=3)]
+    rows, damaged = read_rows("".join(json.dumps(one) + "\n" for one in lines).encode())
+    assert damaged == 1
+    own, other = summarise_all("bf16", [rows])
+    assert (own.arm, own.what_if, other.arm, other.what_if) == ("bf16", None, "bf16", "mxfp4")
+    assert (own.gemms[0].relative_error.estimate, own.gemms[0].measurements) == (0.1, 2)
+    assert (other.gemms[0].relative_error.estimate, other.gemms[0].measurements) == (0.4, 2)
+    table = diagnosis_table([own, other])
+    assert [line[0] for line in table.rows] == ["bf16: Wgrad", "what if mxfp4, on tensors of bf16: Wgrad"]
+    assert "trained nothing" in table.caption
+    assert "trained nothing" not in diagnosis_table([own]).caption
+    assert diagnosis_sentences(other)[0].startswith("what if mxfp4, on tensors of bf16: Wgrad's output errs")
+    assert [one.title for one in draw_diagnoses([own, other])] == ["Diagnostics: bf16"]
 
 
 def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():

@@ -58,6 +58,7 @@ def test_what_is_published_of_all_operands_is_not_of_a_part_of_them(recipe, stab
 
 
 def test_what_nobody_has_published_has_nothing():
+    assert figures(resolve(RecipeSpec(gemms=ALL, deoscillate={}))) == []
     assert kind_of(Recipe()) is None
     assert figures(PRESETS["te-hybrid-fp8"].recipe) == []
     assert figures(resolve(RecipeSpec(gemms=["wgrad"]))) == []

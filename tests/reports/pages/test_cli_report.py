@@ -11,7 +11,9 @@ from synthetic_study import line
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.store import Status
+from ablate.plan import build_plan, to_lock
+from ablate.store import Status, StudyStore
+from ablate.study import load_study
 
 
 def call(*arguments):
@@ -48,8 +50,24 @@ def test_json_prints_the_file_and_nothing_else(ladder, tmp_path):
     assert not (ladder.path / "report").exists()
 
 
+def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(tmp_path):
+    path = tmp_path / "mine.yaml"
+    text = "name: mine\nbaseline: a\ntarget: {val_loss: 2.0}\narms: {a: , b: {recipe: mxfp4}}\n"
+    path.write_text(text)
+    StudyStore(tmp_path / "runs" / "mine").write_plan(to_lock(build_plan(load_study(path))))
+    plain = call(path, "--storage", tmp_path / "runs")
+    assert plain.stderr == ""
+    path.write_text(text.replace("2.0", "1.5").replace("baseline: a", "baseline: b\npaired_seeds: false"))
+    edited = call(path, "--storage", tmp_path / "runs")
+    assert edited.stderr == (
+        f"{path}: baseline, target, paired_seeds edited since the study ran. This report is of the plan that "
+        f"ran; adopt the file with: ablate run {path} --storage {tmp_path / 'runs'}\n"
+    )
+    assert edited.stdout == plain.stdout
+
+
 def test_a_study_that_never_ran(ladder):
-    with pytest.raises(UserError, match="studies here: quickstart"):
+    with pytest.raises(UserError, match="did you mean 'quickstart'"):
         call("quickstat", "--storage", ladder.path.parent)
 
 

@@ -75,6 +75,7 @@ def test_waived_in_the_study_or_in_the_call(make_study):
         ("tokenizer", {"vocab_size": 999}),
         ("evaluation", {"training": {"tokens": 300, "eval_tokens": 7}}),
         ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "bf16"}}),
     ],
 )
 def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
@@ -89,6 +90,17 @@ def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setti
     assert {run.setting for run in analysis.set_apart} == {setting}
     assert analysis.arms[1].token_cost.kind == "none"
     assert analyse(load_frames(store), waive=[setting]).arms[1].token_cost.kind != "none"
+
+
+def test_a_second_evaluation_in_bf16_changes_not_what_is_compared(make_study):
+    store = make_study(CURVES)
+    for arm in store.plan().arms:
+        for entry in arm.runs:
+            how = "both" if arm.name == "fp4" else "recipe"
+            rewrite(
+                (run := store.run(entry.id)), run.config_path, training={"tokens": 300, "evaluate_in": how}
+            )
+    assert find_set_apart(load_frames(store)) == ()
 
 
 def test_what_a_record_does_not_tell_is_no_difference(make_study):

@@ -271,7 +271,7 @@ def test_final_losses_alone(tmp_path):
     brackets = f"[+{low:.4f}, +{high:.4f}], n\u00a0=\u00a03."
     assert sentences[0] == f"b ends 0.1000 nats/token above a {brackets}"
     assert sentences[1].startswith("c is inconclusive: 0.0033 nats/token above a [")
-    assert sentences[2] == "d has no loss difference (1 of 2 runs diverged: no final loss)."
+    assert sentences[2] == "For d no loss difference can be given (1 of 2 runs diverged: no final loss)."
     page = report.markdown.read_text()
     assert not re.search("token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE)
     content = json.loads(report.json.read_text())

@@ -52,7 +52,7 @@ def test_the_smallest_cost_is_found_four_times_in_five(n):
     assert how_often_found(rng, n, effect, 0.03) == pytest.approx(0.8, abs=0.025)
 
 
-def test_the_power_is_statsmodels_noncentral_t():
+def test_the_power_is_that_of_the_noncentral_t():
     """The noncentral t of scipy.stats, where ours is of scipy.special alone."""
     x, y = moved([1, 2, 4, 3, 7], 18, 0.05), moved([1, 5, 2, 3, 2], 18, 0.05)
     effect = math.log1p(power(runs(x), runs(y)).smallest_cost) / (0.05 * math.sqrt(2 / 5))

@@ -14,9 +14,9 @@ from synthetic_study import line, resolved_recipe, smooth_curve
 from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.ends import Unneeded
+from ablate.reports.findings.ends import Unneeded, seeds_to_begin
 from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.cost import token_cost
+from ablate.reports.statistics.cost import token_cost, token_costs
 from ablate.reports.statistics.stopping import (
     alpha_of,
     decide,
@@ -384,3 +384,45 @@ def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
 
 def test_a_rule_is_read_from_the_lock_file(stopped):
     assert stopped.plan().stop.hopeless.looks == (2, 3, 4, 5)
+
+
+def settled_study(make_study, arms):
+    """A study with seeds until settled; ``arms``: the tokens to a loss of 2 of each seed that has run."""
+
+    def curve(tokens):
+        return [(t, float(2 + 0.5 * np.log(tokens / t))) for t in range(50, 401, 25)]
+
+    curves = {name: [curve(t) for t in own] + [[]] * (5 - len(own)) for name, own in arms.items()}
+    states = {(name, seed): "stopped" for name, own in arms.items() for seed in range(len(own), 5)}
+    rule = {"diverged": None, "hopeless": None, "settled": {"looks": [2, 3, 4, 5]}}
+    return make_study(curves, states=states, target={"value": 2.0}, stop=rule, paired_seeds=True)
+
+
+def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
+    """Later seeds of other arms, and the level of the baseline's last look, change nothing in it."""
+    arms = {
+        "base": (200, 202, 199, 201), "quick": (222, 226), "later": (205, 203, 209, 214),
+        "wild": (200, 207, 181, 228),
+    }  # fmt: skip
+    store = settled_study(make_study, arms)
+    found = {arm.name: arm for arm in analyse(load_frames(store)).arms}
+    rule = store.plan().stop.settled
+    assert found["quick"].stopped.seeds == 2
+    sides = {name: (hits(*own[:2]), hits(*arms["base"][:2])) for name, own in arms.items() if name != "base"}
+    at_look = token_costs(sides, paired=True, alpha=levels_of(rule)[0])["quick"]
+    cost = found["quick"].token_cost
+    assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
+    assert cost.low > 0
+
+
+def test_the_baselines_own_end_makes_no_interval_stricter(make_study):
+    arms = {"base": (200, 202, 199), "quick": (300, 306), "later": (208, 213, 210)}
+    found = {arm.name: arm for arm in analyse(load_frames(settled_study(make_study, arms))).arms}
+    assert {name: arm.stopped.seeds for name, arm in found.items()} == {"base": 3, "quick": 2, "later": 3}
+    assert found["base"].alpha == 0.05
+
+
+def test_a_baseline_alone_has_nothing_to_settle(make_study):
+    store = settled_study(make_study, {"base": (200, 202)})
+    assert seeds_to_begin(load_frames(store)) == 2
+    assert len(Unneeded(store)()) == 3

@@ -95,8 +95,26 @@ def test_a_baseline_that_misses_the_target_is_said_first_of_all_notes(make_study
     verdict, text = verdict_of(make_study({"a": [hit, short], "b": [hit, hit]}, target={"value": 2.0}))
     assert "The baseline itself did not reach the target in 1 of 2 runs" in verdict.notes[0]
     assert "b is inconclusive" in text
-    verdict, _ = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
+    verdict, text = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
     assert verdict.findings[0].tone == "none"
+    assert "For b no token cost can be given (" in text
+
+
+def test_a_target_that_all_runs_reach_is_named_and_gives_every_arm_a_cost(make_study):
+    hit, short = line(3, 2.5, 1.8, 1.7), line(3, 2.9, 2.801, 2.7)
+    gone = line(3, 9)
+    curves = {"a": [hit, hit], "b": [short, short], "c": [hit, gone]}
+    store = make_study(curves, states={("c", 1): "diverged"}, target={"value": 2.0})
+    _, text = verdict_of(store)
+    assert "All runs that have not diverged reach a validation loss of 2.81 nats/token: with" in text
+    _, text = verdict_of(make_study(curves, states={("c", 1): "diverged"}, target={"value": 2.81}))
+    assert "reach a validation loss" not in text
+    assert (
+        analyse(load_frames(make_study({"a": [hit], "b": [short]}, target={"value": 2.81}))).arms[1].hit == 1
+    )
+    perplexity = {"kind": "perplexity", "value": 7.0}
+    _, text = verdict_of(make_study({"a": [hit, hit], "b": [short, short]}, target=perplexity))
+    assert "All runs reach a validation perplexity of 16.5 (2.8034 nats/token): with" in text
 
 
 def test_no_results_and_one_arm(make_study):

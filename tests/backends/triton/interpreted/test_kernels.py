@@ -22,13 +22,37 @@ from ablate.backends.triton import launch, policies
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
 from ablate.recipes import RecipeSpec, resolve
+from tests.backends.near_ties import near_ties
 from tests.exhaustive import rest_exhaustive
 
 BACKEND = load_backend("triton")
-CLAIMED = [policy for policy in POLICIES if policies.refusal(policy) is None]
+MXFP4, NVFP4 = OperandPolicy(format="mxfp4"), OperandPolicy(format="nvfp4")
+FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
+# What the suite leaves out.
+MORE = (
+    *(
+        dataclasses.replace(one, rounding=rounding)
+        for one in (MXFP4, OperandPolicy(format="mxfp8"), OperandPolicy(format="fp8_e5m2"))
+        for rounding in ("nearest_away", "nearest_toward_zero")
+    ),
+    dataclasses.replace(NVFP4, block="16x16", rounding="stochastic", hadamard=16, signs="step"),
+    *(
+        dataclasses.replace(NVFP4, scale=scale, block=block)
+        for scale in FOUR_SIX
+        for block in ("1x16", "16x16")
+    ),
+    dataclasses.replace(NVFP4, scale="four_six", rounding="stochastic", prescale=16 / 17),
+    dataclasses.replace(MXFP4, scale="quest", mask=True),
+    dataclasses.replace(MXFP4, block="32x32", rounding="stochastic", prescale=0.75, mask=True),
+    dataclasses.replace(MXFP4, rounding="stochastic_rocm", hadamard=16, signs="step"),
+    dataclasses.replace(MXFP4, hadamard=32, permute=True),
+    dataclasses.replace(NVFP4, hadamard=64, permute=True, signs="call"),
+    dataclasses.replace(NVFP4, scale="ms_eden", hadamard=16, signs="step", rounding="nearest_away"),
+    dataclasses.replace(NVFP4, scale="ms_eden_unscaled", hadamard=128, signs="step", permute=True),
+)
+CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) is None]
 # The gain of stochastic rounding follows from the bits, and takes as long as all other checks: left out.
 CHECKS = [check for check in checks(BACKEND, "cpu") if not check.name.startswith("stochastic gain")]
-MXFP4 = OperandPolicy(format="mxfp4")
 FULL = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75, hadamard=16, signs="step")
 assert FULL in QUICK
 
@@ -49,10 +73,21 @@ def test_what_the_kernel_claims():
         "mxfp4", "mxfp4_e3m0", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8", "nvfp4", "fp8_e4m3", "fp8_e5m2",
     }  # fmt: skip
     assert {policy.scale for policy in CLAIMED} == {
-        "floor", "even", "rceil", "ceil", "uos", "two_level", "tensor",
+        "floor", "even", "rceil", "ceil", "uos", "quest", "two_level", "tensor",
+        "ms_eden", "ms_eden_unscaled", *FOUR_SIX,
     }  # fmt: skip
     assert {policy.hadamard for policy in CLAIMED} == {0, 16, 32, 64, 128}
-    assert {policy.rounding for policy in CLAIMED} == {"nearest", "stochastic"}
+    assert {policy.rounding for policy in CLAIMED} == {
+        "nearest", "nearest_away", "nearest_toward_zero", "stochastic", "stochastic_rocm",
+    }  # fmt: skip
+    assert {policy.block for policy in CLAIMED} == {"none", "1x16", "16x16", "1x32", "32x32"}
+    assert [label(policy) for policy in MORE if policy not in CLAIMED] == []
+
+
+def same_mask(ours, theirs):
+    if ours.mask is None or theirs.mask is None:
+        return ours.mask is theirs.mask
+    return torch.equal(ours.mask, theirs.mask)
 
 
 def check_dequantised_values(policy, axis, dtypes):
@@ -62,15 +97,50 @@ def check_dequantised_values(policy, axis, dtypes):
         if policy.format in ("nvfp4", "fp8_e4m3", "fp8_e5m2"):
             x = torch.nan_to_num(x, nan=0.0)
         expected = round_operand(x, policy, axis=axis, key=KEY)
-        values, descale = launch.quantise_values(x, Draw(policy=policy, key=KEY), axis)
-        assert same_bits(values, expected.values), dtype
-        assert float(descale) == expected.descale
+        ours = launch.quantise_values(x, Draw(policy=policy, key=KEY), axis)
+        assert same_bits(ours.values, expected.values), dtype
+        assert same_mask(ours, expected), dtype
+        assert float(ours.descale) == expected.descale
 
 
-@pytest.mark.parametrize("policy", [policy for policy in QUICK if policy in CLAIMED], ids=label)
+@pytest.mark.parametrize(
+    "policy", [one for one in MORE if one.scale in FOUR_SIX and one.block == "1x16"], ids=label
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
+    for x in near_ties(4, axis):
+        expected = round_operand(x, policy, axis=axis, key=KEY)
+        assert same_bits(
+            launch.quantise_values(x, Draw(policy=policy, key=KEY), axis).values, expected.values
+        )
+
+
+@pytest.mark.parametrize("policy", [*QUICK, *MORE], ids=label)
 def test_dequantised_values(policy):
     for axis, dtype in ((0, torch.float32), (1, torch.bfloat16)):
         check_dequantised_values(policy, axis, [dtype])
+
+
+@pytest.mark.parametrize(
+    ("policy", "factor"),
+    [
+        (OperandPolicy(format="nvfp4", rounding="stochastic", prescale=16 / 17), 1.0),  # not exact in fp32
+        (OperandPolicy(format="mxfp8"), 2.0**-125),  # its smallest elements are rounded to bf16
+        (dataclasses.replace(MXFP4, scale="quest", mask=True), 2.0**66),  # squares overflow, also of means
+        (dataclasses.replace(NVFP4, scale="four_six"), 2.0**-146),  # its scale is the largest number
+        (dataclasses.replace(NVFP4, scale="ms_eden", hadamard=16), 2.0**-146),  # the tensor's scale is zero
+    ],
+    ids=lambda value: label(value) if isinstance(value, OperandPolicy) else "",
+)
+def test_what_fp32_or_bf16_does_not_hold(policy, factor):
+    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) * factor
+    expected = round_operand(x, policy, axis=1, key=KEY)
+    ours = launch.quantise_values(x, Draw(policy=policy, key=KEY), 1)
+    assert same_bits(ours.values, expected.values)
+    assert float(ours.descale) == expected.descale
+    if policy.format == "nvfp4":
+        packed = packed_by_torch(x, Draw(policy=policy, key=KEY), axis=1)
+        assert float(packed.descale_on_device) == float(packed.descale) == expected.descale
 
 
 @pytest.mark.exhaustive
@@ -83,7 +153,9 @@ def test_dequantised_values_of_every_policy(policy, axis):
 PACKED = [policy for policy in CLAIMED if policy.format in ("mxfp4", "mxfp8", "nvfp4")]
 
 
-@pytest.mark.parametrize("policy", rest_exhaustive(PACKED, lambda policy: policy in QUICK, label))
+@pytest.mark.parametrize(
+    "policy", rest_exhaustive(PACKED, lambda policy: policy in (*QUICK, *MORE[-7:]), label)
+)
 def test_codes_and_scale_bytes(policy):
     shape = (256, 256) if policy.hadamard > 32 else (64, 96)
     x = awkward(*shape, torch.bfloat16)
@@ -94,6 +166,7 @@ def test_codes_and_scale_bytes(policy):
         theirs = packed_by_torch(x, Draw(policy=policy, key=KEY), axis=axis)
         assert torch.equal(ours.codes, theirs.codes)
         assert torch.equal(ours.scales, theirs.scales)
+        assert same_mask(ours, theirs)
         assert float(ours.descale) == pytest.approx(float(theirs.descale), rel=0, abs=0)
 
 
@@ -150,9 +223,10 @@ def check_any_bits(data):
     )
     key = dataclasses.replace(KEY, step=data.draw(st.integers(0, 2**32 - 1)))
     for axis in (0, 1):
-        expected = round_operand(x, policy, axis=axis, key=key).values
-        values, _ = launch.quantise_values(x, Draw(policy=policy, key=key), axis)
-        assert same_bits(values, expected)
+        expected = round_operand(x, policy, axis=axis, key=key)
+        ours = launch.quantise_values(x, Draw(policy=policy, key=key), axis)
+        assert same_bits(ours.values, expected.values)
+        assert same_mask(ours, expected)
 
 
 def test_nibbles_come_first_in_low_bits():

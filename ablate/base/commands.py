@@ -1,0 +1,29 @@
+"""The commands that messages offer: with the options without which they would act elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ablate.base.files import default_storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def command_line(verb: str, *words: str, storage: Path | None = None, **options: str | None) -> str:
+    """Return a command for the user's shell, such as ``ablate run my.yaml --storage /shared``.
+
+    Args:
+        verb: of the command line.
+        words: its arguments and flags.
+        storage: left out where it is the default of this shell.
+        options: other options by their names, such as ``address``; None leaves one out.
+    """
+    parts = ["ablate", verb, *words]
+    if storage is not None and storage.resolve() != default_storage().resolve():
+        parts += ["--storage", str(storage)]
+    for name, value in options.items():
+        if value is not None:
+            parts += [f"--{name.replace('_', '-')}", value]
+    return shlex.join(parts)

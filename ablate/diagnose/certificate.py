@@ -1,0 +1,321 @@
+"""``ablate certify``: whether a quantiser is what it claims to be, and what that does to tensors on average.
+
+1. Bits: on made-up tensors and on corner cases the subject is held against plain torch, and each difference
+   gets a cause. Codes and scales must be the same; the sign of zero and a last bit of the output may differ.
+2. Figures of each operand on four kinds of data, with standard errors over tensors. For a function they must
+   be the definition's within 5 standard errors.
+3. Figures of each GEMM's product, for a recipe.
+
+How it fails: ``UserError``, from ``claims``; undefined figures are None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ablate.backends.select import Selection
+from ablate.diagnose import corners
+from ablate.diagnose.claims import Claim, ClaimedOperand, without_rotation
+from ablate.diagnose.differences import HARMLESS, Definition, Differences, compare, merged
+from ablate.diagnose.made_up import KINDS, made_up
+from ablate.diagnose.measure import ratio
+from ablate.diagnose.ratios import BOUND, Estimate, Ratios
+from ablate.diagnose.recorder import Tapped, diagnose_product
+from ablate.diagnose.rounding import RoundingFigures, Sums
+from ablate.layers.linear import QuantLinear
+from ablate.layers.position import Position
+from ablate.layers.state import RecipeState
+from ablate.numerics.quantiser import on_grid, round_operand
+from ablate.numerics.rotate import rotate
+from ablate.recipes import GEMMS, block_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ablate.numerics.philox import Key
+    from ablate.recipes import Gemm, Recipe
+
+SIDE = 512
+"""Rows and columns of a tensor whose rounding is measured."""
+PRODUCT_SIDE = 256
+"""M, N and K of the products."""
+COMPARED = 2
+"""Tensors of each kind that are held against the definition bit by bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corner:
+    """A corner case in words: what the subject does, and what the definition says."""
+
+    name: str
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperandCertificate:
+    """One operand, or several that nothing tells apart. ``definition``: its figures, for a function alone.
+
+    ``shares``: clipped and zeroed elements by kind of data.
+    """
+
+    operand: ClaimedOperand
+    figures: dict[str, RoundingFigures]
+    definition: dict[str, RoundingFigures]
+    shares: dict[str, tuple[float | None, float | None]]
+    corners: tuple[Corner, ...]
+    compared: int
+    differences: tuple[Differences, ...]
+
+    @property
+    def disagreements(self) -> tuple[str, ...]:
+        """The figures of a function that are not the definition's, each with the kinds of data."""
+        found: dict[str, list[str]] = {}
+        for kind, theirs in self.definition.items():
+            ours = self.figures[kind]
+            positions = zip(ours.by_position, theirs.by_position, strict=True)
+            agrees = {
+                "gain": ours.gain.agrees_with(theirs.gain),
+                "gain by position": all(one.agrees_with(other) for one, other in positions),
+                "relative error": ours.relative_error.agrees_with(theirs.relative_error),
+                "bias share": ours.bias_share.agrees_with(theirs.bias_share),
+                "independence of the noise": ours.largest_alike is None or theirs.largest_alike is not None,
+            }
+            for name in (name for name, agreed in agrees.items() if not agreed):
+                found.setdefault(name, []).append(kind)
+        return tuple(f"{name} ({', '.join(kinds)})" for name, kinds in found.items())
+
+    @property
+    def holds(self) -> bool:
+        """Whether the operand is what it claims to be."""
+        return not self.disagreements and all(one.cause in HARMLESS for one in self.differences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductCertificate:
+    """One GEMM's product on one kind of data, means over made-up tensors.
+
+    ``bf16``: the bias share that rounding the output to bf16 has at most.
+    """
+
+    gemm: Gemm
+    kind: str
+    gain: Estimate
+    relative_error: Estimate
+    bias_share: Estimate
+    bf16: float
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the product's expectation is the exact product, within the bound and one rounding."""
+        share, error = self.bias_share.value, self.bias_share.error
+        if share is None or error is None or self.gain.value is None:
+            return False
+        return self.gain.is_at(1.0) and share <= self.bf16 + BOUND * error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What was found about a claim."""
+
+    claim: Claim
+    draws: int
+    operands: tuple[OperandCertificate, ...]
+    products: tuple[ProductCertificate, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every operand is what it claims to be."""
+        return all(one.holds for one in self.operands)
+
+
+def work(claim: Claim, draws: int) -> int:
+    """Return how many tensors ``certify`` measures: the length of a progress bar."""
+    kinds = len(KINDS)
+    products = kinds * _product_sets(draws) if claim.recipe is not None else 0
+    return len(claim.operands) * kinds * draws + products
+
+
+@torch.no_grad()
+def certify(
+    claim: Claim, *, draws: int, seed: int = 0, done: Callable[[int], None] = lambda _: None
+) -> Certificate:
+    """Certify a claim.
+
+    Args:
+        claim: the recipe or function.
+        draws: tensors of each kind, at least 8; each is quantised twice where rounding is random.
+        seed: of the made-up tensors and of the randomness.
+        done: called with the number of tensors measured since the last call.
+
+    Raises:
+        UserError: a function that cannot be called.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # many small operations: on a busy machine threads wait for one another
+    try:
+        operands = _operands(claim, draws, seed, done)
+        products: tuple[ProductCertificate, ...] = ()
+        if claim.recipe is not None:
+            products = tuple(_products(claim, claim.recipe, draws, seed, done))
+    finally:
+        torch.set_num_threads(threads)
+    return Certificate(claim=claim, draws=draws, operands=operands, products=products)
+
+
+def _operands(
+    claim: Claim, draws: int, seed: int, done: Callable[[int], None]
+) -> tuple[OperandCertificate, ...]:
+    trials = [_Trial(claim, operand, seed) for operand in claim.operands]
+    for kind in KINDS:
+        for number in range(draws):
+            stored = made_up(kind, SIDE, SIDE, seed=seed, number=number)
+            for trial in trials:
+                trial.add(kind, number, stored)
+            done(len(trials))
+    return tuple(trial.certificate() for trial in trials)
+
+
+class _Trial:
+    """One operand, tensor by tensor."""
+
+    def __init__(self, claim: Claim, operand: ClaimedOperand, seed: int) -> None:
+        self._claim, self._operand, self._seed = claim, operand, seed
+        columns = block_shape(operand.policy)[1]
+        self._ours, self._theirs = ({kind: Sums(columns=columns) for kind in KINDS} for _ in range(2))
+        self._shares: dict[str, tuple[float | None, float | None]] = {}
+        self._differences: list[Differences] = []
+        self._compared = 0
+
+    def add(self, kind: str, number: int, stored: Tensor) -> None:
+        """Quantise one more tensor of a kind."""
+        claim, operand = self._claim, self._operand
+        keys = [operand.key(number, draw, self._seed) for draw in range(2)]
+        drawn = keys if operand.is_random else keys[:1]
+        exact = _exact(stored, operand, keys[0])
+        if claim.function is None:
+            outputs = [claim.values(stored, operand, key) for key in drawn]
+        else:  # a function may be random where its definition is not
+            outputs = [claim.values(stored, operand, key) for key in keys]
+            self._theirs[kind].add(exact, [_defined(stored, operand, key) for key in drawn])
+        self._ours[kind].add(exact, outputs)
+        if number < COMPARED:
+            definition = _definition(claim, stored, operand, keys[0], kind)
+            self._compare(outputs[0], definition)
+            self._shares[kind] = _shares(definition, outputs[0])
+
+    def _compare(self, found: Tensor, definition: Definition) -> None:
+        self._differences += compare(found, definition)
+        self._compared += found.numel()
+
+    def certificate(self) -> OperandCertificate:
+        """Return what all tensors showed, and the corner cases."""
+        cases = self._corners()
+        definition = self._theirs if self._claim.function is not None else {}
+        return OperandCertificate(
+            operand=self._operand,
+            figures={kind: sums.figures() for kind, sums in self._ours.items()},
+            definition={kind: sums.figures() for kind, sums in definition.items()},
+            shares=self._shares,
+            corners=cases,
+            compared=self._compared,
+            differences=merged(self._differences),
+        )
+
+    def _corners(self) -> tuple[Corner, ...]:
+        policy = without_rotation(self._operand.policy)
+        plain = ClaimedOperand(names=self._operand.names, policy=policy, axis=1)
+        key = plain.key(0, 0, self._seed)
+        cases = []
+        for name, probe in corners.probes(policy, self._seed).items():
+            definition = _definition(self._claim, probe, plain, key, name)
+            ours = self._claim.values(probe, plain, key)
+            found, expected = (
+                corners.in_words(name, one, definition.grid, policy) for one in (ours, definition.values)
+            )
+            cases.append(Corner(name=name, found=found, expected=expected))
+            self._compare(ours, definition)
+        return tuple(cases)
+
+
+def _exact(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+    """Return the rotated tensor, fp32 [n, k], up to the order of its sums: one product is fast."""
+    last = (stored if operand.axis == 1 else stored.t()).to(torch.float32).contiguous()
+    policy = operand.policy
+    if not policy.hadamard:
+        return last
+    matrix = rotate(torch.eye(policy.hadamard), replace(policy, rotated_bf16=False), key)
+    done = (last.view(-1, policy.hadamard) @ matrix).view(last.shape)
+    return done.to(torch.bfloat16).to(torch.float32) if policy.rotated_bf16 else done
+
+
+def _defined(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+    """Return the definition's values, fp32 [n, k], contraction last and rotated."""
+    done = round_operand(stored, operand.policy, axis=operand.axis, key=key)
+    values = done.values.to(torch.float32) * done.descale
+    return values if operand.axis == 1 else values.t().contiguous()
+
+
+def _definition(claim: Claim, stored: Tensor, operand: ClaimedOperand, key: Key, data: str) -> Definition:
+    return Definition(
+        data=data,
+        policy=operand.policy,
+        values=_defined(stored, operand, key),
+        grid=on_grid(stored, operand.policy, axis=operand.axis, key=key),
+        # A recipe draws the words of its definition; a function has its own.
+        random=operand.is_random and claim.function is not None,
+    )
+
+
+def _shares(definition: Definition, found: Tensor) -> tuple[float | None, float | None]:
+    """Return the shares of the elements over the grid's largest value and rounded to zero, zeros left out."""
+    grid = definition.grid
+    there = grid.rotated != 0
+    count = float(there.sum())
+    clipped = (grid.scaled.abs() > grid.element.max) & there
+    return ratio(float(clipped.sum()), count), ratio(float(((found == 0) & there).sum()), count)
+
+
+def _product_sets(draws: int) -> int:
+    return max(draws // 2, 8)
+
+
+def _products(
+    claim: Claim, recipe: Recipe, draws: int, seed: int, done: Callable[[int], None]
+) -> list[ProductCertificate]:
+    """Measure every quantised GEMM of a recipe on made-up tensors of each kind."""
+    side = PRODUCT_SIDE
+    state = RecipeState(recipe=recipe, backend=Selection(claim.backend), seed=seed)
+    layer = QuantLinear(side, side, name="blocks.0.certified", state=state)
+    found = []
+    gemms = [gemm for gemm in GEMMS if not recipe.gemm(gemm).is_untouched]
+    for kind in KINDS:
+        sums = {gemm: [Ratios() for _ in range(3)] for gemm in gemms}
+        for number in range(_product_sets(draws)):
+            dy, x, w = (
+                made_up(kind, side, side, seed=seed, number=number, name=name).to(claim.device)
+                for name in ("dy", "x", "w")
+            )
+            at = Position(step=number, call=0, tokens=0)
+            tapped = Tapped(layer=layer, at=at, dy=dy, x=x, weight=w)
+            for gemm in gemms:
+                one, _ = diagnose_product(tapped, gemm, draws=2)
+                for own, value in zip(
+                    sums[gemm], (one.gain, one.relative_error, one.bias_share), strict=True
+                ):
+                    own.add(torch.tensor(torch.nan if value is None else value), torch.ones(()))
+            done(1)
+        for gemm in gemms:
+            gain, error, bias = (own.estimate() for own in sums[gemm])
+            bf16 = 2.0**-18 / error.value**2 if error.value else 1.0
+            found.append(
+                ProductCertificate(
+                    gemm=gemm, kind=kind, gain=gain, relative_error=error, bias_share=bias, bf16=bf16
+                )
+            )
+    return sorted(found, key=lambda one: GEMMS.index(one.gemm))

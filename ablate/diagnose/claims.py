@@ -1,0 +1,214 @@
+"""What is certified: the operands of a recipe as a back end quantises them, or a function of the user's.
+
+A function takes a matrix [rows, k] in bf16, with blocks along k, and returns it dequantised, in the same
+shape and in any float dtype. One with a parameter ``seed`` gets another whole number for each draw; torch's
+own generator is seeded with it, too. It is held against a policy that the user names, without that policy's
+rotation: a rotation is no part of a quantiser.
+
+How it fails: ``UserError`` for a recipe that quantises nothing, a policy that is not named exactly, and a
+function that raises or returns no such tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ablate.backends.protocol import Draw, dequantised
+from ablate.backends.select import Selection
+from ablate.base.code import load_function
+from ablate.base.errors import UserError, first_line, likely
+from ablate.diagnose.recipe_text import recipe_of
+from ablate.numerics.philox import Key
+from ablate.recipes import GemmPolicy, OperandPolicy, Recipe
+from ablate.recipes.policy import MS_EDEN, contracted_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPERAND = re.compile(r"(fprop|dgrad|wgrad)\.(x|w|dy)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedOperand:
+    """Operands of one policy that contract over the same axis of the stored matrix, by name: ``wgrad.dy``."""
+
+    names: tuple[str, ...]
+    policy: OperandPolicy
+    axis: int
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two draws may differ, the rotation left aside."""
+        return self.policy.is_stochastic or self.policy.scale in MS_EDEN
+
+    def key(self, number: int, draw: int, seed: int) -> Key:
+        """Return the key of a tensor's draw; draws of one tensor share the rotation."""
+        gemm, _, operand = self.names[0].partition(".")
+        return Key(seed=seed, layer="certified", gemm=gemm, operand=operand, step=number, call=draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A recipe on a back end, or a function against a policy.
+
+    ``recipe``: whose products are measured too; None for a function.
+    """
+
+    name: str
+    operands: tuple[ClaimedOperand, ...]
+    recipe: Recipe | None = None
+    function: Callable[..., Any] | None = None
+    backend: str = "auto"
+    device: str = "cpu"
+    notes: tuple[str, ...] = ()
+
+    def values(self, stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+        """Return a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and rotated."""
+        if self.function is not None:
+            last = stored if operand.axis == 1 else stored.t().contiguous()
+            return _called(self.name, self.function, last, 2 * key.step + key.call, self._takes_seed)
+        policy = operand.policy
+        backend = self._selection.of(GemmPolicy(left=policy, right=policy), self.device)
+        done = backend.quantize(stored.to(self.device), Draw(policy=policy, key=key), axis=operand.axis)
+        found = dequantised(done).to(torch.float32).cpu()
+        return found if operand.axis == 1 else found.t().contiguous()
+
+    @cached_property
+    def _selection(self) -> Selection:
+        return Selection(self.backend)
+
+    @cached_property
+    def _takes_seed(self) -> bool:
+        assert self.function is not None
+        try:
+            return "seed" in inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            return False
+
+
+def _called(name: str, function: Callable[..., Any], last: Tensor, seed: int, takes_seed: bool) -> Tensor:
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        try:
+            done = function(last.clone(), seed=seed) if takes_seed else function(last.clone())
+        except Exception as error:  # the user's own code may raise anything
+            what = f"{name} raised {type(error).__name__}: {first_line(error)}"
+            hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
+            raise UserError(what, hint=hint) from error
+    if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():
+        got = f"{done.dtype} {list(done.shape)}" if isinstance(done, Tensor) else type(done).__name__
+        hint = "it returns the dequantised matrix, in the shape that it was given"
+        raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
+    return done.detach().to(torch.float32).cpu()
+
+
+def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:
+    """Return what the command line names.
+
+    Args:
+        subject: a recipe's word or mapping, a study (with ``arm``), or ``file.py:function``.
+        arm: the arm of the study.
+        held_against: for a function, the policy that it claims to be: ``RECIPE`` or ``RECIPE:wgrad.dy``.
+        backend: the back end that quantises a recipe's operands.
+        device: its torch device.
+    """
+    if arm is not None:
+        recipe = _arm(subject, arm)
+        return _of_recipe(f"{subject}, arm '{arm}'", recipe, backend, device)
+    if ":" in subject and not subject.lstrip().startswith("{"):
+        if held_against is None:
+            hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
+            raise UserError(f"--as: what does {subject} claim to be?", hint=hint)
+        function = load_function(subject)
+        operand, notes = _policy(held_against)
+        return Claim(name=subject, operands=(operand,), function=function, notes=notes)
+    if held_against is not None:
+        raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
+    if subject.endswith((".yaml", ".yml")):
+        raise UserError(f"{subject}: which arm? Name it with --arm")
+    return _of_recipe(subject, recipe_of(subject, option="certify"), backend, device)
+
+
+def _arm(study: str, name: str) -> Recipe:
+    from ablate.study import load_study
+
+    arms = {arm.name: arm.recipe for arm in load_study(study).arms}
+    if name not in arms:
+        hint = likely(name, arms, f"arms: {', '.join(arms)}")
+        raise UserError(f"--arm: no arm '{name}' in {study} ({hint})")
+    return arms[name]
+
+
+def _of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
+    operands = _operands(recipe)
+    if not operands:
+        raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
+    notes = []
+    if recipe.rules or recipe.phases:
+        notes.append("Certified is the recipe of the layers without a rule, before its first phase.")
+    if any(policy.source != "high_precision" for _, _, policy in recipe.operands()):
+        notes.append("Of an operand that is quantised twice the second time alone; the products have both.")
+    if any(policy.permute and policy.signs == "none" for _, _, policy in recipe.operands()):
+        notes.append("A permutation that is drawn anew each call is left out; the products have it.")
+    plain = replace(recipe, rules=(), phases=())
+    return Claim(
+        name=name, operands=operands, recipe=plain, backend=backend, device=device, notes=tuple(notes)
+    )
+
+
+def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
+    """Return the quantised operands; those that nothing tells apart as one."""
+    found: dict[tuple[OperandPolicy, int], list[str]] = {}
+    for gemm, operand, policy in recipe.operands():
+        if policy.is_high_precision:
+            continue
+        # Signs anew each call are as those anew each step, and let two draws share them. A permutation
+        # without signs is drawn each call, and is left out.
+        signs = "step" if policy.signs in ("call", "backward") else policy.signs
+        permute = policy.permute and signs != "none"
+        plain = replace(policy, source="high_precision", mask=False, signs=signs, permute=permute)
+        found.setdefault((plain, contracted_axis(gemm, operand)), []).append(f"{gemm}.{operand}")
+    return tuple(
+        ClaimedOperand(names=tuple(names), policy=policy, axis=axis)
+        for (policy, axis), names in found.items()
+    )
+
+
+def _policy(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
+    """Return the operand of ``--as``, without its rotation."""
+    before, _, last = text.rpartition(":")
+    named = _OPERAND.fullmatch(last) if before else None
+    recipe = recipe_of(before if named else text, option="--as")
+    operands = _operands(recipe)
+    if named:
+        operands = tuple(one for one in operands if last in one.names)
+        if not operands:
+            raise UserError(f"--as: {last} is not quantised in {before}")
+    if not operands:
+        raise UserError(f"--as: {text} quantises nothing")
+    found = {without_rotation(one.policy): one for one in operands}
+    if len(found) > 1:
+        names = ", ".join(one.names[0] for one in operands)
+        hint = f"say which of {names}, as in --as {text}:{operands[0].names[0]}"
+        raise UserError(f"--as: the operands of {text} differ", hint=hint)
+    ((policy, one),) = found.items()
+    if policy.hadamard:
+        what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
+        raise UserError(what, hint="certify the recipe")
+    notes = ("Held against the policy without its rotation.",) if one.policy.hadamard else ()
+    axis = one.axis if named else 1
+    return ClaimedOperand(names=(last,) if named else (text,), policy=policy, axis=axis), notes
+
+
+def without_rotation(policy: OperandPolicy) -> OperandPolicy:
+    """Return a policy that does not rotate; MS-EDEN, whose groups are those of its rotation, stays."""
+    if policy.scale in MS_EDEN:
+        return policy
+    return replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)

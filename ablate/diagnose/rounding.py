@@ -1,0 +1,118 @@
+"""What a quantiser does to tensors on average: gain, error, bias, and the independence of its noise.
+
+Of each tensor two draws are taken, with errors E₁ and E₂ against the exact X after the rotation, which both
+share. ⟨E₁, E₂⟩ is an unbiased estimate of the energy of the error's expectation: what rounding adds at
+random has expectation zero in it. A quantiser without randomness has only bias.
+
+*Noise alike*: the largest correlation, over a few neighbours, of the noise (E₁ − E₂) · sign X at two
+elements. The sign is needed: two elements that share a random word are rounded up or down in magnitude
+together, and with signs of their own such a correlation would average out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ablate.diagnose.ratios import BOUND, Estimate, Ratios
+
+_NEIGHBOURS = (1, 2, 3)
+_LARGEST_BLOCK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundingFigures:
+    """A quantiser on one kind of data.
+
+    ``gain``: the slope of quantised on exact; ``by_position``: the same at each place in the block, empty
+    where blocks are larger than 128. ``relative_error``: of energies, ‖E‖² / ‖X‖², under a root.
+    ``bias_share``: of the error's energy, what all draws have in common. ``noise_alike``: by the distance of
+    two neighbours along the block, and of two rows; empty without randomness.
+    """
+
+    tensors: int
+    draws: int
+    gain: Estimate
+    by_position: tuple[Estimate, ...]
+    relative_error: Estimate
+    bias_share: Estimate
+    noise_alike: dict[str, Estimate]
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the gain is 1 and no error is common to all draws, within the bound."""
+        return self.gain.is_at(1.0) and (self.bias_share.value is None or self.bias_share.is_at(0.0))
+
+    @property
+    def pattern(self) -> tuple[float, ...]:
+        """The gains by position, folded to the shortest pattern that repeats within the bound."""
+        known = [(one.value, one) for one in self.by_position if one.value is not None]
+        if len(known) != len(self.by_position):
+            return ()
+        gains = [value for value, _ in known]
+        for period in (one for one in range(1, len(gains) + 1) if len(gains) % one == 0):
+            means = tuple(statistics.fmean(gains[start::period]) for start in range(period))
+            if all(one.is_at(means[place % period]) for place, (_, one) in enumerate(known)):
+                return means
+        return tuple(gains)
+
+    @property
+    def largest_alike(self) -> tuple[str, Estimate] | None:
+        """The neighbours whose noise is most alike, if it is so beyond the bound."""
+        beyond = {name: one for name, one in self.noise_alike.items() if abs(one.off(0.0) or 0.0) > BOUND}
+        return max(beyond.items(), key=lambda item: abs(item[1].value or 0.0), default=None)
+
+
+@dataclass(kw_only=True)
+class Sums:
+    """Sums over tensors, from which the figures are made. ``columns``: elements along a block."""
+
+    columns: int
+    gain: Ratios = field(default_factory=Ratios)
+    by_position: Ratios = field(default_factory=Ratios)
+    error: Ratios = field(default_factory=Ratios)
+    bias: Ratios = field(default_factory=Ratios)
+    noise: Ratios = field(default_factory=Ratios)
+    draws: int = 1
+
+    def add(self, exact: Tensor, outputs: list[Tensor]) -> None:
+        """Add one tensor: exact and one or two outputs, fp32 [n, k], contraction last."""
+        errors = [output - exact for output in outputs]
+        mean = errors[0] if len(errors) == 1 else (errors[0] + errors[1]) / 2
+        energy = _dot(exact, exact)
+        own = sum((_dot(error, error) for error in errors), torch.zeros(())) / len(errors)
+        self.draws = len(outputs)
+        self.gain.add(_dot(mean, exact), energy)
+        self.error.add(own, energy)
+        self.bias.add(_dot(errors[0], errors[-1]), own)
+        if 1 < self.columns <= _LARGEST_BLOCK:
+            along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
+            self.by_position.add(along, whole)
+        if len(errors) == 2:
+            noise = ((errors[0] - errors[1]) * exact.sign()).view(-1)  # the ends of rows hardly count
+            pairs = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
+            self.noise.add(torch.stack(pairs), _dot(noise, noise).expand(len(pairs)))
+
+    def figures(self) -> RoundingFigures:
+        """Return the figures of all tensors so far."""
+        names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
+        energy = self.error.estimate()
+        root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
+        spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
+        return RoundingFigures(
+            tensors=len(self.gain.parts),
+            draws=self.draws,
+            gain=self.gain.estimate(1.0),
+            by_position=self.by_position.estimates(1.0),
+            relative_error=Estimate(value=root, error=spread),
+            bias_share=self.bias.estimate(),
+            noise_alike=dict(zip(names, self.noise.estimates(), strict=False)),
+        )
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.reshape(-1), b.reshape(-1)).double()

@@ -1,0 +1,186 @@
+"""Weight de-oscillation: weights that only go to and fro between two quantised values are set to one of them.
+
+A weight near the edge between two cells of its grid changes its quantised value with every small step. Over a
+window of P optimizer steps, of each weight, with Q(w) the forward pass's quantised value of bf16(w),
+
+    d_w = Σ |w_t − w_{t−1}|    and    d_Q = Σ |Q(w_t) − Q(w_{t−1})|    in fp32.
+
+At the window's end, where d_w > 0 and d_Q / d_w ≥ τ, the master weight becomes Q(w_t), and the next window
+begins at the weights as they are then. This is OsciReset of TetraJet-v2 (2510.27527,
+``oscillation_reset.py``), by the ratio of distances, as AMD's Primus (``weight_deosc.py``) and ALTO
+(``optimizer.py``) have it. The first window begins with the weights after the first step at or past the
+start, as in Primus. Q(w) is dequantised in fp32.
+
+Only weights take part whose Fprop operand is quantised at that time. Where a phase changes that, or the grid,
+a window begins anew. The optimizer's moments stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ablate.backends.protocol import dequantised
+from ablate.layers.linear import quantised_layers
+from ablate.layers.position import EVAL_CALL, Position
+from ablate.layers.shards import is_sharded, local_rows
+from ablate.run.schedule import plan_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from ablate.layers.linear import QuantLinear
+    from ablate.layers.state import RecipeState
+    from ablate.recipes import Deoscillate, OperandPolicy
+
+    Followed = tuple[Deoscillate, dict[str, OperandPolicy]]
+    """How weights are reset, and the grid of each layer's weight."""
+
+
+class Deoscillation:
+    """The weights of a model's quantised layers, followed from optimizer step to optimizer step.
+
+    ``apply_recipe`` makes one where the recipe has ``deoscillate``, and ``state.advance`` calls it. Its own
+    ``state_dict`` belongs into a checkpoint beside the model's.
+    """
+
+    def __init__(self, model: nn.Module, state: RecipeState) -> None:
+        layers = quantised_layers(model)
+        self._layers = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
+        self._state = state
+        self._followed: Followed | None = None
+        self._weights: dict[str, _Followed] = {}
+        self.steps = 0
+        """Steps of the present window that have been taken in."""
+
+    @torch.no_grad()
+    def step(self) -> int | None:
+        """Take in the weights after an optimizer step, once the state has its tokens.
+
+        Returns how many of the weights that this process holds were reset; None where no window ended.
+        """
+        asked = self._asked()
+        if asked is None or asked != self._followed:
+            self._begin(asked)
+            return None
+        spec, _ = asked
+        for name, weight in self._weights.items():
+            weight.take_in(self._quantised(name))
+        self.steps += 1
+        if self.steps < spec.window:
+            return None
+        reset = sum(weight.reset(spec.threshold) for weight in self._weights.values())
+        self._begin(asked)
+        return reset
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether weights are followed at present."""
+        return self._followed is not None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums of the present window by name; sharded as the weights are."""
+        return {
+            f"{name}.{key}": tensor
+            for name, weight in self._weights.items()
+            for key, tensor in (("moved", weight.moved), ("quantised_moved", weight.quantised_moved))
+        }
+
+    @torch.no_grad()
+    def resume(self, steps: int) -> dict[str, Tensor]:
+        """Go on in a window after so many of its steps; return its sums, to be filled.
+
+        Weights and the state's tokens must be those at which it was left.
+        """
+        self._begin(self._asked())
+        self.steps = steps
+        return self.tensors()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the present window, and how many steps it has had (``steps``)."""
+        return {"steps": self.steps, **self.tensors()}
+
+    @torch.no_grad()
+    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, after the weights and the state's step and tokens.
+
+        Raises:
+            ValueError: it is of other weights.
+        """
+        sums = self.resume(found["steps"])
+        if odd := sorted(sums.keys() ^ (found.keys() - {"steps"})):
+            raise ValueError(f"de-oscillation of other weights: {odd[0]} is in one of them alone")
+        for name, tensor in sums.items():
+            tensor.copy_(found[name])
+
+    def _asked(self) -> Followed | None:
+        """Return what the recipe asks for at the state's tokens; None before the start."""
+        state, fork = self._state, self._state.fork
+        recipe, total = state.recipe, state.total_tokens
+        if fork is not None and state.tokens < fork.tokens:
+            recipe, total = fork.recipe, plan_steps(fork.training).tokens
+        spec = recipe.deoscillate
+        if spec is None or state.tokens < spec.start(total):
+            return None
+        followed: dict[int, tuple[str, OperandPolicy]] = {}
+        for name, layer in self._layers.items():
+            grid = layer.recipe_at(state.tokens).fprop.right
+            if not grid.is_high_precision:  # a weight that layers share is followed once
+                followed.setdefault(id(layer.weight), (name, grid))
+        return spec, dict(followed.values())
+
+    def _begin(self, asked: Followed | None) -> None:
+        """Begin a window at the weights as they are."""
+        self._followed, self.steps = asked, 0
+        names = [] if asked is None else asked[1]
+        self._weights = {name: _Followed.begin(self._layers[name], self._quantised(name)) for name in names}
+
+    def _quantised(self, name: str) -> Tensor:
+        """Return this process's rows of a weight as the forward pass would have them, in fp32."""
+        layer, state = self._layers[name], self._state
+        weight: Any = layer.weight.detach()
+        _, rows = local_rows(weight)
+        whole = weight.full_tensor() if is_sharded(weight) else weight  # tiles and scales cross the rows
+        at = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
+        done = layer.operand(whole.to(torch.bfloat16), "fprop", "w", at)
+        return dequantised(done)[rows].to(torch.float32)
+
+
+@dataclass(kw_only=True)
+class _Followed:
+    """A layer's weight in a window: where it was last, itself and quantised, and how far both have moved."""
+
+    layer: QuantLinear
+    before: Tensor
+    quantised_before: Tensor
+    moved: Tensor
+    quantised_moved: Tensor
+
+    @staticmethod
+    def begin(layer: QuantLinear, quantised: Tensor) -> _Followed:
+        weight = layer.weight.detach()
+        return _Followed(
+            layer=layer,
+            before=local_rows(weight)[0].clone(),
+            quantised_before=quantised,
+            moved=torch.zeros_like(weight, dtype=torch.float32),
+            quantised_moved=torch.zeros_like(weight, dtype=torch.float32),
+        )
+
+    def take_in(self, quantised: Tensor) -> None:
+        weight = local_rows(self.layer.weight.detach())[0]
+        local_rows(self.moved)[0].add_((weight.float() - self.before.float()).abs_())
+        local_rows(self.quantised_moved)[0].add_((quantised - self.quantised_before).abs_())
+        self.before.copy_(weight)
+        self.quantised_before = quantised
+
+    def reset(self, threshold: float) -> int:
+        moved, quantised_moved = (local_rows(one)[0] for one in (self.moved, self.quantised_moved))
+        oscillates = (moved > 0) & (quantised_moved / moved >= threshold)
+        weight = local_rows(self.layer.weight.detach())[0]
+        weight.copy_(torch.where(oscillates, self.quantised_before.to(weight.dtype), weight))
+        return int(oscillates.sum())

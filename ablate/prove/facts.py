@@ -1,0 +1,152 @@
+"""The first part: what the device is, its clocks, which features it has. Each is found by trying."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import statistics
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ablate._version import __version__
+from ablate.backends.quantisers import cpu_kernel
+from ablate.backends.testing.suite import in_short
+from ablate.execute.environment import cpu_name, other_work
+from ablate.execute.fingerprint import fingerprint
+from ablate.prove.record import Machine
+from ablate.prove.task import Setup, Task, Told, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PACKAGES = ("torch", "triton", "pytorch-triton-rocm", "numpy", "pydantic")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def machine_of(setup: Setup) -> Machine:
+    """Describe what is tested, and with which versions."""
+    versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
+    versions |= {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+    return Machine(
+        device=setup.device,
+        cpu=cpu_name(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        versions=versions | {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": _driver()},
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver, which the kernel module tells without any package."""
+    if not _DRIVER.is_file():
+        return None
+    found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text(encoding="utf-8"))
+    return found and found.group()
+
+
+def facts(setup: Setup) -> Iterator[Task]:
+    """Yield the device, its clocks, the fingerprint of its arithmetic, its features and its back ends."""
+    yield Task(name="device", run=partial(_device, setup))
+    yield Task(name="clocks", run=partial(_clocks, setup))
+    yield work_beside(setup)
+    yield Task(name="arithmetic", run=lambda: Told(detail=f"fingerprint {fingerprint(setup.where)}"))
+    for name, attempt in _features(setup.on_gpu).items():
+        yield Task(name=f"feature: {name}", run=partial(_tried, attempt))
+    for name, backend in setup.backends.items():
+        yield Task(name="back end", backend=name, run=partial(_detail, backend))
+    for name, why in setup.refused.items():
+        yield skipped("back end", f"does not claim this device: {why}", name)
+
+
+def work_beside(setup: Setup) -> Task:
+    """Return a look at what else the device does now."""
+    return Task(name="other work", run=lambda: Told(detail=other_work(setup.where) or "none"))
+
+
+def _detail(backend: Any) -> Told:
+    return Told(detail=backend.detail())
+
+
+def _device(setup: Setup) -> Told:
+    if not setup.on_gpu:
+        cores = len(os.sched_getaffinity(0))
+        return Told(
+            detail=f"{cpu_name()}, threads: {torch.get_num_threads()}", figures={"cores": float(cores)}
+        )
+    found = torch.cuda.get_device_properties(setup.where)
+    figures = {"memory_GB": found.total_memory / 1e9, "processors": float(found.multi_processor_count)}
+    more = {"L2_MB": ("L2_cache_size", 1e6), "memory_bus_bits": ("memory_bus_width", 1)}
+    figures |= {name: getattr(found, key) / unit for name, (key, unit) in more.items() if hasattr(found, key)}
+    return Told(detail=f"{found.name} ({setup.device.arch})", figures=figures)
+
+
+def _clocks(setup: Setup) -> Told:
+    """Tell each clock that can be read; which can is told, too."""
+    where = setup.where
+    sources: dict[str, Callable[[], float]] = {"clock_MHz": _cpu_mhz}
+    if setup.on_gpu:
+        found: Any = torch.cuda.get_device_properties(where)
+        sources = {
+            "largest_clock_MHz": lambda: found.clock_rate / 1e3,
+            "largest_memory_clock_MHz": lambda: found.memory_clock_rate / 1e3,
+            "clock_MHz": lambda: float(torch.cuda.clock_rate(where)),
+            "power_W": lambda: torch.cuda.power_draw(where) / 1e3,
+            "temperature_C": lambda: float(torch.cuda.temperature(where)),
+        }
+    figures, unknown = {}, []
+    for name, read in sources.items():
+        try:
+            figures[name] = read()
+        except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
+            unknown.append(f"{name} ({in_short(error)})")
+    return Told(detail=f"not known: {'; '.join(unknown)}" if unknown else "all read", figures=figures)
+
+
+def _cpu_mhz() -> float:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return statistics.median(float(one) for one in re.findall(r"cpu MHz\s*:\s*([\d.]+)", text))
+
+
+def _features(on_gpu: bool) -> dict[str, Callable[[], object]]:
+    """Return what to try by name; what raises is missing."""
+
+    def of(module: str, name: str) -> Callable[[], object]:
+        return lambda: getattr(importlib.import_module(module), name)
+
+    found = {
+        "F.scaled_mm": of("torch.nn.functional", "scaled_mm"),
+        "float4_e2m1fn_x2": of("torch", "float4_e2m1fn_x2"),
+        "fully_shard": of("torch.distributed.fsdp", "fully_shard"),
+        "tl.dot_scaled": of("triton.language", "dot_scaled"),
+    }
+    if on_gpu:
+        return found | {"NVML or AMD SMI": torch.cuda.utilization}
+    return found | {"compiled CPU quantiser": _cpu_quantiser}
+
+
+def _cpu_quantiser() -> str:
+    library, how = cpu_kernel.loaded()
+    if library is None:
+        raise RuntimeError(how)
+    return how
+
+
+def _tried(attempt: Callable[[], object]) -> Told:
+    try:
+        attempt()
+    except Exception as error:  # whatever it raises, it is not there
+        return Told(detail=f"missing: {in_short(error)}")
+    return Told(detail="there")

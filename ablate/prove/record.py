@@ -1,0 +1,117 @@
+"""What ``ablate prove`` leaves: the schema of its record, and where the file lies.
+
+A record names the device, the versions and the code, but no host and no path. A later call with the same
+device, versions and code goes on from it.
+
+How it fails: ``read_proof`` raises ``ValueError`` for a file that is no such record, in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.base.files import read_record, write_record
+from ablate.store.fields import PLAIN, Count, Number, Text, Time, checked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Result = Literal["passed", "failed", "told", "skipped"]
+"""told: a fact or a measurement, which cannot fail."""
+State = Literal["passed", "failed", "skipped", "not run"]
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Finding:
+    """What one check found, in a line, and in figures whose names end with their units.
+
+    ``backend`` is empty for what no back end does. ``tensors``: the file beside the record with the smallest
+    tensors that show a failure. ``seconds``: how long the check took.
+    """
+
+    backend: Text = ""
+    check: Text
+    result: Result
+    detail: Text
+    figures: dict[str, Number] = Field(default_factory=dict)
+    tensors: Text | None = None
+    seconds: Number = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Part:
+    """A part of the proof. ``why``: the reason of a part that was skipped or not run, or not to its end."""
+
+    name: Text
+    state: State
+    why: Text | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class Machine:
+    """What was tested, with what: the device, the processor beside it and its threads, versions."""
+
+    device: Device
+    cpu: Text
+    cpu_capability: Text
+    threads: Count
+    versions: dict[str, Text | None]
+
+    @property
+    def name(self) -> str:
+        """The device by name; a CPU by its model."""
+        return self.cpu if self.device.kind == "cpu" else self.device.name
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class ProofRecord:
+    """The record.
+
+    ``code``: hash of the sources that were tested. ``begun``: the check (part, back end, name) that runs now;
+    if it is there after the process has ended, the process ended within it.
+    """
+
+    format: Literal[1] = 1
+    machine: Machine
+    code: Text
+    measured_unix: Time
+    parts: tuple[Part, ...]
+    begun: tuple[Text, Text, Text] | None = None
+
+    @property
+    def failed(self) -> tuple[tuple[Part, Finding], ...]:
+        """Every failure, with its part."""
+        return tuple((part, one) for part in self.parts for one in part.findings if one.result == "failed")
+
+    def states(self) -> dict[State, int]:
+        """Count the parts by state, in the order of first appearance."""
+        states = [part.state for part in self.parts]
+        return {state: states.count(state) for state in dict.fromkeys(states)}
+
+
+def file_name(machine: Machine) -> str:
+    """Return the name of a device's record, without an ending: architecture and device."""
+    words = re.findall(r"[a-z0-9]+", machine.name.lower())
+    return "-".join([machine.device.arch, *words])
+
+
+def read_proof(path: Path) -> ProofRecord:
+    """Read a record.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: the file is damaged, or another version's.
+    """
+    return checked(ProofRecord, read_record(path))
+
+
+def write_proof(path: Path, record: ProofRecord) -> None:
+    """Write a record as a whole."""
+    write_record(path, asdict(record))

@@ -1,0 +1,174 @@
+"""The parts that measure: the quantiser's bandwidth, rates of GEMMs, times of training steps.
+
+Each compared figure is a median, measured in turns. Emulated times are those of the emulation and say nothing
+of FP4 hardware; each finding names its mode. A rate above the device's published peak is a failure, because
+then clock or product is wrong.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ablate.backends.protocol import Draw
+from ablate.backends.select import Selection, overall_mode
+from ablate.backends.testing.bench import Shape, medians_ms, time_gemm
+from ablate.backends.testing.suite import both, label
+from ablate.modelled.hardware import peak_tflops
+from ablate.numerics.philox import Key
+from ablate.prove.facts import work_beside
+from ablate.prove.recipes import BF16, MODELS, config_of, trained_by
+from ablate.prove.task import Setup, Skip, Task, Told, skipped
+from ablate.recipes import OperandPolicy
+from ablate.train.throughput import time_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ablate.backends.protocol import Backend
+    from ablate.recipes import Format, Recipe
+
+_SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
+_QUANTISED = (
+    OperandPolicy(format="mxfp4"),
+    OperandPolicy(format="mxfp4", hadamard=16),
+    _SR,
+    replace(_SR, hadamard=16, signs="step"),
+    replace(_SR, hadamard=64, signs="step"),
+    OperandPolicy(format="mxfp8"),
+    OperandPolicy(format="nvfp4", hadamard=16, signs="fixed"),
+)
+_PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""What one packed copy of an element takes, with its share of the scale."""
+_FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
+_KEY = Key(seed=0, layer="prove", gemm="wgrad", operand="dy", step=1)
+
+
+def bandwidth(setup: Setup) -> Iterator[Task]:
+    """Yield the quantiser's bandwidth for its main policies: along rows, along columns, and both at once.
+
+    Triton's packs codes; emulation's writes values in bf16.
+    """
+    name = "triton" if "triton" in setup.backends else "emulated"
+    backend = setup.backends[name]
+    for policy in _QUANTISED:
+        if backend.support(both(policy), setup.device).mode != "no":
+            yield Task(backend=name, name=label(policy), run=partial(_bandwidth, setup, backend, policy))
+
+
+def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
+    size, repeats = (8192, 50) if setup.on_gpu else (2048, 5)
+    x = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(setup.where)
+    draw = Draw(policy=policy, key=_KEY)
+    reads = 4.0 if policy.format == "nvfp4" else 2.0  # once more for the tensor's amax
+    written = _PACKED_BYTES[policy.format] if backend.name == "triton" else 2.0
+    work: dict[str, tuple[float, Callable[[], object]]] = {
+        "copy": (4.0, x.clone),
+        "rows": (reads + written, lambda: backend.quantize(x, draw, axis=1)),
+        "columns": (reads + written, lambda: backend.quantize(x, draw, axis=0)),
+        "both": (
+            (1 if backend.one_read else 2) * reads + 2 * written,
+            lambda: backend.quantize_both(x, draw, draw),
+        ),
+    }
+    times = medians_ms([call for _, call in work.values()], setup.where, repeats)
+    rates = {
+        name: bytes_each * x.numel() / _above_zero(time_ms) / 1e6
+        for (name, (bytes_each, _)), time_ms in zip(work.items(), times, strict=True)
+    }
+    figures = {f"{name}_GB_per_s": rate for name, rate in rates.items()}
+    figures |= {f"{name}_over_copy": rates[name] / rates["copy"] for name in work if name != "copy"}
+    return Told(detail=f"{size} × {size} bf16", figures=figures)
+
+
+def _above_zero(time: float) -> float:
+    assert time > 0, "the clock stands still"
+    return time
+
+
+def rates(setup: Setup) -> Iterator[Task]:
+    """Yield the rate of each format's GEMM at some shapes, by each back end that claims the format."""
+    shapes = [(1024, 1024, 1024)]
+    if setup.on_gpu:
+        shapes = [(8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)]
+    for tokens, inputs, outputs in shapes:
+        shape = Shape(tokens=tokens, inputs=inputs, outputs=outputs)
+        for policy in (OperandPolicy(format=fmt) for fmt in _FORMATS):
+            for name, backend in setup.backends.items():
+                if policy.is_high_precision and name != "emulated":
+                    continue  # bf16 is the device's own GEMM, whatever the back end
+                if backend.support(both(policy), setup.device).mode != "no":
+                    yield Task(
+                        backend=name,
+                        name=f"{policy.format} {tokens}×{outputs}×{inputs}",
+                        run=partial(_rate, setup, name, policy, shape),
+                    )
+
+
+def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
+    repeats = 20 if setup.on_gpu else 3
+    found = time_gemm("fprop", both(policy), shape, Selection(name), setup.where, repeats=repeats)
+    figures = {
+        "quantise_ms": found.quantise_ms, "multiply_ms": found.multiply_ms, "TFLOP_per_s": found.tflops,
+        "speed_over_bf16": found.speed_over_bf16, "speed_over_fp8": found.speed_over_fp8,
+    }  # fmt: skip
+    peak = peak_tflops(setup.device.name, policy.format) if found.mode == "native" else None
+    if peak is not None:
+        figures["share_of_peak"] = found.tflops / peak
+        assert found.tflops <= peak, f"{found.tflops:.0f} TFLOP/s, above the published peak of {peak:.0f}"
+    return Told(detail=found.mode, figures=figures)
+
+
+def steps(setup: Setup) -> Iterator[Task]:
+    """Yield the time of a training step of each model: in bf16, each recipe emulated, and native where it is.
+
+    Each eager and compiled. On a CPU llama-tiny alone is timed. At last a look at other work on the device.
+    """
+    recipes = [("bf16", "emulated", BF16)]
+    for backend, name, recipe in trained_by(setup):
+        mode = overall_mode(Selection(backend).choices(recipe, setup.device))
+        if backend == "emulated" or mode == "native":
+            recipes.append((f"{name} {mode}", backend, recipe))
+    for model in MODELS:
+        if not setup.on_gpu and model != "llama-tiny":
+            yield skipped(model, "on a CPU llama-tiny alone is timed")
+            continue
+        for name, backend, recipe in recipes:
+            for compiled in (False, True):
+                yield Task(
+                    backend=backend,
+                    name=f"{model}, {name}, {'compiled' if compiled else 'eager'}",
+                    run=partial(_step, setup, model, recipe, backend, compiled=compiled),
+                )
+
+    yield work_beside(setup)
+
+
+def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: bool) -> Told:
+    tiny = model == "llama-tiny"
+    if compiled and not (setup.on_gpu or any(map(shutil.which, ("g++", "clang++")))):
+        raise Skip("torch.compile needs a C++ compiler on a CPU")
+    sequences, positions = (8, 128) if tiny else (4, 2048)
+    config = config_of(
+        MODELS[model], recipe, backend, 256 if tiny else 32_000,
+        tokens=sequences * positions, seq_len=positions, batch_size=sequences, compile=compiled,
+    )  # fmt: skip
+    counted, warmup = (5, 3) if setup.on_gpu else (1, 1)
+    try:
+        found = time_steps(config, device=setup.where, steps=counted, warmup=warmup, repeats=3)
+    except torch.OutOfMemoryError:
+        raise Skip("out of the device's memory") from None
+    finally:
+        torch.compiler.reset()
+        if setup.on_gpu:
+            torch.cuda.empty_cache()
+    seconds = _above_zero(statistics.median(found.sec_per_step))
+    figures = {"step_ms": seconds * 1e3, "tokens_per_s": found.tokens_per_step / seconds}
+    if found.peak_memory_bytes is not None:
+        figures["peak_memory_GB"] = found.peak_memory_bytes / 1e9
+    return Told(detail=f"{sequences} × {positions} tokens", figures=figures)

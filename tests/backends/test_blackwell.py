@@ -1,0 +1,123 @@
+"""The model of Blackwell's NVFP4 product, against exact arithmetic on integers and fractions."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+
+from ablate.backends.gemms.blackwell import add_toward_zero, summed
+from ablate.backends.protocol import Draw
+from ablate.backends.select import Selection
+from ablate.numerics import GemmPolicy, OperandPolicy, round_operand
+from ablate.recipes import RecipeSpec, describe, resolve
+from tests.numerics.strategies import KEY, normal
+
+NVFP4 = OperandPolicy(format="nvfp4")
+BLACKWELL = GemmPolicy(left=NVFP4, right=NVFP4, accumulate="blackwell")
+
+
+def to_fp32(exact, *, nearest):
+    """Round a fraction to 24 bits: to nearest even, or toward zero."""
+    if exact == 0:
+        return exact
+    exponent = exact.numerator.bit_length() - exact.denominator.bit_length()
+    exponent -= Fraction(2) ** exponent > abs(exact)
+    place = Fraction(2) ** (exponent - 23)
+    units = exact / place
+    return (round(units) if nearest else int(units)) * place
+
+
+def fractions(values):
+    return [[Fraction(value) for value in row] for row in values.double().tolist()]
+
+
+def by_the_book(a, b):
+    """Return A Bᵀ: groups of 64 products rounded once to nearest, added in order toward zero."""
+    result = []
+    for row, column in itertools.product(fractions(a), fractions(b)):
+        total = Fraction(0)
+        for start in range(0, len(row), 64):
+            group = sum(
+                x * y for x, y in zip(row[start : start + 64], column[start : start + 64], strict=True)
+            )
+            total = to_fp32(total + to_fp32(group, nearest=True), nearest=False)
+        result.append(float(total))
+    return torch.tensor(result, dtype=torch.float64).view(len(a), len(b)).float()
+
+
+@pytest.mark.parametrize("k", [16, 64, 240, 1024])
+def test_every_product_is_the_models_to_the_bit(k):
+    x, w = (normal(n, k, seed=n) * 2.0 ** (normal(n, k, seed=n + 1) * 4) for n in (12, 9))
+    a, b = (round_operand(one, NVFP4, axis=1).values for one in (x, w))
+    ours = summed(a, b)
+    assert torch.equal(ours, by_the_book(a, b))
+    if k == 1024:
+        assert (ours != (a.double() @ b.double().t()).float()).float().mean() > 0.1
+
+
+def test_a_group_is_64_products_rounded_once():
+    a, b = torch.zeros(4, 192), torch.ones(1, 192)
+    a[:, 0], b[:, 0] = 384.0, 256.0  # 1.5·2^16, whose last place is 2^-7
+    for row, column in enumerate((1, 63, 64, 128)):
+        a[row, column] = 0.75 * 2.0**-7
+    kept = summed(a.bfloat16(), b.bfloat16())[:, 0] - 1.5 * 2.0**16
+    assert kept.tolist() == [2.0**-7, 2.0**-7, 0, 0]  # to nearest inside of a group, else toward zero
+
+
+def test_sums_that_fp64_does_not_hold_are_truncated_all_the_same():
+    largest = torch.full((2, 4096), 2688.0)  # a constant tensor: 2^36.8
+    small = torch.full((1, 4096), 2.0**-10)
+    a, b = torch.cat((largest, -largest)), torch.cat((largest[:1], small))
+    a[1, 64::128] = a[3, 64::128] = 2.0**-10
+    assert torch.equal(summed(a.bfloat16(), b.bfloat16()), by_the_book(a, b))
+    places = [0.0, 1.0, 1.5, 1 - 2.0**-24, 2.0**24 - 1, 2.0**-20, 3 * 2.0**-20, 2.0**40, 2.0**40 - 2.0**17]
+    grid = torch.tensor([sign * place for place in places for sign in (1, -1)], dtype=torch.float64)
+    one, other = (side.flatten() for side in torch.meshgrid(grid, grid, indexing="ij"))
+    for a, b, ours in zip(one.tolist(), other.tolist(), add_toward_zero(one, other).tolist(), strict=True):
+        assert Fraction(ours) == to_fp32(Fraction(a) + Fraction(b), nearest=False), (a, b)
+
+
+def test_a_value_that_is_no_number_is_seen():
+    a = torch.ones(2, 128, dtype=torch.bfloat16)
+    a[1, 70] = float("nan")
+    assert summed(a, a).isnan().tolist() == [[False, True], [True, True]]
+    assert summed(a[:, :0], a[:, :0]).tolist() == [[0, 0], [0, 0]]
+    assert summed(a[:0], a).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["auto", "emulated", "reference"])
+def test_a_gemm_that_asks_for_it_has_it_and_the_tensors_factor_once(name):
+    x, w = (normal(32, 128, seed=seed).bfloat16() for seed in (1, 2))
+    selection = Selection(name)
+    backend = selection.of(BLACKWELL, "cpu")
+    assert backend is not selection.of(GemmPolicy(left=NVFP4, right=NVFP4), "cpu")
+    a, b = (backend.quantize(one, Draw(policy=NVFP4, key=KEY), axis=1) for one in (x, w))
+    left, right = (round_operand(one, NVFP4, axis=1) for one in (x, w))
+    factor = torch.tensor(left.descale) * torch.tensor(right.descale)
+    expected = (by_the_book(left.values, right.values) * factor).bfloat16()
+    assert torch.equal(backend.multiply(a, b), expected)
+    assert "Blackwell" in backend.detail()
+
+
+def test_it_is_of_nvfp4_and_of_emulation():
+    with pytest.raises(ValueError, match="accumulate 'blackwell' needs nvfp4 on both sides"):
+        GemmPolicy(left=NVFP4, accumulate="blackwell")
+    undone = OperandPolicy(format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand")
+    with pytest.raises(ValueError, match="undo"):
+        GemmPolicy(left=undone, right=NVFP4, accumulate="blackwell")
+    for name in ("torch", "triton"):
+        with pytest.raises(ValueError, match="emulated"):
+            Selection(name).of(BLACKWELL, "cpu")
+
+
+def test_a_study_asks_for_it_by_one_key():
+    recipe = resolve(RecipeSpec(preset="nvidia-nvfp4-switch", accumulate="blackwell"))
+    assert {gemm.accumulate for gemm in (recipe.fprop, recipe.dgrad, recipe.wgrad)} == {"blackwell"}
+    assert recipe.phases[0].recipe.wgrad.accumulate == "blackwell"
+    assert recipe.phases[0].recipe.fprop.accumulate == "fp32"  # bf16
+    assert "Blackwell" in describe(recipe)
+    some = resolve(RecipeSpec(gemms=["fprop"], format="nvfp4", rest="fp8", accumulate="blackwell"))
+    assert [some.fprop.accumulate, some.dgrad.accumulate] == ["blackwell", "fp32"]
+    with pytest.raises(ValueError, match="accumulate 'blackwell' with no GEMM whose operands are both nvfp4"):
+        resolve(RecipeSpec(gemms=["fprop"], accumulate="blackwell"))

@@ -1,0 +1,90 @@
+"""Public measurements: the rates come from them, the page shows them, and the logs say the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import pytest
+
+from ablate.modelled.measured import CALIBRATION, HELD_OUT, KERNELS, SPEED_UPS
+from ablate.modelled.speed import RATES
+from ablate.modelled.spread import kernel_spread, published_checks
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT.parent / "shared" / "data" / "mlperf_v5.1"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("speed_model", ROOT / "benchmarks" / "speed_model.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["speed_model"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_shares_of_kernels_by_hand():
+    shares = {what: share for what, _, share in KERNELS}
+    # 6 · 15,872 tokens · (12,288 + 4,096 + 16,384) · 4,096 + 16,384 · 4,096 weights in 13.102 ms.
+    weights = (12_288 + 4096 + 16_384) * 4096 + 16_384 * 4096
+    assert shares["GEMMs in BF16"] == pytest.approx(6 * 15_872 * weights / 13.102e-3 / 2250e12)
+    x, dy = 15_872 * (3 * 4096 + 16_384), 15_872 * (12_288 + 4096 + 16_384 + 4096)
+    read_twice = 2 * (x + weights + dy) * (2 + 2 + 1)
+    assert shares["quantising to FP8, current scales"] == pytest.approx(
+        read_twice / (9.147e-3 - 6.812e-3) / 8e12
+    )
+
+
+@pytest.mark.parametrize("rate", ["gemm16", "gemm8", "gemm4", "memory"])
+def test_the_rates_of_kernels_are_their_means(rate):
+    assert RATES[rate] == round(geometric_mean(share for _, one, share in KERNELS if one == rate), 2)
+
+
+@pytest.mark.parametrize("eight", [False, True])
+def test_attention_is_chosen_so_that_the_median_step_is_as_long_as_measured(eight):
+    off = [math.log1p(step.deviation) for step in CALIBRATION if step.work.fp8_attention is eight]
+    assert abs(median(off)) < 0.003  # a share has two digits
+
+
+def test_deviations_above_a_tenth_are_explained_and_counted():
+    ups = [(one, check) for one, check in zip(SPEED_UPS, published_checks(), strict=True) if not one.at_least]
+    counts = []
+    for cases in (*([(one, one) for one in steps] for steps in (CALIBRATION, HELD_OUT)), ups):
+        far = [case for case, found in cases if abs(found.deviation) > 0.1]
+        assert all(case.why for case in far)
+        counts += [f"{len(cases) - len(far)} of {len(cases)}"]
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    said = "Within 10 % are {} calibrated steps, {} held-out ones, and {} measured speed-ups"
+    assert said.format(*counts) in page
+
+
+@pytest.mark.parametrize("hardware", ["B200", "B300", "GB200", "GB300", "MI355X"])
+def test_calibrated_steps_are_within_five_percent(hardware):
+    off = [step.deviation for step in CALIBRATION if step.hardware == hardware]
+    assert off
+    assert max(map(abs, off)) <= 0.051
+
+
+def test_the_page_has_the_rates_and_the_rows_of_the_benchmark(benchmark):
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    rows = [
+        *(*benchmark.step_rows(CALIBRATION), *benchmark.pair_rows(CALIBRATION)),
+        *(*benchmark.step_rows(HELD_OUT), *benchmark.speed_up_rows()),
+    ]
+    assert len(rows) == len(CALIBRATION) + 2 + len(HELD_OUT) + len(SPEED_UPS)
+    assert [row for row in rows if row not in page] == []
+    assert all(f"| `{rate}` | {share:.2f} |" in page for rate, share in RATES.items())
+    assert f"s = {kernel_spread():.3f} comes" in page
+
+
+def test_the_logs_say_what_the_table_has(benchmark):
+    if not LOGS.is_dir():
+        pytest.skip("the MLPerf logs are not here")
+    there = [step for step in CALIBRATION if (LOGS / step.logs).is_dir()]
+    assert {step.hardware for step in there} == {"B300", "GB300", "MI355X"}
+    for step in there:
+        assert benchmark.logged(LOGS / step.logs) == pytest.approx(step.tokens_per_sec, rel=1e-4)

@@ -1,0 +1,138 @@
+"""A plain copy of the folder on an image that has torch, triton, numpy and pydantic alone."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def with_needs(names):
+    """Return distributions by name: these that are installed, and what they need."""
+    found, waiting = {}, list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:  # Triton beside a torch for the CPU, or a need of another platform
+            continue
+        needs = [need for need in found[name].requires or () if "extra ==" not in need]
+        waiting += [re.match(r"[\w.-]+", need).group() for need in needs]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Return how to run Python in a plain copy, on an image with these packages alone."""
+    copy = tmp_path_factory.mktemp("copy")
+    for folder in ("ablate", "backends", "reports", "studies"):
+        shutil.copytree(REPOSITORY / folder, copy / folder, symlinks=True)
+
+    @cache
+    def image(*names):
+        folder = tmp_path_factory.mktemp("image")
+        for one in with_needs(names).values():
+            for top in {file.parts[0] for file in one.files if file.parts[0] not in ("..", "__pycache__")}:
+                if not (folder / top).exists():
+                    (folder / top).symlink_to(one.locate_file(top))
+        return folder
+
+    def run(*arguments, packages=("torch", "triton", "numpy", "pydantic")):
+        return subprocess.run(
+            [sys.executable, "-S", *arguments],
+            cwd=copy,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                **{name: os.environ[name] for name in ("PATH", "HOME")},
+                "PYTHONPATH": str(image(*packages)),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+
+    return run
+
+
+def test_the_image_is_bare(bare):
+    """The packages that must not be needed are really not there, and torch is."""
+    code = (
+        "from importlib.util import find_spec; import torch\n"
+        "names = 'click ray mlflow pandas matplotlib psutil scipy torch'.split()\n"
+        "print([name for name in names if find_spec(name)])"
+    )
+    done = bare("-c", code)
+    assert done.stdout == "['torch']\n", done.stderr
+
+
+def test_a_bare_image_leaves_a_record(bare, tmp_path):
+    """With no time for any part by the command, then some parts of it by the function behind it."""
+    door = ("-m", "ablate.prove", "--device", "cpu", "--out", str(tmp_path), "--json", "--minutes")
+    done = bare(*door, "1e-9")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    record = json.loads(done.stdout)
+    assert {(part["state"], part["why"]) for part in record["parts"]} == {("not run", "time")}
+    code = (
+        "import sys; from ablate.prove import run; from ablate.prove.__main__ import main\n"
+        "run.PARTS = {name: run.PARTS[name] for name in ('device', 'exact probe', 'gain of SR')}\n"
+        "sys.exit(main('cpu', 10.0, sys.argv[1], as_json=True))"
+    )
+    done = bare("-c", code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert {part["state"] for part in json.loads(done.stdout)["parts"]} == {"passed"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md"}
+    text = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert os.uname().nodename not in text
+    assert str(tmp_path) not in text
+
+
+MAKE_ALL = """
+from ablate.backends.device import device_of
+from ablate.prove.run import PARTS
+from ablate.prove.task import setup_of
+setup = setup_of("cpu", device_of("cpu"))
+print(*(f"{name}: {sum(1 for _ in tasks(setup))}" for name, tasks in PARTS.items()), sep="\\n")
+print(setup.refused["triton"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("packages", "triton"),
+    [
+        (("torch", "triton", "numpy", "pydantic"), "needs a GPU"),
+        (("torch", "numpy", "pydantic"), "Triton is not installed (pip install triton)"),
+    ],
+)
+def test_every_part_can_be_made_there(bare, packages, triton):
+    done = bare("-c", MAKE_ALL, packages=packages)
+    assert done.returncode == 0, done.stderr
+    *parts, last = done.stdout.splitlines()
+    assert len(parts) >= 13
+    assert all(re.fullmatch(r".+: [1-9]\d*", line) for line in parts), done.stdout
+    assert last == triton
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
+        (["--device", "cpu", "--out", "/dev/null/there"], "--out: cannot write /dev/null/there: "),
+    ],
+)
+def test_bad_options_are_one_line(bare, arguments, line):
+    done = bare("-m", "ablate.prove", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,190 @@
+"""The runner of the proof: record, time limit, going on, failures. The clock is a stand-in."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ablate.backends.device import Device
+from ablate.backends.testing.smallest import FaultError
+from ablate.base.files import read_record, write_record
+from ablate.prove import run
+from ablate.prove.record import read_proof
+from ablate.prove.run import RestartError, prove
+from ablate.prove.task import Setup, Skip, Task, Told
+
+SETUP = Setup(where="cpu", device=Device(kind="cpu", arch="cpu", name="CPU"), backends={})
+
+
+class Parts:
+    """Two parts of two tasks each; ``does`` says what a task does, ``ran`` which were run."""
+
+    def __init__(self, **does):
+        self.does, self.ran = does, []
+
+    def task(self, name):
+        def run():
+            self.ran.append(name)
+            return self.does.get(name, lambda: "as it should be")()
+
+        return Task(backend="emulated", name=name, run=run)
+
+    def prove(self, out, *, minutes=10, clock=None, setup=SETUP):
+        parts = {
+            "first": lambda _: iter((self.task("a"), self.task("b"))),
+            "second": lambda _: iter((self.task("c"), self.task("d"))),
+        }
+        clock = clock or itertools.count().__next__
+        return prove(setup, out, minutes=minutes, parts=parts, clock=clock)
+
+
+def fail(error):
+    def run():
+        raise error
+
+    return run
+
+
+def states(record):
+    return {part.name: (part.state, part.why) for part in record.parts}
+
+
+def findings(record):
+    return {one.check: (one.result, one.detail) for part in record.parts for one in part.findings}
+
+
+def test_the_record_says_what_was_found_and_how_long_it_took(tmp_path):
+    parts = Parts(b=lambda: Told(detail="measured", figures={"clock_MHz": 2000.0}))
+    record, path = parts.prove(tmp_path)
+    assert states(record) == {"first": ("passed", None), "second": ("passed", None)}
+    assert findings(record)["a"] == ("passed", "as it should be")
+    assert record.parts[0].findings[1].figures == {"clock_MHz": 2000.0}
+    assert record.parts[0].findings[1].result == "told"
+    assert all(one.seconds == 1.0 for part in record.parts for one in part.findings)
+    assert read_proof(path) == record
+    text = path.with_suffix(".md").read_text()
+    assert "2 parts passed." in text
+    assert "| b | emulated | told | measured; clock_MHz 2000 |" in text
+
+
+def test_what_does_not_fit_the_time_is_named_and_run_by_the_next_call(tmp_path):
+    parts = Parts()
+    # One reading at the start, and before, at the start and at the end of each check.
+    record, _ = parts.prove(tmp_path, minutes=0.1)
+    assert parts.ran == ["a", "b"]
+    assert states(record) == {"first": ("passed", None), "second": ("not run", "time")}
+    record, _ = parts.prove(tmp_path, minutes=0.05)
+    assert parts.ran == ["a", "b", "c"]
+    assert states(record)["second"] == ("not run", "time")
+    record, path = parts.prove(tmp_path)
+    assert parts.ran == ["a", "b", "c", "d"]
+    assert states(record) == {"first": ("passed", None), "second": ("passed", None)}
+    assert "2 parts passed" in path.with_suffix(".md").read_text()
+
+
+def test_a_call_with_too_little_time_loses_nothing(tmp_path):
+    whole, path = Parts().prove(tmp_path)
+    write_record(path, {**read_record(path), "parts": read_record(path)["parts"][1:]})
+    again = Parts()
+    record, _ = again.prove(tmp_path, minutes=1e-9)
+    assert again.ran == []
+    assert findings(record).keys() == {"c", "d"}
+    assert findings(whole).keys() == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("other", ["code", "versions", "device", "damage"])
+def test_another_code_version_or_device_starts_anew(tmp_path, monkeypatch, other):
+    _, path = Parts().prove(tmp_path)
+    setup = SETUP
+    if other == "code":
+        monkeypatch.setattr(run, "code_digest", lambda *_: "other")
+    elif other == "versions":
+        own = run.machine_of
+        monkeypatch.setattr(run, "machine_of", lambda setup: replace(own(setup), versions={"torch": "9"}))
+    elif other == "device":
+        setup = replace(SETUP, device=replace(SETUP.device, processors=2))
+    else:
+        path.write_bytes(path.read_bytes().replace(b"as it should be", b"as it was once"))
+    again = Parts()
+    again.prove(tmp_path, setup=setup)
+    assert again.ran == ["a", "b", "c", "d"]
+
+
+def test_a_failure_stops_no_other_part(tmp_path):
+    parts = Parts(
+        a=fail(AssertionError("17 values differ")),
+        b=fail(RuntimeError("out of luck\nmore lines")),
+        c=fail(Skip("one device")),
+        d=fail(Skip("one device")),
+    )
+    record, path = parts.prove(tmp_path)
+    assert findings(record) == {
+        "a": ("failed", "17 values differ"),
+        "b": ("failed", "RuntimeError: out of luck"),
+        "c": ("skipped", "one device"),
+        "d": ("skipped", "one device"),
+    }
+    assert states(record) == {"first": ("failed", None), "second": ("skipped", "one device")}
+    assert [(part.name, one.check) for part, one in record.failed] == [("first", "a"), ("first", "b")]
+    assert "- first, a (emulated): 17 values differ" in path.with_suffix(".md").read_text()
+
+
+def test_the_tensors_that_show_a_failure_lie_beside_the_record(tmp_path):
+    fault = FaultError(
+        "1 of 32 values differ", {"x": torch.ones(1, 32)[:, :16]}, policy={"format": "mxfp4"}, axis=1
+    )
+    record, path = Parts(b=fail(fault)).prove(tmp_path)
+    ((_, one),) = record.failed
+    assert one.detail == "1 of 32 values differ (shown by x [1, 16])"
+    assert one.tensors == f"{path.stem}-first-emulated-b.pt"
+    saved = torch.load(tmp_path / one.tensors, weights_only=True)
+    assert torch.equal(saved["tensors"]["x"], torch.ones(1, 16))
+    assert saved["facts"] == {"policy": {"format": "mxfp4"}, "axis": 1}
+    assert f"(shown by x [1, 16]) ([tensors]({one.tensors}))" in path.with_suffix(".md").read_text()
+
+
+def test_a_part_that_cannot_make_its_tasks_has_failed(tmp_path):
+    def broken(_setup):
+        yield Task(name="first", run=lambda: "fine")
+        raise ValueError("no such policy")
+
+    record, _ = prove(SETUP, tmp_path, minutes=1, parts={"broken": broken, "next": lambda _: iter(())})
+    assert findings(record)["tasks"] == ("failed", "ValueError: no such policy")
+    assert states(record) == {"broken": ("failed", None), "next": ("passed", None)}
+
+
+def test_a_check_in_which_the_process_ended_has_failed_and_the_next_one_follows(tmp_path):
+    class Crash(BaseException):
+        """What no code of ours catches."""
+
+    parts = Parts(b=fail(Crash()))
+    with pytest.raises(Crash):
+        parts.prove(tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    assert read_proof(path).begun == ("first", "emulated", "b")
+    parts.does = {}
+    record, _ = parts.prove(tmp_path)
+    assert parts.ran == ["a", "b", "c", "d"]
+    assert findings(record)["b"] == ("failed", "the process ended within it")
+    assert record.begun is None
+
+
+def test_a_check_that_ctrl_c_ended_is_run_again(tmp_path):
+    parts = Parts(b=fail(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        parts.prove(tmp_path)
+    parts.does = {}
+    record, _ = parts.prove(tmp_path)
+    assert parts.ran == ["a", "b", "b", "c", "d"]
+    assert not record.failed
+
+
+def test_a_lost_gpu_asks_for_a_new_process_that_goes_on_behind_it(tmp_path):
+    parts = Parts(b=fail(RuntimeError("CUDA error: an illegal memory access was encountered")))
+    with pytest.raises(RestartError, match="illegal memory access"):
+        parts.prove(tmp_path)
+    record, _ = parts.prove(tmp_path)
+    assert parts.ran == ["a", "b", "c", "d"]
+    assert findings(record)["b"][0] == "failed"
+    assert states(record)["second"] == ("passed", None)
