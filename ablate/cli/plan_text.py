@@ -126,10 +126,7 @@ def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: in
     """Print a plan for people."""
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
-    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
-    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
-    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
-    click.echo(f"baseline {plan.baseline}; target {target} ({crossing})")
+    click.echo(f"baseline {plan.baseline}; {_target_text(plan)}")
     seeds = [run.seed for run in plan.arms[0].runs]
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
@@ -145,6 +142,15 @@ def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: in
         click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
     else:
         click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+
+
+def _target_text(plan: Plan) -> str:
+    if plan.target is None:
+        return "no target: final losses are compared (`ablate pilot` says which target to take)"
+    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
+    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
+    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
+    return f"target {target} ({crossing})"
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
@@ -283,8 +289,9 @@ def _expected_text(plan: Plan, rule: Settled) -> list[str]:
         return f"{sum(arm.batches.tokens for arm in plan.arms) * seeds:,.0f} tokens"
 
     others = max(1, len(plan.arms) - 1)
+    margin = None if plan.target is None else plan.target.within
     expected = {
-        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=plan.target.within)
+        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=margin)
         for cost in (0.05, 0.1, 0.2)
     }
     listed = ", ".join(f"{seeds:.1f} at a cost of {cost:.0%}" for cost, seeds in expected.items())
