@@ -1,0 +1,52 @@
+"""The scripts of ``examples/`` run as they stand, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a script as ``python NAME`` does, and return its names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["example"])
+    return lambda name: runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("local_ray")
+def test_a_study_from_python(run, tmp_path):
+    names = run("study_from_python.py")
+    advice, runs, costs = names["advice"], names["study"].runs(), names["costs"]
+    # The pilot's two runs are the study's own: the baseline reached the target where the pilot said.
+    base = runs[runs["arm"] == "bf16"]
+    assert base["tokens_to_target"].tolist() == list(advice.take.tokens.values())
+    assert (tmp_path / "from-python.yaml").read_text().count(
+        f"target: {{val_loss: {advice.take.val_loss:g}}}"
+    ) == 1
+    attempts = [
+        json.loads(path.read_text())
+        for path in tmp_path.glob("ablate-runs/from-python/runs/*/attempts/*")
+        if path.suffix == ".json"
+    ]
+    assert len(attempts) == 4  # no run was trained twice
+    assert costs["hit"].tolist() == [2, 2]
+    assert costs.loc[costs["arm"] == "all three", "token_cost_kind"].item() == "interval"
+    assert len(names["study"].training()) > 4 * 10
+    assert names["end"].report.exists()
+
+
+def test_own_logs(run, tmp_path):
+    names = run("own_logs.py")
+    cost = names["costs"].loc["fp4"]
+    assert cost["token_cost_low"] < 0.15 < cost["token_cost_high"]  # the truth that the logs were made of
+    assert names["same"].loc["fp4"].equals(cost)
+    assert (tmp_path / "ablate-runs/own-csv/report/report.html").exists()
