@@ -90,6 +90,12 @@ def seconds_of(budget: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def _budget_of(seconds: float) -> str:
+    """Return a budget that holds so many seconds, as ``seconds_of`` reads it."""
+    unit = next(unit for unit in ("d", "h", "m") if seconds > 2 * _UNITS[unit] or unit == "m")
+    return f"{math.ceil(seconds / _UNITS[unit])}{unit}"
+
+
 def data_section(place: str | None, folder: Path) -> dict[str, Any]:
     """Return the section ``data`` for a file, folder or glob; None: the standard library's text.
 
@@ -115,8 +121,20 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
         names = [name.lower() for _, _, files in os.walk(path) for name in files]
         is_text = any(name.endswith(TEXT_SUFFIXES) for name in names)
         source = "text" if is_text or not any(name.endswith(JSON_SUFFIXES) for name in names) else "jsonl"
-    find_files([place], JSON_SUFFIXES if source == "jsonl" else TEXT_SUFFIXES)
+    with _without_hint("relative paths start at the study file"):
+        find_files([place], JSON_SUFFIXES if source == "jsonl" else TEXT_SUFFIXES)
     return {"source": source, "paths": [_from(place, folder)], "tokenizer": "bytes"}
+
+
+@contextmanager
+def _without_hint(hint: str) -> Iterator[None]:
+    """Leave out a hint that holds for study files alone."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            *(replace(one, hint=None) if one.hint == hint else one for one in error.problems)
+        ) from None
 
 
 def _from(place: str, folder: Path) -> str:
@@ -152,14 +170,21 @@ def write_study(path: Path, answers: Answers, storage: Path, listener: Listener 
         known_arms(answers.arms)
     with _naming("--data"):
         data = data_section(answers.data, path.parent)
+    starter = _first(path, answers, data)
+    with _naming("FILE"):
+        study_of(starter_text(_baseline_of(starter)), path)
     with _naming("--model"):
-        starter = _with_model(_first(path, answers, data), answers.model, path)
+        starter = _with_model(starter, answers.model, path)
     with _naming("--data"):
-        starter = _with_corpus(starter, path, storage, listener)
+        starter, there = _with_corpus(starter, path, storage, listener)
     with _naming("--model"):
         starter, plan = _with_arms(starter, path)
     with _naming("--budget"):
         starter, written = _with_budget(starter, plan, path, answers.budget, budget, listener)
+    times = written.tokens / there
+    if times > 1:
+        said = f"{starter.about['tokens']} A run sees the text {times:,.1f} times."
+        starter = replace(starter, about={**starter.about, "tokens": said})
     _plan(starter, path)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -252,15 +277,15 @@ def _with_model(starter: Starter, word: str, path: Path) -> Starter:
     )
 
 
-def _with_corpus(starter: Starter, path: Path, storage: Path, listener: Listener) -> Starter:
-    """Set ``eval_tokens`` to what the corpus holds out."""
+def _with_corpus(starter: Starter, path: Path, storage: Path, listener: Listener) -> tuple[Starter, int]:
+    """Set ``eval_tokens`` to what the corpus holds out; return how many training tokens it has, too."""
     from ablate.data import identify, prepare
 
     data = study_of(starter_text(_baseline_of(starter)), path).arms[0].data
     seq_len, wanted = starter.training["seq_len"], starter.training["eval_tokens"]
-    if identify(data).num_bytes > _EXACT_BYTES:
+    if (num_bytes := identify(data).num_bytes) > _EXACT_BYTES:
         said = "validation tokens of an evaluation, the same for all runs"
-        return replace(starter, about={**starter.about, "eval_tokens": said})
+        return replace(starter, about={**starter.about, "eval_tokens": said}), num_bytes
     with listener.preparing() as show:
         files = prepare(data, storage / "tokens", progress=lambda done, what: show("", done, what))
     there = (files.validation_tokens - 1) // seq_len * seq_len
@@ -268,11 +293,9 @@ def _with_corpus(starter: Starter, path: Path, storage: Path, listener: Listener
         counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
         raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
     said = f"of the {files.validation_tokens:,} validation tokens; the same for all runs"
-    return replace(
-        starter,
-        training={**starter.training, "eval_tokens": min(wanted, there)},
-        about={**starter.about, "eval_tokens": said},
-    )
+    training = {**starter.training, "eval_tokens": min(wanted, there)}
+    about = {**starter.about, "eval_tokens": said}
+    return replace(starter, training=training, about=about), files.train_tokens
 
 
 def _with_arms(starter: Starter, path: Path) -> tuple[Starter, Plan]:
@@ -325,9 +348,9 @@ def _with_budget(
     steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
     runs = len(plan.arms) * SEEDS
     if steps < _FEWEST_STEPS:
-        enough = duration_text(math.ceil(few / USED))
-        what = f"{runs} runs of {_FEWEST_STEPS} steps take about {enough} ({ground}), more than {budget}"
-        raise UserError(what, hint=f"give {enough} or more, or a smaller --model")
+        least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)}"
+        hint = f"give {_budget_of(few / USED)} or more, or a smaller --model"
+        raise UserError(f"{least} ({ground}), more than {USED:.0%} of {budget}", hint=hint)
     chosen = _steps(steps, dict(starter.training))
     starter = replace(starter, training={**starter.training, **chosen})
     wall = few + per_step * (steps - _FEWEST_STEPS)
@@ -343,9 +366,8 @@ def _speeds(plan: Plan, listener: Listener) -> tuple[dict[str, float], str]:
 
     base = plan.arm(plan.baseline)
     costs = estimate(plan, StudyProgress(states={}, tokens_per_sec={}), cores=os.cpu_count() or 1)
-    listener.say("Timing two steps of each arm on this machine …")
     found = arm_speeds(
-        plan.arms, plan.baseline, seconds_per_step=costs.run_seconds[base.name] / base.batches.steps
+        plan.arms, plan.baseline, listener, seconds_per_step=costs.run_seconds[base.name] / base.batches.steps
     )
     if found is None:
         return {}, "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"

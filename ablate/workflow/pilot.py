@@ -74,8 +74,9 @@ def _advice(plan: Plan, store: StudyStore, seeds: list[int], listener: Listener,
     speed = progress.tokens_per_sec.get(base.name)
     left = any(progress.state(run.id) not in END_STATES for _, run in plan.runs())
     if here and speed is not None and left:
-        listener.say("Timing two steps of each arm …")
-        timed = arm_speeds(plan.arms, base.name, seconds_per_step=base.batches.tokens_per_step / speed)
+        timed = arm_speeds(
+            plan.arms, base.name, listener, seconds_per_step=base.batches.tokens_per_step / speed
+        )
         if timed is not None:
             progress = merged_speeds(progress, base.name, {one.arm: one.median for one in timed[0]})
     curves = [_curve(store, run.id, run.seed) for run in base.runs if run.seed in seeds]

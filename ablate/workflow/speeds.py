@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     from ablate.plan import PlannedArm
     from ablate.store.records import Speed
+    from ablate.workflow import Listener
 
 _STEPS, _WARMUP, _TURNS = 2, 1, 2
 _LONGEST_SEC = 60.0
 
 
 def arm_speeds(
-    arms: Sequence[PlannedArm], baseline: str, *, seconds_per_step: float
+    arms: Sequence[PlannedArm], baseline: str, listener: Listener, *, seconds_per_step: float
 ) -> tuple[list[Speed], str | None] | None:
     """Return the arms' speeds, without evaluation, and other work that was found on the device.
 
@@ -42,5 +43,6 @@ def arm_speeds(
     from ablate.execute.throughput import measure
     from ablate.store.records import SpeedSettings
 
+    listener.say("Timing two steps of each arm on this machine …")
     settings = SpeedSettings(steps=_STEPS, warmup=_WARMUP, repeats=1)
     return measure(arms, baseline, device, settings=settings)

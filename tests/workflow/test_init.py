@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 def speeds(monkeypatch):
     """Every arm at the same speed, without a measurement."""
 
-    def arm_speeds(arms, _baseline, **_options):
+    def arm_speeds(arms, *_, **_options):
         return [SimpleNamespace(arm=one.name, median=SPEED) for one in arms], None
 
     monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", arm_speeds)
@@ -85,6 +85,7 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     assert (done.code, done.err) == (0, "")
     assert "no target: final losses are compared" in done.out
     plan = build_plan(load_study(path))
+    assert "A run sees the text" in path.read_text()
     left_out = path.read_text().count("is left out:")
     assert len(plan.arms) + left_out == ARMS[arms]
     assert left_out == 0 or (arms, model[:8]) == ("published", "function")  # it has no blocks of layers
@@ -124,6 +125,8 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written_once(tmp_path):
         (["--budget", "2"], "--budget: '2' is no time (did you mean '2h'?)"),
         (["--budget", "soon"], "--budget: 'soon' is no time (expected such as 30m, 2h or 1d)"),
         (["--data", "texts", "--budget", "1s"], "--budget: 24 runs of 100 steps take about"),
+        (["tokens.yaml"], "FILE: name: 'tokens' cannot name a folder (the storage uses this name itself)"),
+        (["--data", "nowhere"], "--data: nowhere: no such file or folder\n"),
         (["study"], "FILE: 'study' has no name of a study file (did you mean 'study.yaml'?)"),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else "",
@@ -131,7 +134,7 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written_once(tmp_path):
 def test_a_bad_flag_is_one_line_with_the_likely_fix_and_nothing_is_written(folder, tmp_path, flags, line):
     (tmp_path / "texts").symlink_to(folder / "texts")
     (tmp_path / "one.txt").write_text("Too little.")
-    assert line in ablate("init", *flags, cwd=tmp_path).line
+    assert line in ablate("init", *flags, cwd=tmp_path).line + "\n"
     assert not list(tmp_path.glob("*.yaml"))
 
 

@@ -10,8 +10,8 @@ import pytest
 from ablate.base.files import append_line
 from ablate.execute import driver
 from ablate.store import Status
-from ablate.track.cursor import MirrorReport
 from tests.cli.command import ablate
+from tests.workflow.test_run import Mirror
 
 STUDY = """\
 # my study
@@ -31,13 +31,6 @@ tune:
   tokens: 2_048
   trials: 2
 """
-
-
-class Mirror:
-    tracking_uri = "sqlite://"
-
-    def stop(self):
-        return MirrorReport()
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def executed(tmp_path, monkeypatch):
         return driver.ExecutionEnd(states={run.run_id: "finished" for run in runs}, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
-    monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, _uri: Mirror())
+    monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
     monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", lambda *_args, **_options: None)
     return calls
 
