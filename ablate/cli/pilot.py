@@ -74,8 +74,6 @@ def command(
 
 def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     """Yield the lines that say what the pilot found."""
-    from ablate.plan.estimate import duration_text
-
     yield from _target_text(advice, written=written)
     spread = advice.spread
     if spread is not None:
@@ -88,7 +86,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
             (
                 f"{one.cost:.0%}",
                 "more than 30" if one.seeds is None else str(one.seeds),
-                "–" if one.seconds is None else f"about {duration_text(one.seconds)}",
+                _left_text(one.seconds),
             )
             for one in advice.needed
         ]
@@ -96,6 +94,14 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
             ("to find a token cost of", "seeds", "the rest of the study takes"), rows, width=terminal_width()
         )
     yield f"\ntime     {_time_text(advice)}"
+
+
+def _left_text(seconds: float | None) -> str:
+    from ablate.plan.estimate import duration_text
+
+    if seconds is None:
+        return "–"
+    return f"about {duration_text(seconds)}" if seconds else "nothing is left to run"
 
 
 def _target_text(advice: Advice, *, written: bool) -> Iterator[str]:
@@ -120,15 +126,15 @@ def _target_text(advice: Advice, *, written: bool) -> Iterator[str]:
 
 
 def _time_text(advice: Advice) -> str:
-    from ablate.plan.estimate import duration_text
-
+    text = f"the rest of the study, {advice.seeds} seeds an arm: {_left_text(advice.seconds)}"
     if not advice.seconds:
-        return "nothing is left to run"
-    text = f"the rest of the study, {advice.seeds} seeds an arm: about {duration_text(advice.seconds)}"
+        return text
     others = {name: factor for name, factor in advice.slower.items() if name != advice.baseline}
     if not others:
         return f"{text}, with all arms as fast as the baseline; emulated formats take longer"
     slowest = max(others, key=others.__getitem__)
     low, high = (f"{factor:.1f}" for factor in (min(others.values()), others[slowest]))
     times = high if low == high else f"{low} to {high}"
-    return f"{text}; a token of an arm takes {times} times the baseline's time (most: {slowest})"
+    slower = f"a token of an arm takes {times} times the baseline's time (most: {slowest})"
+    emulated = ", emulated here, which says nothing of FP4 hardware" if advice.emulated else ""
+    return f"{text}; {slower}{emulated}"

@@ -92,7 +92,7 @@ class Advice:
 
     ``take``: the target to take, ``own`` where that has room. ``why_not``: why there is none.
     ``seconds``: wall time of the rest of the study with its own seeds. ``slower``: time of an arm's tokens
-    over the baseline's, where it was measured.
+    over the baseline's, where it was measured. ``emulated``: whether some of that was emulation.
     """
 
     study: str
@@ -106,6 +106,7 @@ class Advice:
     needed: tuple[SeedsFor, ...]
     seconds: float
     slower: dict[str, float]
+    emulated: bool = False
 
 
 def advise(plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, cores: int) -> Advice:

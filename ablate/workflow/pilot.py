@@ -8,6 +8,7 @@ How it fails: as ``run_study`` does; without two results there is no advice.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
@@ -69,7 +70,7 @@ def _advice(plan: Plan, store: StudyStore, seeds: list[int], listener: Listener,
     from ablate.plan.pilot import advise, merged_speeds
     from ablate.workflow.speeds import arm_speeds
 
-    progress = read_progress(plan, store)
+    progress, emulated = read_progress(plan, store), False
     base = plan.arm(plan.baseline)
     speed = progress.tokens_per_sec.get(base.name)
     left = any(progress.state(run.id) not in END_STATES for _, run in plan.runs())
@@ -78,9 +79,10 @@ def _advice(plan: Plan, store: StudyStore, seeds: list[int], listener: Listener,
             plan.arms, base.name, listener, seconds_per_step=base.batches.tokens_per_step / speed
         )
         if timed is not None:
+            emulated = any(one.backend_mode == "emulated" for one in timed[0])
             progress = merged_speeds(progress, base.name, {one.arm: one.median for one in timed[0]})
     curves = [_curve(store, run.id, run.seed) for run in base.runs if run.seed in seeds]
-    return advise(plan, curves, progress, cores=os.cpu_count() or 1)
+    return replace(advise(plan, curves, progress, cores=os.cpu_count() or 1), emulated=emulated)
 
 
 def _curve(store: StudyStore, run_id: str, seed: int) -> Curve:

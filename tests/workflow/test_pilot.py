@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,7 @@ tune:
   tokens: 2_048
   trials: 2
 """
+SPEEDS = {"bf16": 100.0, "fp4": 25.0}
 
 
 @pytest.fixture
@@ -55,7 +57,8 @@ def executed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
     monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
-    monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", lambda *_args, **_options: None)
+    timed = [SimpleNamespace(arm=arm, median=speed, backend_mode="emulated") for arm, speed in SPEEDS.items()]
+    monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", lambda *_args, **_options: (timed, None))
     return calls
 
 
@@ -66,6 +69,7 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written_into_the_
     assert "seeds 0 and 1 reach 3.144 nats per token after" in done.out
     assert "pairs of runs spread by 3.5%" in done.out
     assert "the rest of the study, 3 seeds an arm: about" in done.out
+    assert "takes 4.0 times the baseline's time (most: fp4), emulated here" in done.out
     written = (tmp_path / "tiny.yaml").read_text()
     assert written.startswith(STUDY.split("target", maxsplit=1)[0] + "target: {val_loss: 3.144}  # nats")
     assert written.endswith(STUDY.partition("target: null\n")[2])
