@@ -16,14 +16,14 @@ from ablate.workflow.pilot import pilot_study
 from ablate.workflow.run import run_study
 
 SMALL = {"width": 64, "layers": 1, "heads": 2, "ffn": 96}
-BUDGET = {"tokens": 32_768, "seq_len": 64, "batch_size": 16, "eval_every_tokens": 2048, "eval_tokens": 2048}
+BUDGET = {"tokens": 16_384, "seq_len": 64, "batch_size": 16, "eval_every_tokens": 1024, "eval_tokens": 1024}
 
 run = ablate.train_run(
     model=SMALL,
     recipe="mxfp4",
     data={"source": "stdlib", "max_bytes": 1_000_000},
     device="cpu",
-    **BUDGET | {"tokens": 8192},
+    **BUDGET | {"tokens": 4096},
 )
 print(run.evaluations)  # columns: tokens, step, val_loss in nats per token
 

@@ -28,7 +28,6 @@ def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, cap
     (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300)))
     (tmp_path / "same.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "cache"))
     run = ablate.train_run(
         model={"width": 32, "layers": 1, "heads": 2, "ffn": 32},
         recipe={"gemms": ["wgrad"], "stabiliser": "sr"},
