@@ -156,7 +156,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
         config = arm.config.with_seed(arm.runs[0].seed)
         try:
             found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
-        except ValueError as error:
+        except (ValueError, UserError) as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
     return found
 

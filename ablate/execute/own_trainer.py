@@ -80,7 +80,7 @@ def _number(key: str, value: Any, fail: Callable[[str, str], UserError]) -> floa
         if count < 0:
             raise fail(f"a row with {key} {value!r}", "expected a whole number, counted from the run's start")
         return count
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         hint = "expected a number, as loss.item()" if hasattr(value, "item") else "expected a number"
         raise fail(f"a row whose {key} is a {type(value).__name__}", hint)
     if not math.isfinite(value):
