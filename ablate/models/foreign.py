@@ -78,6 +78,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     try:
         with _without_warnings():
+            import transformers.modeling_utils  # noqa: F401  imports what is noisy
             from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
         what = f"model.hf needs a package that is not installed: {error.name}"
@@ -104,7 +105,27 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
         hint = "expected the folder or hub name of a causal language model that transformers knows"
         raise UserError(f"{named(model)} cannot be built: {told(error)}", hint=hint) from error
     _make_linear(module)
+    _refuse_a_view_ahead(module, model, seq_len)
     return Foreign(module=module, is_hf=True)
+
+
+def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
+    """Raise ``UserError`` for an encoder, such as BERT: it sees the tokens that it is to predict."""
+    length, device = min(seq_len, 8), next(module.parameters()).device
+    if device.type == "meta":
+        return
+    tokens = torch.arange(length, device=device)[None] % 2
+    later = tokens.clone()
+    later[:, length // 2 :] += 1
+    training = module.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first, other = (
+            module.eval()(one, use_cache=False).logits[:, : length // 2] for one in (tokens, later)
+        )
+    module.train(training)
+    if not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
+        hint = "an encoder needs model.options: {is_decoder: true}"
+        raise UserError(f"{named(model)}: what it says of a token depends on later ones", hint=hint)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,6 +94,7 @@ CONFIGS = {
               "num_key_value_heads": 2, "head_dim": 32},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64},
 }  # fmt: skip
+BERT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def hf(tmp_path):
     def make(kind, **changes):
         folder = tmp_path / kind
         folder.mkdir(exist_ok=True)
-        content = {"model_type": kind, "vocab_size": 64, **CONFIGS[kind], **changes}
+        content = {"model_type": kind, "vocab_size": 64, **CONFIGS.get(kind, BERT), **changes}
         (folder / "config.json").write_text(json.dumps(content))
         return str(folder)
 
@@ -300,6 +302,22 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
         outline(ModelConfig(function=function("no_linear")), vocab_size=64, seq_len=32)
     llama = outline(ModelConfig(hf=hf("llama")), vocab_size=64, seq_len=32)
     assert llama.attention_flops_per_token == 6 * 2 * 64 * 32
+
+
+def test_an_encoder_is_refused_unless_it_is_made_a_decoder(hf):
+    options = {"hf": hf("bert")}
+    with pytest.raises(UserError, match=r"^model.hf .*depends on later ones \(an encoder needs"):
+        build(ModelConfig(**options), vocab_size=64, seq_len=32)
+    build(ModelConfig(**options, options={"is_decoder": True}), vocab_size=64, seq_len=32)
+
+
+def test_building_a_hugging_face_model_prints_nothing(hf):
+    code = (
+        "from ablate.models.foreign import outline; from ablate.run.config import ModelConfig;"
+        f"outline(ModelConfig(hf={hf('llama')!r}), vocab_size=64, seq_len=32)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_a_mixture_whose_experts_are_no_linear_layers_says_so(tmp_path):
