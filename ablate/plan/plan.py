@@ -120,8 +120,11 @@ def build_plan(
         UserError: data that cannot be used, two arms that are the same run, or a file that is a search.
     """
     if study.search is not None:
+        from ablate.study.load import shipped_studies
+
         line, column = study.search.lines["search"]
-        what, hint = "a search, not a study", f"start it with: ablate search {study.path.name}"
+        name = study.path.stem if study.path in shipped_studies().values() else study.path.name
+        what, hint = "a search, not a study", f"start it with: ablate search {name}"
         raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
     if identify is None:
         from ablate.data import identify as identify_data
