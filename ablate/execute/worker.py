@@ -136,7 +136,10 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
         except KeyboardInterrupt:
             status = replace(status, state="interrupted", message="interrupted")
         except Exception as error:  # any exception of a trainer fails this run, not the study
-            traceback.print_exc()
+            if isinstance(error, UserError) and error.__cause__ is None:
+                print(error)
+            else:
+                traceback.print_exc()
             end, broken_gpu = end_of(error), _is_gpu_fault(error)
             transient = end.transient
             status = replace(status, state="interrupted" if transient else "failed", message=end.message)

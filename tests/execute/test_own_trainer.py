@@ -83,9 +83,12 @@ def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(execute, tmp_p
 
 
 def test_a_trainer_that_never_advances_fails_with_a_line(execute):
-    _, end = execute("wgrad", "still", advances=False)
+    run, end = execute("wgrad", "still", advances=False)
     assert end.state == "failed"
     assert end.message is not None
+    log = run.attempt_log(1).read_text()
+    assert end.message in log
+    assert "Traceback" not in log
     assert end.message.partition("my_model.py:train ")[2] == (
         "never called state.advance(): signs of the recipe stayed as at the start, which is another arm "
         "(after each optimizer step call state.advance(tokens), with the tokens of that step)"
