@@ -35,7 +35,7 @@ def watch(process, until, open_to, sessions):
     while not until():
         for one in family(process):
             # Most of them come and go: one that has ended between two questions listens to nobody.
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 sessions |= set(re.findall(r"/tmp/ray/session_[\w-]+", " ".join(one.cmdline())))
                 for connection in one.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
@@ -44,7 +44,7 @@ def watch(process, until, open_to, sessions):
 
 
 def family(process):
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
         return [process, *process.children(recursive=True)]
     return []
 

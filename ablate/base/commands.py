@@ -1,7 +1,12 @@
-"""The commands that messages offer: with the options without which they would act elsewhere."""
+"""The commands that messages offer: with the options without which they would act elsewhere.
+
+An address can contain a password (``https://user:password@host``), so everything that is logged, stored or
+shown passes through ``redact`` first.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -9,6 +14,14 @@ from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
+_SECRET_QUERY = re.compile(r"([?&](?:password|token|secret)=)[^&\s]+", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """Replace user, password and token of every address in ``text``."""
+    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
 
 
 def command_line(verb: str, *words: str, storage: Path | None = None, **options: str | None) -> str:
@@ -18,12 +31,12 @@ def command_line(verb: str, *words: str, storage: Path | None = None, **options:
         verb: of the command line.
         words: its arguments and flags.
         storage: left out where it is the default of this shell.
-        options: other options by their names, such as ``address``; None leaves one out.
+        options: other options by their names, such as ``address``, without logins; None leaves one out.
     """
     parts = ["ablate", verb, *words]
     if storage is not None and storage.resolve() != default_storage().resolve():
         parts += ["--storage", str(storage)]
     for name, value in options.items():
         if value is not None:
-            parts += [f"--{name.replace('_', '-')}", value]
+            parts += [f"--{name.replace('_', '-')}", redact(value)]
     return shlex.join(parts)

@@ -28,7 +28,8 @@ _MOST_RUNS = 40
 """A study of more runs is shown arm by arm."""
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
-    "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "mirror", "mirror.id",
+    "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "former-reports",
+    "mirror", "mirror.id",
     "search", "search.lock.json", "optuna.log", "prefixes",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}

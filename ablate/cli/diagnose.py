@@ -25,6 +25,7 @@ _EXAMPLES = """\b
 Examples:
   ablate diagnose llama-tiny --recipe mxfp4
   ablate diagnose Qwen/Qwen3-0.6B --data my-corpus/ --recipe "{gemms: [fprop, dgrad, wgrad], stabiliser: sr}"
+  ablate diagnose my_model.py:build --options "{width: 512}"
   ablate diagnose ablate-runs/my-study/runs/3f0c9d21aa00b7e4 --layers "*.ffn.*" --json
 """
 _SHARE = 0.8
@@ -34,6 +35,9 @@ _SHARE = 0.8
 @click.argument("model")
 @click.option("--data", metavar="PATH", help="Text. Default: a run's own, else Python's library.")
 @click.option("--recipe", help="A recipe's name, or a mapping. Default: a run's own, else mxfp4.")
+@click.option(
+    "--options", metavar="MAPPING", help="What your function takes, or fields of hf's configuration."
+)
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Layers so named alone; may be repeated.")
 @click.option(
     "--draws", type=click.IntRange(2, 64), default=4, show_default=True, help="Draws of the randomness."
@@ -58,10 +62,10 @@ def command(
     """Rank the layers and GEMMs of MODEL by the harm that a recipe is predicted to do, without training.
 
     MODEL is the folder of a run that has a checkpoint, a Hugging Face model (folder or hub name), a preset,
-    or a function of yours (package.module:function). Each GEMM of each layer is quantised alone, and the
-    gradient of all weights is held against bf16's on the same text. Predicted harm: the share of the
-    gradient's energy that errs the same way in every draw. It is a prediction from one batch, not a result of
-    training.
+    or a function of yours (package.module:function, or path/to/file.py:function). Each GEMM of each layer is
+    quantised alone, and the gradient of all weights is held against bf16's on the same text. Predicted harm:
+    the share of the gradient's energy that errs the same way in every draw. It is a prediction from one
+    batch, not a result of training.
     """
     from ablate.diagnose.subject import find_subject, load_weights, tokens_of
     from ablate.recipes import describe

@@ -114,6 +114,7 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             "seconds_per_run": costs.run_seconds[arm.name],
             "seconds_are": costs.ground[arm.name],
         }
+    content["too_short"] = list(plan.too_short)
     content["missing"] = [str(problem) for problem in plan.missing]
     content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
     shown = ("wall_seconds", "cores", "storage_bytes")
@@ -162,7 +163,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
         config = arm.config.with_seed(arm.runs[0].seed)
         try:
             found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
-        except ValueError as error:
+        except (ValueError, UserError) as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
     return found
 
@@ -211,6 +212,7 @@ def _figures(
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),
+        "data": plan.too_short,
         "seeds": _seeds_text(plan),
         "stop": _stop_text(plan),
         "fork": _fork_text(plan),

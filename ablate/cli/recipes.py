@@ -23,8 +23,9 @@ class _Group(click.Group):
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
             from ablate.recipes import PRESETS
 
-            meant = f"show {cmd_name}" if cmd_name in PRESETS else "show"
-            raise UserError(f"no command '{cmd_name}' (did you mean '{meant}'?)")
+            close = likely(cmd_name, (*PRESETS, "show"), "")
+            meant = close.replace("'", "'show ", 1) if close and "'show'" not in close else close
+            raise UserError(f"no command '{cmd_name}' ({meant or 'expected show NAME'})")
         return super().get_command(ctx, cmd_name)
 
 

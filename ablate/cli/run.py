@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.commands import command_line, redact
 from ablate.base.errors import UserError
 from ablate.cli.common import address_option, ended_by_ctrl_c, storage_option, tracking_option
-from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +53,7 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
       ablate run my-study.yaml --only fprop --seeds 0,1
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    place = {"address": address, "tracking_uri": None if tracking_uri is None else redact(tracking_uri)}
+    place = {"address": address, "tracking_uri": tracking_uri}
     again = command_line("run", study, *_chosen(**which), storage=storage, **place)
     with ended_by_ctrl_c(again):
         from ablate.cli.display import console_listener
@@ -137,8 +136,7 @@ def submit(
             "--tracking-uri: Ray shows a job's settings to all who open its dashboard (leave the login out, "
             "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
         )
-    if not insecure:
-        jobs.refuse_open(address)
+    jobs.check_server(address, insecure=insecure)
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
     job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
     click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.base.commands import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import address_option, ended_by_ctrl_c, json_option, storage_option, tracking_option
 from ablate.cli.output import echo_json, format_table, table_text, terminal_width
@@ -45,27 +46,24 @@ def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | Non
       ablate search tiny-search
       ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.search.plan import plan_search
-    from ablate.study import load_study
-    from ablate.workflow import Where
+    with ended_by_ctrl_c(command_line("search", file, **where, optuna_storage=optuna_storage)):
+        from ablate.search.plan import plan_search
+        from ablate.study import load_study
+        from ablate.workflow import Where, say_mirror
 
-    study = load_study(file)
-    place = Where(**where)
-    if study.search is None:
-        start = place.command_line("run", file)
-        raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
-    planned = plan_search(study)
-    if only_plan:
-        _show_plan(planned, as_json=as_json)
-        return 0
-    from ablate.cli.display import console_listener
-    from ablate.track.uri import redact
-    from ablate.workflow import say_mirror
-    from ablate.workflow.search import search_study
+        study = load_study(file)
+        place = Where(**where)
+        if study.search is None:
+            start = place.command_line("run", file)
+            raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
+        planned = plan_search(study)
+        if only_plan:
+            _show_plan(planned, as_json=as_json)
+            return 0
+        from ablate.cli.display import console_listener
+        from ablate.workflow.search import search_study
 
-    listener = console_listener(where["address"], stderr=as_json)
-    own = () if optuna_storage is None else ("--optuna-storage", redact(optuna_storage))
-    with ended_by_ctrl_c(place.command_line("search", file, *own)):
+        listener = console_listener(where["address"], stderr=as_json)
         end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
         _show_found(end, listener, place, as_json=as_json)
         say_mirror(end.mirror, end.tracking_uri, planned.name, listener)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.data import hf_tokenizer, hub
+from ablate.data.held_out import validation_tokens
 from ablate.data.sources import (
     JSON_SUFFIXES,
     TEXT_SUFFIXES,
@@ -49,11 +50,13 @@ class DataIdentity:
     """The identity of a corpus and its tokens.
 
     ``num_bytes`` is the stored size of the source, or ``max_bytes`` if that is smaller.
+    ``validation_tokens``: about how many there will be, least and most, where the files' sizes tell.
     """
 
     digest: str
     vocab_size: int
     num_bytes: int
+    validation_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,12 @@ def resolve(data: DataConfig) -> Corpus:
     stored = sum(file.size for file in files)
     num_bytes = min(stored or data.max_bytes or 0, data.max_bytes or stored)
     return Corpus(
-        identity=DataIdentity(digest=digest, vocab_size=vocab_size, num_bytes=num_bytes),
+        identity=DataIdentity(
+            digest=digest,
+            vocab_size=vocab_size,
+            num_bytes=num_bytes,
+            validation_tokens=None if hub_source else validation_tokens(data, train, validation),
+        ),
         train=tuple(file for file, _ in hashed_train),
         train_hashes=tuple(content_hash for _, content_hash in hashed_train),
         validation=tuple(file for file, _ in hashed_validation),

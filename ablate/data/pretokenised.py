@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.errors import UserError
-from ablate.data.split import held_out_size
+from ablate.data.held_out import AT_LEAST_TOKENS, held_out_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
-# The tokens of 384 KiB of text at four bytes per token.
-_HELD_OUT_AT_LEAST_TOKENS = 98_304
 _CHUNK_TOKENS = 1 << 22
 _NPY_MAGIC = b"\x93NUMPY"
 
@@ -41,7 +39,7 @@ def prepare_tokens(
     parts = [_map(file, data.token_dtype) for file in corpus.train]
     limit = None if data.max_bytes is None else max(1, data.max_bytes // parts[0].itemsize)
     total = sum(map(len, parts)) if limit is None else min(limit, sum(map(len, parts)))
-    held_out = 0 if corpus.validation else held_out_size(total, _HELD_OUT_AT_LEAST_TOKENS)
+    held_out = 0 if corpus.validation else held_out_size(total, AT_LEAST_TOKENS)
     if total - held_out < 1 or (held_out < 1 and not corpus.validation):
         hint = "add tokens to data.paths, or name others in data.validation_paths"
         raise UserError(f"too few tokens for a validation set: {total}", file=corpus.train[0].path, hint=hint)

@@ -23,16 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ablate.base.errors import UserError
+from ablate.data.held_out import held_out_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-HELD_OUT = 0.015
-HELD_OUT_AT_MOST = 0.1
-HELD_OUT_AT_LEAST_BYTES = 384 * 1024
 
 NEAR_COPY = 0.5
 LONG_LINE_BYTES = 32
@@ -112,11 +109,6 @@ class Spool(DocumentTable):
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             for index in indices:
                 yield view[starts[index] : ends[index]]
-
-
-def held_out_size(total: int, at_least: int = HELD_OUT_AT_LEAST_BYTES) -> int:
-    """Return the part of ``total`` to hold out, in the same unit."""
-    return int(max(HELD_OUT * total, min(at_least, HELD_OUT_AT_MOST * total)))
 
 
 def hold_out(

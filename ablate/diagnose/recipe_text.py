@@ -1,31 +1,49 @@
-"""A recipe as the text of an option of the command line: a word, or a mapping in YAML.
+"""A recipe as the text of an option of the command line: a word, or a mapping in YAML; and other mappings.
 
 How it fails: ``UserError`` with one line that names the option.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import UserError, first_line, likely
-from ablate.recipes import SHORT_RECIPES, Recipe, read_recipe
+from ablate.base.errors import UserError, likely
+from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
+from ablate.study.faults import Faults
+from ablate.study.parse import parse
+from ablate.study.tree import find, plain
+
+
+def mapping_of(text: str, *, option: str) -> dict[str, Any]:
+    """Return the mapping that the text of an option says."""
+    if not text.strip().startswith("{"):
+        raise UserError(f"{option}: expected a mapping in braces, as {{width: 512}}, got '{text}'")
+    tree, problems = parse(text.encode(), option)
+    if problems:
+        raise UserError(*problems)
+    found: dict[str, Any] = plain(tree)
+    return found
 
 
 def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
-    """Return the recipe that the text of an option says."""
-    value: Any = text
-    if text.lstrip().startswith("{"):
-        try:
-            value = YAML(typ="safe").load(text)
-        except YAMLError as error:
-            raise UserError(f"{option}: is not YAML: {first_line(error)}") from None
-    elif text not in SHORT_RECIPES:
-        hint = likely(text, SHORT_RECIPES, "`ablate recipes` lists them; or a mapping {…}")
-        raise UserError(f"{option}: unknown recipe '{text}' ({hint})")
+    """Return the recipe that the text of an option says; a mapping's faults are told as those of a file."""
+    text = text.strip()
+    if text in SHORT_RECIPES:
+        return read_recipe(text)
+    if not text.startswith("{"):
+        otherwise = "`ablate recipes` lists them; or a mapping in braces, as {gemms: [wgrad]}"
+        raise UserError(f"{option}: unknown recipe '{text}' ({likely(text, SHORT_RECIPES, otherwise)})")
+    tree, problems = parse(text.encode(), option)
+    faults = Faults(option, problems)
     try:
-        return read_recipe(value)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from None
+        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(plain(tree)))
+    except ValidationError as error:
+        faults.add_validation(error, tree, section=RecipeSpec)
+    except SenselessRecipe as error:
+        faults.add(find(tree, error.path)[0], str(error), error.hint)
+    if faults:
+        raise UserError(*(replace(fault, line=None, column=None) for fault in faults.problems()))
+    return recipe

@@ -20,7 +20,7 @@ from ablate.data.documents import json_documents, text_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
-from ablate.diagnose.recipe_text import recipe_of
+from ablate.diagnose.recipe_text import mapping_of, recipe_of
 from ablate.models.hf_files import config_folder
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
 from ablate.run.presets import PRESETS
@@ -50,13 +50,26 @@ class Subject:
 
 
 def find_subject(
-    model: str, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int, seed: int
+    model: str,
+    *,
+    options: str | None,
+    data: str | None,
+    recipe: str | None,
+    seq_len: int | None,
+    sequences: int,
+    seed: int,
 ) -> Subject:
     """Return the subject that the command line describes."""
     folder = Path(model).expanduser()
+    own = {} if options is None else mapping_of(options, option="--options")
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
+        if own:
+            raise UserError(f"--options: {model} is a run, whose configuration has them (leave them out)")
         return _of_run(folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences)
     chosen, weights = _model(model, folder, seed)
+    if own and chosen.is_built_in:
+        raise UserError(f"--options: the preset {model} takes none (a function or a Hugging Face model does)")
+    chosen = replace(chosen, options=own)
     tokenizer = str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
     corpus = _data(data, tokenizer)
     resolved = recipe_of(recipe or "mxfp4")

@@ -10,12 +10,15 @@ reaches it may use.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import re
 import shlex
 import shutil
 import tempfile
 import time
+import urllib.error
 import urllib.request
+from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from ablate.execute.environment import code_digest
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 _ANSWER_SEC = 10.0
+_NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
 def job_id(name: str, text: bytes, storage: str) -> str:
@@ -90,15 +94,33 @@ def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
             return
 
 
-def refuse_open(address: str) -> None:
-    """Raise ``UserError`` if the dashboard at ``address`` answers somebody without a token."""
+def check_server(address: str, *, insecure: bool) -> None:
+    """Look whether Ray's server of jobs is at ``address``; its own client looks for a minute.
+
+    ``insecure``: it may also answer somebody without a token.
+
+    Raises:
+        UserError: nobody, or somebody else, answers there, or it is open to all.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--address: {address} is no dashboard's address (expected http://HOST:8265)")
     opener = urllib.request.build_opener()
     try:
         with opener.open(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC) as answer:
-            is_open = isinstance(parse_json(answer.read()), list)
-    except (OSError, ValueError):  # it refuses, or is not there: Ray's client tells the rest
-        return
-    if is_open:
+            is_ray = isinstance(parse_json(answer.read()), list)
+    except urllib.error.HTTPError as error:
+        if error.code not in _NOT_THERE:
+            return  # it asks for a token, or is not ready: Ray's client tells the rest
+        is_ray = False
+    except (ValueError, http.client.HTTPException):
+        is_ray = False
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {reason}") from None
+    if not is_ray:
+        hint = "expected the dashboard of Ray's head node, as http://HOST:8265"
+        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs ({hint})")
+    if not insecure:
         raise UserError(
             f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
             "see docs/clusters.md, or take --insecure)"

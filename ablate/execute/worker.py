@@ -136,7 +136,10 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
         except KeyboardInterrupt:
             status = replace(status, state="interrupted", message="interrupted")
         except Exception as error:  # any exception of a trainer fails this run, not the study
-            traceback.print_exc()
+            if isinstance(error, UserError) and error.__cause__ is None:
+                print(error)
+            else:
+                traceback.print_exc()
             end, broken_gpu = end_of(error), _is_gpu_fault(error)
             transient = end.transient
             status = replace(status, state="interrupted" if transient else "failed", message=end.message)
@@ -293,20 +296,23 @@ def _call_trainer(
     **callbacks: Any,
 ) -> Any:
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
-    from ablate.base.code import load_function
     from ablate.data import load, open_tokens
+    from ablate.execute import own_trainer
     from ablate.execute.keeper import Keeper
+    from ablate.train import train
 
     name, resources = task.config.trainer or task.trainer, task.resources
+    call: Callable[..., Any] = partial(own_trainer.call, name)
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
 
+        call = train
         callbacks["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
         if (settings := task.diagnostics) is not None and diagnosed is not None:
             from ablate.diagnose.recorder import Recorder
 
             callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
-    return load_function(name)(
+    return call(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,7 @@ from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -30,6 +31,55 @@ if TYPE_CHECKING:
     from ablate.run.config import Fork
 
 _FORWARDS_WITHOUT_ADVANCE = 1000
+
+
+@dataclass(kw_only=True)
+class Moves:
+    """What of a recipe moves on with its state, and whether the state did; it outlives both.
+
+    ``by_step``: names what does not move on without ``advance``, in words for a message; ``by_tokens``: what
+    does not without the tokens.
+    """
+
+    by_step: str
+    by_tokens: str
+    start: tuple[int, int] | None = None
+    step: bool = False
+    tokens: bool = False
+
+    def trained(self, step: int, tokens: int) -> None:
+        """Note a forward pass in training, with the state's step and tokens."""
+        if self.start is None:
+            self.start = step, tokens
+        self.step = self.step or step != self.start[0]
+        self.tokens = self.tokens or tokens != self.start[1]
+
+    def fault(self) -> str | None:
+        """Return how a trainer, the subject of the sentence, kept the recipe from moving; None if not."""
+        if self.start is None:
+            return None
+        remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
+        if not self.step and self.by_step:
+            how, still = "never called state.advance()", self.by_step
+        elif not self.tokens and self.by_tokens:
+            how, still = "called state.advance() without tokens", self.by_tokens
+        else:
+            return None
+        return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
+
+
+_followed: list[Moves] | None = None
+
+
+@contextmanager
+def followed() -> Iterator[list[Moves]]:
+    """Collect what is known of all states that are made in this block."""
+    global _followed  # noqa: PLW0603  a process trains one run at a time
+    before, _followed = _followed, []
+    try:
+        yield _followed
+    finally:
+        _followed = before
 
 
 class Follower(Protocol):
@@ -76,15 +126,20 @@ class RecipeState:
     coverage: Coverage | None = field(default=None, repr=False)
     calls: Calls = field(default_factory=Calls, repr=False)
     deoscillation: Follower | None = field(default=None, repr=False)
+    moves: Moves = field(init=False, repr=False)
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         self.seed = _whole(self.seed)
+        self.moves = _moves(self.recipe)
+        if _followed is not None:
+            _followed.append(self.moves)
 
     def advance(self, tokens: int = 0) -> None:
         """Advance by one optimizer step with this many training tokens."""
         self.step += 1
         self.tokens += tokens
+        self.moves.step, self.moves.tokens = True, self.moves.tokens or tokens > 0
         if self.deoscillation is not None:
             self.deoscillation.step()
 
@@ -97,6 +152,8 @@ class RecipeState:
 
         def new() -> Position:
             call = self.call
+            if training:
+                self.moves.trained(self.step, self.tokens)
             if call is None and training:
                 call = self.calls.next_in_training(layer, self.step)
                 if call + 1 == _FORWARDS_WITHOUT_ADVANCE:
@@ -158,19 +215,30 @@ class RecipeState:
 
     def _warn_if_it_should_move(self) -> None:
         """Warn once if the recipe depends on steps but ``advance`` is never called."""
-        if self.step or self._warned:
-            return
-        recipe = self.recipe
-        policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
-        moves = any(policy.signs == "step" or policy.scale == "delayed" for policy in policies)
-        if not recipe.phases and not moves and recipe.deoscillate is None:
+        if self.step or self._warned or not self.moves.by_step:
             return
         self._warned = True
         warnings.warn(
-            f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): signs, phases, delayed "
-            "scales and de-oscillation of this recipe move on with it",
+            f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): {self.moves.by_step} of "
+            "this recipe move on with it",
             stacklevel=2,
         )
+
+
+def _moves(recipe: Recipe) -> Moves:
+    policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
+    later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in recipe.phases)
+    if (reset := recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
+        later.append("de-oscillation")
+    steps = {
+        "signs": any(policy.signs == "step" for policy in policies),
+        "delayed scales": any(policy.scale == "delayed" for policy in policies),
+        "phases": "phases" in later,
+        "de-oscillation": reset is not None,
+    }
+    return Moves(
+        by_step=", ".join(name for name, moves in steps.items() if moves), by_tokens=", ".join(later)
+    )
 
 
 def _whole(seed: Any) -> int:

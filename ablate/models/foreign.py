@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +35,12 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
     from ablate.recipes.coverage import Coverage, Matrix
     from ablate.run.config import ModelConfig
+
+
+_LIBRARIES = {
+    Path(__file__).parents[1],
+    *(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +66,11 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
         made = function(vocab_size=vocab_size, seq_len=seq_len, **model.options)
     except Exception as error:  # the user's own code may raise anything
         hint = "it is called with vocab_size, seq_len and model.options"
-        raise UserError(f"model.function {model.function} raised {_first_line(error)}", hint=hint) from error
+        raise UserError(f"{named(model)} raised {told(error)}", hint=hint) from error
     module, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not (loss is None or callable(loss)):
         hint = "expected a torch.nn.Module, or (module, loss)"
-        raise UserError(f"model.function {model.function} returned {type(made).__name__}", hint=hint)
+        raise UserError(f"{named(model)} returned {type(made).__name__}", hint=hint)
     return Foreign(module=module.float(), loss=loss)
 
 
@@ -69,6 +78,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     try:
         with _without_warnings():
+            import transformers.modeling_utils  # noqa: F401  imports what is noisy
             from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
         what = f"model.hf needs a package that is not installed: {error.name}"
@@ -93,9 +103,29 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
         raise
     except Exception as error:  # many types with one remedy
         hint = "expected the folder or hub name of a causal language model that transformers knows"
-        raise UserError(f"model.hf {model.hf} cannot be built: {_first_line(error)}", hint=hint) from error
+        raise UserError(f"{named(model)} cannot be built: {told(error)}", hint=hint) from error
     _make_linear(module)
+    _refuse_a_view_ahead(module, model, seq_len)
     return Foreign(module=module, is_hf=True)
+
+
+def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
+    """Raise ``UserError`` for an encoder, such as BERT: it sees the tokens that it is to predict."""
+    length, device = min(seq_len, 8), next(module.parameters()).device
+    if device.type == "meta":
+        return
+    tokens = torch.arange(length, device=device)[None] % 2
+    later = tokens.clone()
+    later[:, length // 2 :] += 1
+    training = module.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first, other = (
+            module.eval()(one, use_cache=False).logits[:, : length // 2] for one in (tokens, later)
+        )
+    module.train(training)
+    if not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
+        hint = "an encoder needs model.options: {is_decoder: true}"
+        raise UserError(f"{named(model)}: what it says of a token depends on later ones", hint=hint)
 
 
 @contextlib.contextmanager
@@ -109,9 +139,22 @@ def _without_warnings() -> Iterator[None]:
         logging.disable(before)
 
 
-def _first_line(error: Exception) -> str:
+def named(model: ModelConfig) -> str:
+    """Return a foreign model as messages name it."""
+    return f"model.hf {model.hf}" if model.hf is not None else f"model.function {model.function}"
+
+
+def told(error: Exception) -> str:
+    """Return type and first line of an error, and the innermost line of the user's own code in its trace."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
+    own = [
+        f", at {path.name}:{line}"
+        for path, line in frames
+        if path.is_file() and _LIBRARIES.isdisjoint(path.parents)
+    ]
+    return text + "".join(own[-1:])
 
 
 def _check_options(config: Any, unused: dict[str, Any]) -> None:

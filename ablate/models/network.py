@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ablate.base.errors import UserError
 from ablate.layers.apply import quantise_layers
 from ablate.models.decoder import Decoder
+from ablate.models.foreign import named
 from ablate.recipes.coverage import ALLOW
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> 
         torch.manual_seed(initial_seed)
         foreign = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
     quantise_layers(foreign.module, state, allow=config.model.allow, key=ALLOW)
-    return Network(module=foreign.module, loss=partial(_foreign_loss, foreign), draws=True)
+    return Network(module=foreign.module, loss=partial(_foreign_loss, config, foreign), draws=True)
 
 
 def _decoder_loss(
@@ -80,7 +82,12 @@ def _decoder_loss(
 
 
 def _foreign_loss(
-    foreign: Foreign, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+    config: RunConfig,
+    foreign: Foreign,
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    reduction: Reduction,
 ) -> tuple[Tensor, Tensor]:
     call: dict[str, Any] = {"use_cache": False} if foreign.is_hf else {}
     if inputs.is_meta and foreign.is_hf:
@@ -90,12 +97,37 @@ def _foreign_loss(
     # Master weights in fp32, activations in bf16, as in the built-in models.
     with torch.autocast("cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16):
         if foreign.loss is not None:
-            loss = foreign.loss(module, inputs, targets)
+            loss = _scalar(config, foreign.loss(module, inputs, targets))
             loss = loss * targets.numel() if reduction == "sum" else loss
             return loss, loss
         out = module(inputs, **call)
-    loss = _cross_entropy(out if isinstance(out, Tensor) else out.logits, targets, reduction)
+    logits = _logits(config, out, inputs)
+    loss = _cross_entropy(logits, targets, reduction)
     return loss, loss
+
+
+def _scalar(config: RunConfig, loss: object) -> Tensor:
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    hint = "expected a tensor without dimensions: mean nats per token"
+    raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
+
+
+def _logits(config: RunConfig, out: object, inputs: Tensor) -> Tensor:
+    """Return a foreign model's logits; their vocabulary may be larger than the data's, padded."""
+    logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    wanted = f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
+    if not isinstance(logits, Tensor):
+        hint = f"expected logits {wanted}; what returns others needs a loss of its own"
+        raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
+    shape = list(logits.shape)
+    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:
+        raise UserError(f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}")
+    return logits
+
+
+def _kind(found: object) -> str:
+    return f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

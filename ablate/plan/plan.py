@@ -30,7 +30,7 @@ from ablate.store.lock import LockedRun
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.data import DataIdentity
     from ablate.recipes.coverage import Coverage
@@ -76,6 +76,7 @@ class Plan:
     """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
     ``tuning``: the search before the seeds; arms with the tuned values are added once it is done.
+    ``too_short``: evaluations that are larger than the validation text seems to be.
     """
 
     study: str
@@ -93,6 +94,7 @@ class Plan:
     diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
     tuning: Tune | None = None
+    too_short: tuple[str, ...] = ()
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -118,8 +120,11 @@ def build_plan(
         UserError: data that cannot be used, two arms that are the same run, or a file that is a search.
     """
     if study.search is not None:
+        from ablate.study.load import shipped_studies
+
         line, column = study.search.lines["search"]
-        what, hint = "a search, not a study", f"start it with: ablate search {study.path.name}"
+        name = study.path.stem if study.path in shipped_studies().values() else study.path.name
+        what, hint = "a search, not a study", f"start it with: ablate search {name}"
         raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
     if identify is None:
         from ablate.data import identify as identify_data
@@ -194,7 +199,24 @@ def build_plan(
         diagnostics=study.diagnostics,
         missing=missing,
         tuning=study.tune,
+        too_short=tuple(dict.fromkeys(_too_short(study, identities))),
     )
+
+
+def _too_short(study: Study, identities: Mapping[DataConfig, DataIdentity]) -> Iterator[str]:
+    """Yield what the sizes of the data tell of evaluations that ``ablate run`` would refuse."""
+    for arm in study.arms:
+        about, training = identities[arm.data].validation_tokens, arm.training
+        needed = -(-training.eval_tokens // training.seq_len) * training.seq_len
+        if about is None or about[1] > needed:
+            continue
+        least, most = about
+        fits = (least - 1) // training.seq_len * training.seq_len
+        remedy = f"training.eval_tokens: {fits} fits" if fits > 0 else "add text, or lower training.seq_len"
+        yield (
+            f"about {most:,} validation tokens at most, but training.eval_tokens asks for {needed:,}, which "
+            f"`ablate run` would refuse ({remedy})"
+        )
 
 
 def _fork(study: Study, arm: ResolvedArm) -> Fork | None:

@@ -8,7 +8,7 @@ token counts are counts of predicted tokens.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -68,6 +68,9 @@ class ModelConfig(Section):
     allow: list[str] = key(
         list, "hf and function: patterns of matrices that no recipe reaches and that may stay as they are"
     )
+
+    FOREIGN: ClassVar[tuple[str, ...]] = ("hf", "pretrained", "function", "options", "allow")
+    """The fields that mean something where the model is not built in."""
 
     @property
     def is_built_in(self) -> bool:

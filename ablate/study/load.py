@@ -56,7 +56,9 @@ def find_file(path_or_name: str | Path) -> Path:
     if is_folder:
         raise UserError("a folder, not a study file", file=path)
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
-    close = did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
+    beside = [str(path.with_suffix(suffix)) for suffix in (".yaml", ".yml")]
+    there = next((f"did you mean '{name}'?" for name in beside if Path(name).is_file()), None)
+    close = there or did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
     raise UserError(what, file=path, hint=close)
 
@@ -196,7 +198,7 @@ def _check_target(root: Mapping, faults: Faults) -> None:
     units = [key for key in ("val_loss", "perplexity") if plain_at(node, key) is not None]
     if len(units) == 2:
         faults.add(node.keys[units[1]], "a second unit for the target", "give val_loss or perplexity")
-    elif not units:
+    elif not units and node.entries.keys() <= {"val_loss", "perplexity", "crossing", "within"}:
         faults.add(node, "a target needs its unit", "give val_loss, in nats per token, or perplexity")
     perplexity = plain_at(node, "perplexity")
     if isinstance(perplexity, int | float) and 0 < perplexity <= 1:

@@ -101,7 +101,8 @@ def _place(text: str, position: int) -> tuple[int, int]:
 
 
 _HINTS = {
-    "mapping values are not allowed here": "a ': ' inside a text needs quotes; or check the indentation",
+    "mapping values are not allowed here": "a ': ' inside a text needs quotes; or check "
+    "the indentation, and the line before for a ':' without a space",
     "found character": "quote the text",
     "found undefined alias": "a text that starts with '*' needs quotes",
 }

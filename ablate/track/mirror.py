@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ablate.base.commands import redact
 from ablate.base.files import write_json_atomic
 from ablate.track import describe
 from ablate.track.cursor import (
@@ -33,7 +34,6 @@ from ablate.track.cursor import (
     store_id,
 )
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
-from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

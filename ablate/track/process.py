@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from ablate.base.commands import redact
 from ablate.store import StudyStore
 from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
 from ablate.track.mirror import Mirror
-from ablate.track.uri import redact, resolve_tracking_uri
+from ablate.track.uri import resolve_tracking_uri
 
 STOP_SEC = 30.0
 """The longest time without progress in the last pass."""

@@ -24,9 +24,9 @@ import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ablate.base.commands import redact
 from ablate.base.errors import UserError
 from ablate.track.sink import MLFLOW_ENVIRONMENT
-from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

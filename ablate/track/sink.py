@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ablate.track.uri import is_database, redact, sqlite_path
+from ablate.base.commands import redact
+from ablate.track.uri import is_database, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -1,27 +1,15 @@
-"""The address of the MLflow store that a study is mirrored to, and its form without secrets.
-
-An address can contain a password (``https://user:password@host``), so everything that is logged, stored or
-shown passes through ``redact`` first.
-"""
+"""The address of the MLflow store that a study is mirrored to."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
+from ablate.base.commands import redact
 from ablate.base.errors import UserError
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """Schemes of databases, for which this package starts MLflow's server."""
-
-_USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
-_SECRET_QUERY = re.compile(r"([?&](?:password|token|secret)=)[^&\s]+", re.IGNORECASE)
-
-
-def redact(text: str) -> str:
-    """Replace user, password and token of every address in ``text``."""
-    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
 
 
 def scheme(uri: str) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ablate.backends.select import Selection
+from ablate.base.errors import UserError
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
+from ablate.models.foreign import named, told
 from ablate.models.network import build_network
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
 
     Raises:
         ValueError: the features of a layer do not fit its recipe.
+        UserError: a model that is not built in cannot be used, or raises.
     """
     settings = config.training
     sequences = settings.micro_batch_size or settings.batch_size // devices
@@ -45,10 +48,22 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
         model = network.module
         layers = quantised_layers(model)
         tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
-        network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
-    wrong = [name for name, p in model.named_parameters() if p.grad is None or p.grad.shape != p.shape]
-    if wrong:
-        raise ValueError(f"no gradient of its shape for {wrong[0]}")
+        try:
+            network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
+        except UserError:
+            raise
+        except Exception as error:
+            if config.model.is_built_in:
+                raise
+            hint = (
+                "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
+            )
+            raise UserError(f"{named(config.model)} raised {told(error)}", hint=hint) from error
+    for name, p in model.named_parameters():
+        if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
+            what = f"no gradient reaches its parameter {name}"
+            hint = "leave it out, or freeze it by requires_grad_(False)"
+            raise UserError(f"{named(config.model)}: {what}", hint=hint)
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_layers=len(layers),

@@ -51,6 +51,14 @@ class Snapshot:
     numbers: dict[str, Any]
     sharded: frozenset[str] = field(default=frozenset())
 
+    def whole(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the whole tensors whose names begin so, by the rest of their names, in CPU memory."""
+        return {
+            name.removeprefix(prefix): _read(tensor, slice(None))
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
+
 
 class Checkpoints(Protocol):
     """Where a trainer's snapshots are saved and loaded."""

@@ -11,9 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import command_line
+from ablate.base.commands import command_line, redact
 from ablate.store import END_STATES
-from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -43,10 +42,10 @@ class Where:
     address: str | None = None
     tracking_uri: str | None = None
 
-    def command_line(self, verb: str, *words: str) -> str:
+    def command_line(self, verb: str, *words: str, **options: str | None) -> str:
         """Return a command that acts on the same three."""
-        uri = None if self.tracking_uri is None else redact(self.tracking_uri)
-        return command_line(verb, *words, storage=self.storage, address=self.address, tracking_uri=uri)
+        place = {"address": self.address, "tracking_uri": self.tracking_uri}
+        return command_line(verb, *words, storage=self.storage, **place, **options)
 
 
 class Listener:
@@ -130,8 +129,6 @@ def end_of(
 
 def say_mirror(left: MirrorReport, uri: str, name: str, listener: Listener) -> None:
     """Say how to open MLflow's pages of a study, and what they lack. ``name``: as a shell takes it."""
-    from ablate.track.uri import redact
-
     if not left.complete:
         why = left.problem or f"{len(left.unsent)} runs not sent"
         listener.say(f"MLflow:  not up to date at {redact(uri)}: {why}")

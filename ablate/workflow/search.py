@@ -20,7 +20,6 @@ from ablate.search.ledger import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.running import running
-from ablate.track.uri import redact
 from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
 from ablate.workflow.tune import trial_runs
@@ -79,8 +78,7 @@ def search_study(
             trials = open_storage(optuna_storage, store.path)
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                own = () if optuna_storage is None else ("--optuna-storage", redact(optuna_storage))
-                again = where.command_line("search", file, *own)
+                again = where.command_line("search", file, optuna_storage=optuna_storage)
                 code = _go_on(store, planned, trials, where, listener, again)
                 found = _write(store, planned, trials, file)
             finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.ends import target_text
 from ablate.reports.statistics.intervals import Interval, difference, exponential, t_interval
+from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
 
 if TYPE_CHECKING:
@@ -148,9 +149,12 @@ def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, t
 def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
     config = frame.configs.get(arm, RecordedConfig())
     training = config.training or frame.plan.training
+    model = config.model or {}
+    if model.get("hf") or model.get("function"):
+        model = {key: value for key, value in model.items() if key in ModelConfig.FOREIGN}
     flat = {
         f"{section}.{key}": value
-        for section, content in (("model", config.model), ("data", config.data), ("training", training))
+        for section, content in (("model", model), ("data", config.data), ("training", training))
         for key, value in (content or {}).items()
     }
     flat |= {key: config.whole[key] for key in _OTHERS if key in config.whole}

@@ -9,10 +9,11 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ablate.base.files import write_bytes_atomic
+from ablate.base.files import parse_json, write_bytes_atomic
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
     from ablate.reports.words.table import Table
     from ablate.store import StudyStore
+
+
+_QUESTION = ("baseline", "target", "paired_seeds", "intervals")
+"""Keys of ``report.json`` whose values two reports must share to answer one question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,7 @@ def write_report(
 ) -> ReportPaths:
     """Write the report of a study, by default into its folder under ``report/``.
 
+    A report of another question that is there moves to ``former-reports/``.
     ``baseline``, ``target``: another arm, or another value, than the study names; see ``against``.
     ``waive``: settings in which runs may differ, see ``comparable``. ``prices``: USD for a device-hour by the
     hardware's name. ``refresh_sec``: have a browser load the page again after so many seconds.
@@ -136,6 +142,7 @@ def write_report(
     shown = [table for section in sections for table in section.shown]
     texts |= {f"{file}.tex": to_latex(table, file) for file, _, table in shown if file}
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
+    kept = _keep_another_question(folder, document) if out is None else ()
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
     drawings = [section.drawing for section in sections]
@@ -147,8 +154,25 @@ def write_report(
         tables=folder / "tables",
         figures=folder / "figures",
         verdict=verdict,
-        notices=notices,
+        notices=(*notices, *kept),
     )
+
+
+def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Move a report that asks otherwise than this document out of its way; return what to say of it."""
+    try:
+        before = parse_json((report / "report.json").read_bytes())
+        asks = parse_json(json.dumps({key: document[key] for key in _QUESTION}).encode())
+        if not isinstance(before, dict) or all(before.get(key) == asks[key] for key in _QUESTION):
+            return ()
+    except (OSError, ValueError):
+        return ()
+    folder = report.parent / "former-reports"
+    folder.mkdir(exist_ok=True)
+    numbers = (int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    kept = report.rename(folder / str(max(numbers, default=0) + 1))
+    place = (kept / "report.html").relative_to(report.parents[1])
+    return (f"The report of another question is kept: {place}.",)
 
 
 def _sections(

@@ -122,6 +122,13 @@ def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[st
     if study.baseline not in arms:
         raise UserError(f"--baseline: no arm '{study.baseline}' (arms: {', '.join(arms)})")
     arms = {name: _seeded(name, runs, paired=study.paired_seeds) for name, runs in arms.items()}
+    if study.paired_seeds and len(arms) > 1:
+        seeds = {name: {run.seed for run in runs} for name, runs in arms.items()}
+        own = seeds.pop(study.baseline)
+        if all(own.isdisjoint(others) for others in seeds.values()):
+            raise UserError(
+                f"--paired: no arm has a seed of '{study.baseline}', so it pairs nothing (leave --paired out)"
+            )
     settings = {name: _common_settings(name, runs, study.waived) for name, runs in arms.items()}
     longest = max(_last(run) for runs in arms.values() for run in runs)
     if study.target is not None and not longest:

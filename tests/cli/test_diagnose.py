@@ -157,11 +157,24 @@ def test_what_cannot_be_used_is_one_line(text, tmp_path, function):
     assert fault("llama-tiny", "--recipe", "mxfp44") == (
         "--recipe: unknown recipe 'mxfp44' (did you mean 'mxfp4'?)"
     )
-    assert fault("llama-tiny", "--recipe", "{gemms: [").startswith("--recipe: is not YAML: ")
-    assert fault("llama-tiny", "--recipe", "{gems: [fprop]}").endswith(
-        "gems: unknown key (did you mean 'gemms'?)"
+    assert fault("llama-tiny", "--recipe", "{gemms: [").startswith("--recipe:1:10: not valid YAML: ")
+    for recipe, said in (  # as in a study file
+        ("{gems: [fprop]}", "gems: unknown key (did you mean 'gemms'?)"),
+        ("{gemms: [fprob]}", "gemms[0]: expected fprop, dgrad or wgrad, got 'fprob' (did you mean 'fprop'?)"),
+        ("{gemms: fprop}", "gemms: expected a list, got 'fprop' (write [fprop])"),
+        ("{preset: mxfp5}", "preset: unknown preset 'mxfp5' (did you mean 'mxfp8'?)"),
+        ("{gemms: [dgrad], phases: {}}", "phases: expected a list, got a mapping"),
+    ):
+        assert fault("llama-tiny", "--recipe", recipe) == f"--recipe: {said}"
+    assert fault("llama-tiny", "--recipe", "{stabiliser: sr}").endswith(
+        "(name the GEMMs in gemms, or leave it out)"
     )
-    assert fault("llama-tiny", "--recipe", "{stabiliser: sr}").startswith("--recipe: ")
+    assert "a mapping in braces" in fault("llama-tiny", "--recipe", "gemms: [fprop]")
+    assert fault("llama-tiny", "--options", "{width: 3}").startswith("--options: the preset llama-tiny takes")
+    assert fault(function, "--options", "width=3") == (
+        "--options: expected a mapping in braces, as {width: 512}, got 'width=3'"
+    )
+    assert "unexpected keyword argument 'wide'" in fault(function, "--options", "{wide: 3}", "--data", text)
     assert fault(function, "--data", text, "--layers", "x.*", *QUICK) == (
         "--layers: 'x.*' names no layer (layers: blocks.0, blocks.1, head, …)"
     )

@@ -53,7 +53,9 @@ def test_an_unknown_name_has_a_hint():
         run("show", "tetrajt")
 
 
-@pytest.mark.parametrize(("word", "meant"), [("tseng", "show tseng"), ("shwo", "show")])
+@pytest.mark.parametrize(
+    ("word", "meant"), [("tseng", "show tseng"), ("shwo", "show"), ("tetrajt", "show tetrajet")]
+)
 def test_a_name_without_show_has_a_hint(word, meant):
     with pytest.raises(UserError, match=f"no command '{word}' .did you mean '{meant}'"):
         run(word)

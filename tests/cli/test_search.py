@@ -223,3 +223,20 @@ def test_what_is_refused_is_one_line(folder, monkeypatch):
     shutil.rmtree(store.path)
     (store.path / "runs").mkdir(parents=True)
     assert "holds a study of this name" in str(invoke(folder, "search", "s.yaml").exception)
+
+
+def test_ctrl_c_ends_it_from_its_first_import_on(folder, monkeypatch):
+    seen = []
+
+    def load(_):
+        seen.append(signal.getsignal(signal.SIGINT).__qualname__)
+        raise UserError("seen")
+
+    monkeypatch.setattr("ablate.study.load_study", load)
+    assert ablate("search", "s.yaml", cwd=folder).line == "seen"
+    assert seen[0].startswith("ended_by_ctrl_c")
+
+
+def test_a_shipped_search_is_named_without_its_file(tmp_path):
+    line = ablate("run", "tiny-search", cwd=tmp_path).line
+    assert line.endswith("a search, not a study (start it with: ablate search tiny-search)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -121,6 +122,7 @@ def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_agai
     (tmp_path / "sent.yaml").write_text(STUDY)
     client = FakeClient()
     monkeypatch.setattr(submitting, "client_at", lambda _address: client)
+    monkeypatch.setattr(submitting, "check_server", lambda *_, **__: None)
     options = (tmp_path / "sent.yaml", "--address", "x", "--storage", "/shared")
     first = call(*options, "--no-follow")
     assert first.exit_code == 0
@@ -159,10 +161,10 @@ def test_what_cannot_be_submitted_is_one_line(tmp_path):
         call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("status", "answer", "is_refused"), [(200, b"[]", True), (401, b"", False), (200, b"<html>", False)]
-)
-def test_a_cluster_that_is_open_to_all_is_refused(tmp_path, monkeypatch, status, answer, is_refused):
+@contextlib.contextmanager
+def server(status, answer):
+    """The address of a server that answers so."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status)
@@ -172,21 +174,55 @@ def test_a_cluster_that_is_open_to_all_is_refused(tmp_path, monkeypatch, status,
         def log_message(self, *_):
             pass
 
-    (tmp_path / "sent.yaml").write_text(STUDY)
-    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as head:
         threading.Thread(target=head.serve_forever, daemon=True).start()
-        options = (
-            tmp_path / "sent.yaml",
-            "--address",
-            f"http://127.0.0.1:{head.server_port}/",
-            "--storage",
-            "/s",
-        )
-        with pytest.raises(UserError, match="can run code on it") if is_refused else contextlib.nullcontext():
-            assert call(*options, "--no-follow").exit_code == 0
-        assert call(*options, "--no-follow", "--insecure").exit_code == 0
+        yield f"http://127.0.0.1:{head.server_port}/"
         head.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (200, b"[]", "can run code on it"),
+        (401, b"", None),
+        (500, b"No available agent", None),
+        (200, b"<html>", "what answers there is no Ray dashboard that takes jobs"),
+        (200, b"{}", "what answers there is no Ray dashboard that takes jobs"),
+        (404, b"", "what answers there is no Ray dashboard that takes jobs"),
+    ],
+)
+def test_what_answers_is_looked_at_before_rays_client_waits(tmp_path, monkeypatch, status, answer, said):
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
+    with server(status, answer) as address:
+        options = (tmp_path / "sent.yaml", "--address", address, "--storage", "/s", "--no-follow")
+        with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+            assert call(*options).exit_code == 0
+        takes_it = said is None or "code" in said
+        with contextlib.nullcontext() if takes_it else pytest.raises(UserError, match=said):
+            assert call(*options, "--insecure").exit_code == 0
+
+
+def test_a_port_where_another_program_listens_is_told_at_once(tmp_path, monkeypatch):
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
+    options = (tmp_path / "sent.yaml", "--storage", "/s", "--insecure", "--address")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(submitting, "_ANSWER_SEC", 0.1)
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {address}: timed out$"):
+            call(*options, address)
+        silent.accept()[0].close()
+        greet = threading.Thread(target=lambda: silent.accept()[0].sendall(b"SSH-2.0-OpenSSH\r\n"))
+        greet.start()
+        monkeypatch.setattr(submitting, "_ANSWER_SEC", 5)
+        with pytest.raises(UserError, match=f"^{address}: what answers there is no Ray dashboard"):
+            call(*options, address)
+        greet.join()
+    with pytest.raises(
+        UserError, match=r"^--address: head:8265 is no dashboard's address \(expected http://"
+    ):
+        call(*options, "head:8265")
 
 
 def test_the_id_is_that_of_what_is_run():

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,6 +94,7 @@ CONFIGS = {
               "num_key_value_heads": 2, "head_dim": 32},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64},
 }  # fmt: skip
+BERT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def hf(tmp_path):
     def make(kind, **changes):
         folder = tmp_path / kind
         folder.mkdir(exist_ok=True)
-        content = {"model_type": kind, "vocab_size": 64, **CONFIGS[kind], **changes}
+        content = {"model_type": kind, "vocab_size": 64, **CONFIGS.get(kind, BERT), **changes}
         (folder / "config.json").write_text(json.dumps(content))
         return str(folder)
 
@@ -302,6 +304,22 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     assert llama.attention_flops_per_token == 6 * 2 * 64 * 32
 
 
+def test_an_encoder_is_refused_unless_it_is_made_a_decoder(hf):
+    options = {"hf": hf("bert")}
+    with pytest.raises(UserError, match=r"^model.hf .*depends on later ones \(an encoder needs"):
+        build(ModelConfig(**options), vocab_size=64, seq_len=32)
+    build(ModelConfig(**options, options={"is_decoder": True}), vocab_size=64, seq_len=32)
+
+
+def test_building_a_hugging_face_model_prints_nothing(hf):
+    code = (
+        "from ablate.models.foreign import outline; from ablate.run.config import ModelConfig;"
+        f"outline(ModelConfig(hf={hf('llama')!r}), vocab_size=64, seq_len=32)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
 def test_a_mixture_whose_experts_are_no_linear_layers_says_so(tmp_path):
     pytest.importorskip("transformers")
     content = {
@@ -340,3 +358,88 @@ def test_a_dry_run(make_config, function, hf):
     for kind in CONFIGS:
         config = config_with(make_config, {"hf": hf(kind)})
         assert dry_run(config).linear_layers == 2 * {"gpt2": 4}.get(kind, 7) + 1
+
+
+BROKEN = """
+
+def of(forward, loss=None, **more):
+    def build(*, vocab_size, seq_len):
+        model = Tiny(vocab_size, 64, 0.0)
+        whole = model.forward
+        model.forward = lambda tokens: forward(whole(tokens))
+        for name, module in more.items():
+            setattr(model, name, module)
+        return model if loss is None else (model, loss)
+
+    return build
+
+
+def two_arguments(*, vocab_size, seq_len):
+    model = Tiny(vocab_size, 64, 0.0)
+    model.forward = lambda tokens, mask: tokens
+    return model
+
+
+def bug(logits):
+    raise RuntimeError("my bug\\nwith a second line")
+
+
+small = of(lambda y: y[..., :9])
+padded = of(lambda y: nn.functional.pad(y, (0, 3)))
+flat = of(lambda y: y.flatten(0, 1))
+last = of(lambda y: y[:, -1])
+pair = of(lambda y: (y, None))
+raises_within = of(bug)
+detached = of(lambda y: y.detach())
+number = of(lambda y: y, lambda module, inputs, targets: 1.0)
+each = of(lambda y: y, lambda module, inputs, targets: module(inputs).logsumexp(-1))
+two = of(lambda y: y, lambda module, inputs: None)
+idle = of(lambda y: y, idle=nn.Linear(64, 64))
+frozen = of(lambda y: y, frozen=nn.Linear(64, 64).requires_grad_(False))
+"""
+SHAPE = r"returned logits \[{}\] \(expected \[sequences, positions, vocab_size\], here \[\d+, 32, 64\]\)"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("small", SHAPE.format(r"\d+, 32, 9")),
+        ("flat", SHAPE.format(r"\d+, 64")),
+        ("last", SHAPE.format(r"\d+, 64")),
+        (
+            "pair",
+            r"returned a tuple \(expected logits .*\[\d+, 32, 64\]; what returns others needs a loss of",
+        ),
+        (
+            "two_arguments",
+            r"raised TypeError: .*missing 1 required .*'mask' \(it is called as module\(tokens",
+        ),
+        ("raises_within", r"raised RuntimeError: my bug, at mine.py:\d+ \(it is"),
+        ("detached", "raised RuntimeError: element 0 of tensors does not require grad"),
+        ("number", r"its loss returned a float \(expected a tensor without dimensions: mean nats per token"),
+        ("each", r"its loss returned a tensor \[\d+, 32\] \(expected a tensor without dimensions"),
+        ("two", "raised TypeError: .*takes 2 positional arguments but 3 were given"),
+        ("idle", "no gradient reaches its parameter idle.weight"),
+        ("raises", "raised KeyError: .*, at mine.py:"),
+    ],
+)
+def test_a_dry_run_says_in_a_line_what_is_wrong_with_a_users_model(make_config, function, name, said):
+    own = Path(function("build").partition(":")[0])
+    own.write_text(FUNCTION + BROKEN)
+    with pytest.raises(UserError, match=rf"^model.function .*mine.py:{name}.* {said}") as error:
+        dry_run(config_with(make_config, {"function": function(name)}))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_dry_run_takes_logits_of_a_padded_vocabulary_and_frozen_parameters(make_config, function):
+    own = Path(function("build").partition(":")[0])
+    own.write_text(FUNCTION + BROKEN)
+    for name, layers in (("padded", 3), ("frozen", 4)):
+        assert dry_run(config_with(make_config, {"function": function(name)})).linear_layers == layers
+
+
+def test_logits_of_another_shape_end_a_run_with_the_same_line(make_config, function, tokens):
+    own = Path(function("build").partition(":")[0])
+    own.write_text(FUNCTION + BROKEN)
+    with pytest.raises(UserError, match=r"mine.py:small returned logits \["):
+        train(config_with(make_config, {"function": function("small")}), print, tokens=tokens)

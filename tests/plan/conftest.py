@@ -13,6 +13,7 @@ from ablate.study import load_study
 class FakeIdentity:
     digest: str
     vocab_size: int
+    validation_tokens: None = None
 
 
 def identify(data):

@@ -20,7 +20,8 @@ SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
         [
             (
                 "1:8: not valid YAML: mapping values are not allowed here "
-                "(a ': ' inside a text needs quotes; or check the indentation)"
+                "(a ': ' inside a text needs quotes; or check "
+                "the indentation, and the line before for a ':' without a space)"
             )
         ],
     ),
@@ -141,6 +142,7 @@ arms:
 
 def test_a_study_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
     neither = "no such file, and no shipped study of that name"
     starters = [name for name in shipped_studies() if not name.startswith("findings-")]
     shipped = f"shipped studies: {', '.join(starters)}"
@@ -150,6 +152,8 @@ def test_a_study_that_is_not_there(tmp_path, monkeypatch):
         "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",
         "quickstrat": f"quickstrat: {neither} (did you mean 'quickstart'?)",
         "nothing": f"nothing: {neither} ({shipped})",
+        "mine": f"mine: {neither} (did you mean 'mine.yaml'?)",
+        "mine.yml": "mine.yml: no such file (did you mean 'mine.yaml'?)",
         "findings-hadamrd": f"findings-hadamrd: {neither} ({shipped})",  # the findings' studies are no hint
         "": ".: a folder, not a study file",
         str(tmp_path): f"{tmp_path}: a folder, not a study file",

@@ -1,9 +1,10 @@
 import pytest
 
+from ablate.base.commands import redact
 from ablate.base.errors import UserError
 from ablate.store import StudyStore
 from ablate.track.cursor import cursor_path
-from ablate.track.uri import default_tracking_uri, redact, resolve_tracking_uri, sqlite_path
+from ablate.track.uri import default_tracking_uri, resolve_tracking_uri, sqlite_path
 
 
 def test_option_before_environment_before_default(tmp_path, monkeypatch):

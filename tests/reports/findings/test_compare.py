@@ -15,7 +15,7 @@ from synthetic_study import build_study, line, smooth_curve
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames
-from ablate.reports.findings.compare import compare
+from ablate.reports.findings.compare import NOT_TOLD, compare
 from ablate.reports.words.beside import compare_table
 from ablate.store.lock import Hopeless, StopRule
 
@@ -87,6 +87,18 @@ def test_a_study_against_its_like_differs_in_nothing(tmp_path):
     assert found.differs == {}
     assert found.arms[0].name == "fp4"
     assert found.arms[0].ratio.estimate == 0.0
+
+
+def test_a_foreign_model_has_no_width_of_the_built_in_one(tmp_path):
+    own = {"function": "mine.py:build", "options": {"width": 64}}
+    found = both(study(tmp_path, "a", 0.1, 1, model={"width": 64}), study(tmp_path, "b", 0.1, 1, model=own))
+    assert found.differs["model.width"] == ("64", NOT_TOLD)
+    assert found.differs["model.function"] == ("null", "mine.py:build")
+    other = study(tmp_path, "c", 0.1, 1, model={"hf": "x", "pretrained": True})
+    hf = both(other, study(tmp_path, "d", 0.1, 1, model=own))
+    assert {key for key in hf.differs if key.startswith("model.")} == {
+        "model.hf", "model.pretrained", "model.function", "model.options",
+    }  # fmt: skip
 
 
 def test_runs_that_count_in_both_studies_make_no_ratio(tmp_path):

@@ -55,6 +55,22 @@ def test_files_and_their_place(ladder, tmp_path):
     assert other.json == tmp_path / "elsewhere" / "deep" / "report.json"
 
 
+def test_the_report_of_another_question_is_kept_beside_the_new_one(make_study):
+    store = make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1), line(3, 2.4, 1)]}, study="asks")
+    write_report(store)
+    first, plan = files(store.path / "report"), store.plan()
+    assert write_report(store).notices == ()
+    assert not (store.path / "former-reports").exists()
+    for number, changed in enumerate(({"baseline": "b"}, {"paired_seeds": False}, {"intervals": "own"}), 1):
+        store.write_plan(dataclasses.replace(plan, **changed))
+        (said,) = write_report(store).notices
+        assert said == f"The report of another question is kept: asks/former-reports/{number}/report.html."
+    assert files(store.path / "former-reports" / "1") == first
+    assert write_report(store).notices == ()
+    written = write_report(store, store.path / "elsewhere", baseline="b")
+    assert write_report(store, store.path / "elsewhere").notices == written.notices == ()
+
+
 def test_the_bytes_depend_on_the_study_alone(ladder, tmp_path):
     write_report(ladder, tmp_path / "one")
     moved = shutil.copytree(ladder.path, tmp_path / "copy" / "quickstart")

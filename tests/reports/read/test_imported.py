@@ -131,6 +131,9 @@ def test_pairs_need_seeds(tmp_path):
         UserError, match=r"--paired: arm 'a' has several runs of seed 0 \(leave --paired out\)"
     ):
         write_study(made, tmp_path / "s")
+    made = dataclasses.replace(made, arms={"a": [run(0, 4, 2), run(1, 4, 3)], "b": [run(2, 4, 2)]})
+    with pytest.raises(UserError, match=r"--paired: no arm has a seed of 'a', so it pairs nothing"):
+        write_study(made, tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 

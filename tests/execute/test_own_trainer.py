@@ -1,0 +1,198 @@
+"""Trainers of the user's own: the example that ships, and what keeps a run from being another arm's."""
+
+import json
+import math
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ablate.base.errors import UserError
+from ablate.execute import own_trainer
+from ablate.execute.worker import RunTask, execute_run
+from ablate.numerics import apply_recipe
+from ablate.plan import build_plan
+from ablate.store import RunDir
+from ablate.study import load_study
+from ablate.train import TrainResult
+from tests.execute.kill import data, prepare
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model"
+ADVANCE = "        state.advance(plan.tokens_per_step)"
+SIGNS = {"gemms": ["fprop"], "stabiliser": "rht"}
+LATER = {"gemms": ["fprop"], "phases": [{"from_tokens": 64, "recipe": {"gemms": ["dgrad"]}}]}
+EVAL = {"kind": "eval", "tokens": 64, "step": 1, "val_loss": 3.0}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return prepare(data(), tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture
+def execute(tmp_path, files):
+    """Execute an arm of the example, made small; return its folder and its end."""
+
+    def execute(arm, name, *, advances=True):
+        folder = tmp_path / name
+        shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
+        code = (EXAMPLE / "my_model.py").read_text()
+        assert ADVANCE in code
+        (folder / "my_model.py").write_text(code if advances else code.replace(ADVANCE, "        pass"))
+        planned = next(one for one in build_plan(load_study(folder / "study.yaml")).arms if one.name == arm)
+        config = planned.config.with_seed(1)
+        small = replace(
+            config.training, tokens=6 * 64, seq_len=32, batch_size=2, eval_every_tokens=128, eval_tokens=128
+        )
+        config = replace(config, training=small, model=replace(config.model, options={"width": 32}))
+        run = RunDir(folder / "run")
+        run.create(asdict(config))
+        task = RunTask(
+            run_id="run", arm=arm, run_dir=run.path, stop_path=folder / "stop", config=config,
+            tokens_dir=files.folder, device="cpu", git_commit=None,
+            resources=replace(planned.resources, checkpoint_every_sec=0.0),
+        )  # fmt: skip
+        return run, execute_run(task)
+
+    return execute
+
+
+def losses(run):
+    rows = map(json.loads, run.metrics_path.read_text().splitlines())
+    return [(row["tokens"], row.get("loss"), row.get("val_loss")) for row in rows]
+
+
+def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(execute, tmp_path):
+    base, end = execute("bf16", "base")
+    assert (end.state, end.message) == ("finished", None)
+    whole, end = execute("wgrad, later", "whole")
+    assert (end.state, end.message) == ("finished", None)
+    assert losses(whole)[0] == losses(base)[0]  # the phase has not begun
+    assert losses(whole)[-1] != losses(base)[-1]
+    (tmp_path / "parts").mkdir()
+    for _ in range(3):  # each attempt takes a step, then is stopped
+        (tmp_path / "parts" / "stop").touch()
+        assert execute("wgrad, later", "parts")[1].state == "interrupted"
+    (tmp_path / "parts" / "stop").unlink()
+    parts, end = execute("wgrad, later", "parts")
+    assert end.state == "finished"
+    assert losses(parts) == losses(whole)
+
+
+def test_a_trainer_that_never_advances_fails_with_a_line(execute):
+    run, end = execute("wgrad", "still", advances=False)
+    assert end.state == "failed"
+    assert end.message is not None
+    log = run.attempt_log(1).read_text()
+    assert end.message in log
+    assert "Traceback" not in log
+    assert end.message.partition("my_model.py:train ")[2] == (
+        "never called state.advance(): signs of the recipe stayed as at the start, which is another arm "
+        "(after each optimizer step call state.advance(tokens), with the tokens of that step)"
+    )
+    _, end = execute("bf16", "needs none", advances=False)
+    assert end.state == "finished"
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Call a function as a trainer."""
+
+    def trained(function):
+        monkeypatch.setattr(own_trainer, "load_function", lambda _: function)
+        rows = []
+        return own_trainer.call("mine.py:run", None, rows.append), rows
+
+    return trained
+
+
+def trainer(recipe, *, advance=lambda _: None, steps=3, state="finished", before=lambda _: None):
+    def run(config, on_metrics):
+        model = torch.nn.Linear(32, 32)
+        streams = apply_recipe(model, recipe, total_tokens=1000, quiet=True)
+        before(streams)
+        for _ in range(steps):
+            model(torch.ones(32, 32)).sum().backward()
+            advance(streams)
+        return TrainResult(state=state, tokens=64 * steps, step=steps)
+
+    return run
+
+
+def by_hand(state):
+    state.step, state.tokens = state.step + 1, state.tokens + 64
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "said"),
+    [
+        (SIGNS, {}, r"never called state.advance\(\): signs of"),
+        (SIGNS, {"state": "diverged"}, "never called state.advance"),
+        (SIGNS, {"before": by_hand}, "never called state.advance"),  # goes on from a checkpoint
+        ("te-hybrid-fp8-delayed", {}, "delayed scales of"),
+        (LATER, {}, r"never called state.advance\(\): phases of"),
+        (LATER, {"advance": lambda state: state.advance()}, r"without tokens: phases of"),
+    ],
+)
+def test_a_state_that_stands_still_fails_the_run(trained, recipe, options, said):
+    with pytest.raises(UserError, match=rf"^trainer mine.py:run .*{said}"):
+        trained(trainer(recipe, **options))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        (SIGNS, {"advance": lambda state: state.advance()}),
+        (LATER, {"advance": lambda state: state.advance(np.int64(64))}),
+        (LATER, {"advance": by_hand}),
+        ({"gemms": ["fprop"]}, {}),
+        (SIGNS, {"steps": 0}),
+        (SIGNS, {"steps": 1, "state": "interrupted"}),  # stopped before it could advance
+    ],
+)
+def test_a_state_that_moves_or_need_not_passes(trained, recipe, options):
+    assert trained(trainer(recipe, **options))[0].state == options.get("state", "finished")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([64, 3.0], "a list (expected a row such as {'kind': 'eval', 'tokens': 4096,"),
+        ({"tokens": 64}, "a row of kind None (expected 'train' or 'eval')"),
+        ({**EVAL, "kind": "evaluation"}, "a row of kind 'evaluation' (expected 'train' or 'eval')"),
+        ({"kind": "eval", "tokens": 64, "step": 1, "loss": 3.0}, "a row without 'val_loss' (expected"),
+        ({**EVAL, "tokens": 64.5}, "a row with tokens 64.5 (expected a whole number, counted from the run's"),
+        ({**EVAL, "step": -1}, "a row with step -1 (expected a whole number"),
+        (EVAL | {"val_loss": torch.ones(())}, "a row whose val_loss is a Tensor (expected a number, as loss"),
+        ({**EVAL, "val_loss": "3.0"}, "a row whose val_loss is a str (expected a number)"),
+        ({**EVAL, "val_loss": math.nan}, "a row whose val_loss is nan (send no such row;"),
+    ],
+)  # fmt: skip
+def test_what_is_no_row_is_refused_in_a_line(trained, row, said):
+    def run(config, on_metrics):
+        on_metrics(row)
+
+    with pytest.raises(UserError) as error:
+        trained(run)
+    assert str(error.value).startswith(f"trainer mine.py:run gave on_metrics {said}")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_numbers_of_numpy_are_numbers(trained):
+    def run(config, on_metrics):
+        on_metrics({**EVAL, "tokens": np.int64(64), "val_loss": np.float32(3.0)})
+        return TrainResult(state="finished", tokens=64, step=1)
+
+    assert json.dumps(trained(run)[1]) == json.dumps([EVAL])
+
+
+@pytest.mark.parametrize("end", [None, {"state": "finished"}, TrainResult(state="done", tokens=1, step=1)])
+def test_what_is_no_end_is_refused_in_a_line(trained, end):
+    with pytest.raises(
+        UserError, match=r"^trainer mine.py:run returned .* \(expected TrainResult\(state="
+    ) as e:
+        trained(lambda *_: end)
+    assert len(str(e.value).splitlines()) == 1
