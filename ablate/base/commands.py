@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+
+def set_words(settings: Iterable[str]) -> list[str]:
+    """Return the words of a command line that change a study's file: ``--set KEY=VALUE`` each."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def command_line(verb: str, *words: str, storage: Path | None = None, **options: str | None) -> str:

@@ -35,6 +35,15 @@ address_option = click.option(
 )
 
 
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Take this value for the file's, such as base.training.learning_rate=1e-3; may be given again.",
+)
+
+
 def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Add ``--storage DIR`` (default: $ABLATE_STORAGE, else ./ablate-runs)."""
     return click.option(

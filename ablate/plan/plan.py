@@ -76,6 +76,7 @@ class Plan:
     """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
     ``tuning``: the search before the seeds; arms with the tuned values are added once it is done.
+    ``settings``: what ``--set`` has changed of the study's file.
     """
 
     study: str
@@ -93,6 +94,7 @@ class Plan:
     diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
     tuning: Tune | None = None
+    settings: tuple[str, ...] = ()
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -194,6 +196,7 @@ def build_plan(
         diagnostics=study.diagnostics,
         missing=missing,
         tuning=study.tune,
+        settings=study.settings,
     )
 
 

@@ -24,6 +24,7 @@ from ablate.study.forks import resolve_forks
 from ablate.study.parse import read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
+from ablate.study.settings import check_settings, with_settings
 from ablate.study.stops import check_stop, stop_rule
 from ablate.study.study import Study, again_name
 from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
@@ -61,14 +62,17 @@ def find_file(path_or_name: str | Path) -> Path:
     raise UserError(what, file=path, hint=close)
 
 
-def load_study(path_or_name: str | Path) -> Study:
+def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Study:
     """Read and validate a study, given its file or the name of a shipped study.
+
+    ``settings``: ``KEY=VALUE`` each, as ``--set`` takes them; they win over the file.
 
     Raises:
         UserError: the file cannot be used; holds every fault found, in the order of the file.
     """
     path = find_file(path_or_name)
     root, syntax_faults = read_tree(path, str(path))
+    root = with_settings(root, settings)
     faults = Faults(str(path), syntax_faults)
     file = _check_shape(root, faults)
     _check_name(root, faults)
@@ -98,6 +102,7 @@ def load_study(path_or_name: str | Path) -> Study:
     resolve_forks(root, collector, written, names, baseline, faults)
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
     search = check_search(root, file, arms_of_cells, faults)
+    check_settings(root, collector.arms.values(), faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -124,6 +129,7 @@ def load_study(path_or_name: str | Path) -> Study:
         layer_lines=lines_of(root, "layers"),
         what_if_lines=lines_of(root, "what_if"),
         path=path.absolute(),
+        settings=settings,
         tune=tune,
         search=search,
     )

@@ -20,11 +20,12 @@ tells of failed runs and interruptions, and the same call resumes.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, known_plan, to_lock
+from ablate.plan import Plan, adopt, build_plan, known_plan, to_lock
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -32,7 +33,7 @@ from ablate.study.space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.execute.driver import ExecutionEnd
@@ -49,20 +50,26 @@ def run_study(
     only: Collection[str] = (),
     seeds: Collection[int] | None = None,
     retry_failed: bool = False,
+    settings: Sequence[str] = (),
 ) -> StudyEnd:
     """Run what a study (a YAML file, or the name of a shipped study) lacks, then write its report.
 
     ``only`` and ``seeds``: run these arms and seeds alone. ``retry_failed``: run failed runs again, too.
+    ``settings``: ``KEY=VALUE`` each, which win over the file.
 
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
-    plan = build_plan(load_study(study))
-    if plan.tuning is not None:
-        plan = known_plan(plan, StudyStore(where.storage / plan.study))
-    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
+    plan = build_plan(load_study(study, tuple(settings)))
     store = StudyStore(where.storage / plan.study)
+    plan = known_plan(plan, store)
+    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
+    if lost := adopt(plan, store):
+        runs = "1 run" if lost == 1 else f"{lost} runs"
+        listener.say(
+            f"The study has changed: {runs} of its former plan stay in {store.path}, and do not count."
+        )
     from ablate.execute.todo import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
@@ -97,7 +104,8 @@ def run_study(
                 report = None if outcome.interrupted else _report(store, listener)
             finally:
                 left = mirror.stop()
-            say_mirror(left, mirror.tracking_uri, str(study), listener)
+            named = shlex.quote(plan.study) if settings else str(study)
+            say_mirror(left, mirror.tracking_uri, named, listener)
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
