@@ -85,7 +85,8 @@ def _with_neighbours(
     plan: Plan, store: StudyStore, progress: StudyProgress
 ) -> tuple[StudyProgress, dict[str, str]]:
     """Count results of other studies in the storage, which a run would take; return whose each is, too."""
-    to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
+    runs = () if plan.keep_weights else plan.runs()  # others have results, not weights
+    to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
     found = find_elsewhere(store, to_do)
     there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
     studies = {run_id: neighbour.path.name for run_id, neighbour in found.items()}

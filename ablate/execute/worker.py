@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
+    from ablate.train.loop import Trainee
 
     Begin = Callable[[int], Group]
 
@@ -297,7 +298,7 @@ def _call_trainer(
     from ablate.data import load, open_tokens
     from ablate.execute.keeper import Keeper
 
-    name, resources = task.config.trainer or task.trainer, task.resources
+    name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
 
@@ -306,12 +307,20 @@ def _call_trainer(
             from ablate.diagnose.recorder import Recorder
 
             callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+        if task.keep_weights:
+            from ablate.train.weights import save_weights
+
+            def keep(trainee: Trainee) -> None:
+                if group.first(lease is None or lease.is_mine()):
+                    save_weights(trainee, task.config, run.weights, tokenizer=task.tokens_dir)
+
+            callbacks["at_end"] = keep
     return load_function(name)(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,
         checkpoints=Keeper(
-            RunDir(task.run_dir).checkpoints,
+            run.checkpoints,
             rows,
             start,
             lease,

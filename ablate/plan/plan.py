@@ -76,7 +76,7 @@ class Plan:
     """Everything that a study will run. ``missing``: faults of its data, without which no run has an id.
 
     ``tuning``: the search before the seeds; arms with the tuned values are added once it is done.
-    ``settings``: what ``--set`` has changed of the study's file.
+    ``settings``: what ``--set`` has changed of the study's file. ``keep_weights``: each run leaves its own.
     """
 
     study: str
@@ -95,6 +95,7 @@ class Plan:
     missing: tuple[Problem, ...] = ()
     tuning: Tune | None = None
     settings: tuple[str, ...] = ()
+    keep_weights: bool = False
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -197,6 +198,7 @@ def build_plan(
         missing=missing,
         tuning=study.tune,
         settings=study.settings,
+        keep_weights=study.keep_weights,
     )
 
 

@@ -102,6 +102,10 @@ def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Stud
     resolve_forks(root, collector, written, names, baseline, faults)
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
     search = check_search(root, file, arms_of_cells, faults)
+    for arm in collector.arms.values():
+        if file is not None and file.keep_weights and arm.trainer is not None:
+            what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
+            faults.add(get(root, "keep_weights") or root, what, "let that trainer write them")
     check_settings(root, collector.arms.values(), faults)
     if faults:
         raise UserError(*faults.problems())
@@ -130,6 +134,7 @@ def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Stud
         what_if_lines=lines_of(root, "what_if"),
         path=path.absolute(),
         settings=settings,
+        keep_weights=file.keep_weights,
         tune=tune,
         search=search,
     )

@@ -100,5 +100,6 @@ class Study:
     what_if_lines: tuple[tuple[int, int], ...]
     path: Path
     settings: tuple[str, ...] = ()
+    keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None

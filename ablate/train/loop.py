@@ -75,6 +75,7 @@ def train(
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer] | None = None,
+    at_end: Callable[[Trainee], None] | None = None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -93,6 +94,7 @@ def train(
         layout: the processes that train this run together, and whether activations are recomputed;
             only the first process uses ``on_metrics``.
         observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
+        at_end: called in each process when the budget is used, such as ``ablate.train.weights.save_weights``.
 
     A run that forks trains as its parent up to the fork, then evaluates with its own recipe and goes on.
 
@@ -179,6 +181,8 @@ def train(
         if group.any(should_stop()):
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
+    if at_end is not None:
+        at_end(trainee)
     return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)
 
 

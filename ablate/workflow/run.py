@@ -104,6 +104,8 @@ def run_study(
                 report = None if outcome.interrupted else _report(store, listener)
             finally:
                 left = mirror.stop()
+            if plan.keep_weights:
+                listener.say(_weights_text(store, chosen))
             named = shlex.quote(plan.study) if settings else str(study)
             say_mirror(left, mirror.tracking_uri, named, listener)
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
@@ -224,6 +226,14 @@ def _todo_text(plan: Plan, todo: Todo) -> str:
         ended += f", {taken_text(todo.taken)}"
     runs = sum(len(arm.runs) for arm in plan.arms)
     return f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs; {len(todo.runs)} to run, {ended}."
+
+
+def _weights_text(store: StudyStore, asked: Collection[str]) -> str:
+    """Say where the weights are, and how many runs ended before they were asked to keep theirs."""
+    ended = [run for run in map(store.run, asked) if run.status().state == "finished"]
+    lacking = sum(not run.weights.is_dir() for run in ended)
+    text = f"Weights: {store.path}/runs/ID/weights, of {len(ended) - lacking} of {len(ended)} finished runs"
+    return f"{text} (the others ended without; another study name trains them again)" if lacking else text
 
 
 def _report(store: StudyStore, listener: Listener) -> Path:
