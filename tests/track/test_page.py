@@ -68,6 +68,8 @@ def mirrored(make_study, server):
 
     def make(name):
         study = make_study(name=name, arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
+        study.plan["target"]["value"] = 3.0
+        study.write_plan()
         study.sample(range(1, 60), "all three", 1)
         write_report(study.store)
         report = Mirror(study.store, server).sync_once()
@@ -94,6 +96,9 @@ def test_a_finished_study_and_its_report(mirrored, server, browser, see, held, s
         time.sleep(2)  # the charts take the panel's place
         browser.save_screenshot(str(PICTURES / "mlflow.png"))
     assert all(f"{name} (val_loss)" in text for name in names)
+    order = ("val_loss", "tokens_to_target", "token_cost", "train_loss", "val_perplexity", "learning_rate")
+    places = [text.index(f"\n{name}\n") for name in order]
+    assert places == sorted(places)
 
     # From a run's description to the report, by its link.
     run = held(study, server)[study.runs["all three", 1]]
@@ -121,7 +126,8 @@ def test_the_table_and_the_pages_of_a_run(mirrored, server, browser, see, held):
     table = page(server, experiment).replace("=CHART", "=TABLE")
     see(table, "factor.recipe.gemms")
     browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
-    see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")  # columns beside the panel
+    # Columns beside the panel.
+    see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss", "token_cost")
 
     run = held(study, server)[study.runs["all three", 1]]
     address = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"

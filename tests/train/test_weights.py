@@ -1,4 +1,4 @@
-"""Final weights in Hugging Face's layout: its own classes load them and compute what the trainer's model does."""
+"""Final weights in Hugging Face's layout: its classes load them and compute what ours do."""
 
 from __future__ import annotations
 
