@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +57,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
 
     A large study is shown arm by arm.
     """
-    from ablate.cli.display import arms_table, progress_table, summary
+    from ablate.cli.display import arms_table, end_text, progress_table, summary
+    from ablate.execute.pace import seconds_to_end
     from ablate.execute.progress import ProgressReader, count_states
     from ablate.store.running import is_running
 
@@ -65,7 +66,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     if watch:
         _watch(store)
     running = is_running(store.path)
-    runs = ProgressReader(store, executor_alive=running, examines_files=True).read()
+    reader = ProgressReader(store, executor_alive=running, examines_files=True)
+    runs = reader.read()
     trials = trials_of(store)
     trials_run = trials is not None and is_running(trials.path)
     tried = (
@@ -78,6 +80,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
             "study": store.path.name,
             "running": running,
             "states": count_states(runs),
+            "ends": _iso(seconds_to_end(runs)),
             "runs": [asdict(run) for run in runs],
             "tuning": None if trials is None else {"study": trials.path.name, "states": count_states(tried)},
         }
@@ -88,7 +91,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     console, now = Console(highlight=False), " · being run now"
     by_arm = len(runs) > _MOST_RUNS and not all_runs
     console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
-    console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}")
+    end = end_text(runs, at_most=reader.may_end_sooner)
+    console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}{f' · {end}' if end else ''}")
     if trials is not None:
         so_far = f"{now if trials_run else ''}, of the trials asked so far"
         console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
@@ -99,6 +103,13 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     for (arm, state, message), seeds in alike.items():
         line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _iso(seconds_left: float | None) -> str | None:
+    """Return a local time to come in ISO 8601, with the zone."""
+    if seconds_left is None:
+        return None
+    return (datetime.now().astimezone() + timedelta(seconds=seconds_left)).isoformat(timespec="seconds")
 
 
 def _watch(store: StudyStore) -> None:

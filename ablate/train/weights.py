@@ -69,6 +69,9 @@ def save_weights(trainee: Trainee, config: RunConfig, folder: Path, *, tokenizer
             words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
             write_json_atomic(draft / "tokenizer_config.json", words)
         for path in draft.iterdir():
+            path.chmod(
+                draft.stat().st_mode & 0o666
+            )  # as the umask has it: safetensors lets only the owner read
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed before its result

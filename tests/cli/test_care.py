@@ -234,3 +234,4 @@ def test_status_watches_until_nobody_runs_it(store, monkeypatch):
     assert "being run now" not in output.splitlines()[-1]
     shown = json.loads(call(store, "status", "s", "--json").output)
     assert shown["states"] == {"finished": 1, "pending": 1}
+    assert shown["ends"] is None  # nobody runs it

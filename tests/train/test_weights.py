@@ -44,6 +44,7 @@ def trained(config, folder):
 
     train(config, rows.append, tokens=(TOKENS, TOKENS[:4000]), at_end=keep)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
     return rows, at_the_end[0].eval()
 
 
