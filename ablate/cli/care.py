@@ -92,7 +92,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     by_arm = len(runs) > _MOST_RUNS and not all_runs
     console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
     end = end_text(runs, at_most=reader.may_end_sooner)
-    console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}{f' · {end}' if end else ''}")
+    running_text = f" · {end}" if end else now if running else ""
+    console.print(f"{store.path.name}: {summary(runs)}{running_text}")
     if trials is not None:
         so_far = f"{now if trials_run else ''}, of the trials asked so far"
         console.print(f"{trials.path.name}: {summary(tried)}{so_far}")

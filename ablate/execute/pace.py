@@ -7,28 +7,15 @@ has been evaluated there is no pace, and nothing is said.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
+
+from ablate.execute.progress import Pace, RunProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.execute.progress import RunProgress
-
 _LEFT = ("pending", "interrupted", "damaged")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Seconds from a worker's start of a run to its first token, and for each token from then on."""
-
-    sec_to_begin: float
-    sec_per_token: float
-
-    def seconds(self, tokens: int, *, begun: bool) -> float:
-        """Return the time for these tokens."""
-        return tokens * self.sec_per_token + (0.0 if begun else self.sec_to_begin)
 
 
 def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:

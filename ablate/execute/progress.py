@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ablate.base.files import parse_json
-from ablate.execute.pace import Pace
 from ablate.store import END_STATES
 from ablate.store.leases import Leases
 
@@ -28,6 +27,18 @@ _FIRST_LOOK_BYTES = 1 << 13
 _ENDED_OF_AN_ARM = 3
 _KINDS = 2
 """Training steps and evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds from a worker's start of a run to its first token, and for each token from then on."""
+
+    sec_to_begin: float
+    sec_per_token: float
+
+    def seconds(self, tokens: int, *, begun: bool) -> float:
+        """Return the time for these tokens."""
+        return tokens * self.sec_per_token + (0.0 if begun else self.sec_to_begin)
 
 
 @dataclass(frozen=True, kw_only=True)
