@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -83,6 +84,12 @@ def test_the_contract_of_report_json(written):
     assert diverged["final_loss"]["mean"] is None
     assert by_name["F+D+W plain"]["token_cost"]["estimate"] == pytest.approx(0.22, abs=0.05)
     assert by_name["F H16"]["missing"] == 1
+    keys = {*report} | {key for arm in report["arms"] for one in (arm, *arm["runs"]) for key in one}
+    keys |= {
+        key for arm in report["arms"] for value in arm.values() if isinstance(value, dict) for key in value
+    }
+    page = (Path(__file__).parents[3] / "docs" / "report-json.md").read_text(encoding="utf-8")
+    assert {key for key in keys if not re.search(rf"\b{key}\b", page)} == set()
 
 
 def test_tables_have_full_precision(written):
