@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
-    from ablate.train.loop import Trainee
 
     Begin = Callable[[int], Group]
 
@@ -307,15 +306,7 @@ def _call_trainer(
             from ablate.diagnose.recorder import Recorder
 
             callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
-        if task.keep_weights:
-            from ablate.train.weights import save_weights
-
-            def keep(trainee: Trainee) -> None:
-                if group.first(lease is None or lease.is_mine()):
-                    save_weights(trainee, task.config, run.weights, tokenizer=task.tokens_dir)
-
-            callbacks["at_end"] = keep
-    return load_function(name)(
+    result = load_function(name)(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,
@@ -332,6 +323,11 @@ def _call_trainer(
         ),
         **callbacks,
     )
+    if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
+        from ablate.train.weights import save_weights
+
+        save_weights(result.trainee, task.config, run.weights, tokenizer=task.tokens_dir)
+    return result
 
 
 @contextlib.contextmanager

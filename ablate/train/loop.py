@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -51,12 +51,13 @@ TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. ``tokens`` counts the training tokens seen."""
+    """How a run ended. ``tokens``: training tokens seen; ``trainee``: what a finished run trained."""
 
     state: Literal["finished", "diverged", "interrupted"]
     tokens: int
     step: int
     message: str | None = None
+    trainee: Trainee | None = field(default=None, repr=False, compare=False)
 
 
 def stream_seed(seed: int, stream: str) -> int:
@@ -75,7 +76,6 @@ def train(
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer] | None = None,
-    at_end: Callable[[Trainee], None] | None = None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -94,7 +94,6 @@ def train(
         layout: the processes that train this run together, and whether activations are recomputed;
             only the first process uses ``on_metrics``.
         observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
-        at_end: called in each process when the budget is used, such as ``ablate.train.weights.save_weights``.
 
     A run that forks trains as its parent up to the fork, then evaluates with its own recipe and goes on.
 
@@ -181,9 +180,7 @@ def train(
         if group.any(should_stop()):
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
-    if at_end is not None:
-        at_end(trainee)
-    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)
+    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=own)
 
 
 class Observer(Protocol):

@@ -36,16 +36,12 @@ def config_of(model, recipe=None, **training):
 
 def trained(config, folder):
     """Train a run that keeps its weights; return its rows and the module at its end."""
-    rows, at_the_end = [], []
-
-    def keep(trainee):
-        save_weights(trainee, config, folder)
-        at_the_end.append(trainee.network.module)
-
-    train(config, rows.append, tokens=(TOKENS, TOKENS[:4000]), at_end=keep)
+    rows = []
+    trainee = train(config, rows.append, tokens=(TOKENS, TOKENS[:4000])).trainee
+    save_weights(trainee, config, folder)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
-    return rows, at_the_end[0].eval()
+    return rows, trainee.network.module.eval()
 
 
 def in_transformers(folder):
