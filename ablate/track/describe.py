@@ -251,7 +251,7 @@ def view(plan: LockedPlan) -> str:
     columns = [
         "tags.`ablate.state`",
         *(f"params.`{_name(f'factor.{key}')}`" for key in factors),
-        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS, "train_loss", "tokens_per_sec")),
+        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS, "tokens_per_sec")),
         "tags.`ablate.backend_mode`",
     ]
     many = sum(len(arm.runs) for arm in plan.arms) > _MOST_CURVES
