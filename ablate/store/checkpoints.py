@@ -121,7 +121,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     from safetensors.torch import save_file
 
     with as_os_error():
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
     with path.open("rb+") as file:  # safetensors may have written through mapped memory
         os.fsync(file.fileno())
 

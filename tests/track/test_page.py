@@ -125,7 +125,7 @@ def test_the_table_and_the_pages_of_a_run(mirrored, server, browser, see, held):
     study, experiment = mirrored("more pages")
     # The experiment's page as a table, with the columns that the study asks for.
     table = page(server, experiment).replace("=CHART", "=TABLE")
-    see(table, "factor.recipe.gemms")
+    see(table, "val_loss")
     browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
     # Columns beside the panel.
     see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "val_loss", "token_cost")

@@ -103,7 +103,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     config = config_of(MODELS["llama"])
     trainee = assemble(config, "cpu")
 
-    def full(*_):
+    def full(*_, **__):
         from safetensors import SafetensorError
 
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
