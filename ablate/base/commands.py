@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _USER_INFO = re.compile(r"(\w+://)[^/\s]*@")
@@ -22,6 +23,11 @@ _SECRET_QUERY = re.compile(r"([?&](?:password|token|secret)=)[^&\s]+", re.IGNORE
 def redact(text: str) -> str:
     """Replace user, password and token of every address in ``text``."""
     return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))
+
+
+def set_words(settings: Iterable[str]) -> list[str]:
+    """Return the words of a command line that change a study's file: ``--set KEY=VALUE`` each."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def command_line(verb: str, *words: str, storage: Path | None = None, **options: str | None) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Problem:
-    """One problem, its place, and how to fix it."""
+    """One problem, its place, and how to fix it. ``line`` 0: the place is a ``--set`` of the command line."""
 
     file: str | None = None
     line: int | None = None
@@ -25,6 +25,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        place = "--set" if self.line == 0 else place
         text = f"{place}: {self.what}" if place else self.what
         return f"{text} ({self.hint})" if self.hint else text
 

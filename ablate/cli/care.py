@@ -7,20 +7,20 @@ import re
 import shutil
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.commands import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, find_study, json_option, storage_option, trials_of
+from ablate.cli.common import AT_LEAST_1, find_run, find_study, json_option, storage_option, trials_of
 from ablate.cli.output import echo_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.store import RunDir, StudyStore
+    from ablate.store import StudyStore
     from ablate.store.leases import Attempt
 
 _LOOK_SEC = 0.3
@@ -33,7 +33,15 @@ _OF_A_STUDY = {
     "search", "search.lock.json", "optuna.log", "prefixes",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
-_WRITTEN = ("config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "stop")
+_WRITTEN = (
+    "config.json",
+    "status.json",
+    "environment.json",
+    "metrics.jsonl",
+    "diagnostics.jsonl",
+    "stop",
+    "weights",
+)
 _DRAFTS = tuple(f".{name}." for name in _WRITTEN)
 
 
@@ -50,7 +58,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
 
     A large study is shown arm by arm.
     """
-    from ablate.cli.display import arms_table, progress_table, summary
+    from ablate.cli.display import arms_table, end_text, progress_table, summary
+    from ablate.execute.pace import seconds_to_end
     from ablate.execute.progress import ProgressReader, count_states
     from ablate.store.running import is_running
 
@@ -58,7 +67,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     if watch:
         _watch(store)
     running = is_running(store.path)
-    runs = ProgressReader(store, executor_alive=running, examines_files=True).read()
+    reader = ProgressReader(store, executor_alive=running, examines_files=True)
+    runs = reader.read()
     trials = trials_of(store)
     trials_run = trials is not None and is_running(trials.path)
     tried = (
@@ -71,6 +81,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
             "study": store.path.name,
             "running": running,
             "states": count_states(runs),
+            "ends": _iso(seconds_to_end(runs)),
             "runs": [asdict(run) for run in runs],
             "tuning": None if trials is None else {"study": trials.path.name, "states": count_states(tried)},
         }
@@ -81,7 +92,9 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     console, now = Console(highlight=False), " · being run now"
     by_arm = len(runs) > _MOST_RUNS and not all_runs
     console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
-    console.print(f"{store.path.name}: {summary(runs)}{now if running else ''}")
+    end = end_text(runs, at_most=reader.may_end_sooner)
+    running_text = f" · {end}" if end else now if running else ""
+    console.print(f"{store.path.name}: {summary(runs)}{running_text}")
     if trials is not None:
         so_far = f"{now if trials_run else ''}, of the trials asked so far"
         console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
@@ -92,6 +105,13 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     for (arm, state, message), seeds in alike.items():
         line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _iso(seconds_left: float | None) -> str | None:
+    """Return a local time to come in ISO 8601, with the zone."""
+    if seconds_left is None:
+        return None
+    return (datetime.now().astimezone() + timedelta(seconds=seconds_left)).isoformat(timespec="seconds")
 
 
 def _watch(store: StudyStore) -> None:
@@ -119,7 +139,7 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
     """Show the attempts of RUN (the beginning of its id) and what the latest one printed."""
     from ablate.store.leases import Leases
 
-    found = _find_run(storage, run, study)
+    found = find_run(storage, run, study)
     leases = Leases(found.attempts)
     latest = leases.latest()
     if not latest:
@@ -142,22 +162,6 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
             click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
             chosen, place = leases.latest(), 0
         time.sleep(_LOOK_SEC)
-
-
-def _find_run(storage: Path, start: str, study: str | None) -> RunDir:
-    if not start.isalnum():
-        raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
-    if study is not None and not (storage / study / "runs").is_dir():
-        raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
-    found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
-    if len(found) == 1:
-        from ablate.store import StudyStore
-
-        return StudyStore(found[0].parent.parent).run(found[0].name)
-    if not found:
-        ids = command_line("status", study or "STUDY", "--runs", storage=storage)
-        raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
-    raise UserError(f"'{start}' begins {len(found)} runs' ids: {', '.join(p.name for p in found[:4])} …")
 
 
 def _attempt_text(number: int, record: Attempt | None) -> str:
@@ -216,10 +220,11 @@ def cancel(study: str, storage: Path) -> None:
 )
 @click.argument("study")
 @click.option("--whole", is_flag=True, help="Remove the study with all its results.")
+@click.option("--weights", is_flag=True, help="Also remove the weights that its runs have kept.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @storage_option
-def clean(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path) -> None:
+def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, storage: Path) -> None:
     """Remove runs of STUDY that its plan no longer has, checkpoints of ended runs and leftover files.
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
@@ -229,7 +234,7 @@ def clean(study: str, *, whole: bool, dry_run: bool, yes: bool, storage: Path) -
     store = find_study(storage, study)
     if is_running(store.path):
         raise UserError(f"{store.path} is being run (stop it first: ablate cancel {store.path.name})")
-    found = _whole(store) if whole else _leftovers(store)
+    found = _whole(store) if whole else _leftovers(store, weights=weights)
     if not found:
         click.echo("Nothing to remove.")
         return
@@ -273,7 +278,7 @@ def _is_stop(path: Path) -> bool:
     return path.name.startswith(".stop-") and path.is_file() and not path.is_symlink()
 
 
-def _leftovers(store: StudyStore) -> dict[Path, str]:
+def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
     """Return what can go, with the reason of each, in the order of the folders."""
     planned = {run.id for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"
@@ -289,8 +294,11 @@ def _leftovers(store: StudyStore) -> dict[Path, str]:
             found[run.checkpoints] = "checkpoints of a run that has ended"
         if run.stop_path.is_file():
             found[run.stop_path] = killed
+        if weights and run.weights.is_dir() and not run.weights.is_symlink():
+            found[run.weights] = "the weights of a run"
         for left in _entries(path):
-            if left.name.startswith(_DRAFTS) and left.is_file() and not left.is_symlink():
+            is_draft = left.is_file() or left.name.startswith(f".{run.weights.name}.")
+            if left.name.startswith(_DRAFTS) and is_draft and not left.is_symlink():
                 found[left] = "left by a write that was cut off"
     ended = all(store.run(run_id).status().state in ("finished", "diverged") for run_id in planned)
     if ended and store.prefixes.is_dir() and not store.prefixes.is_symlink():

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.commands import command_line
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ablate.plan import Plan, PlannedArm
-    from ablate.store import StudyStore
+    from ablate.store import RunDir, StudyStore
 
 AT_LEAST_1 = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -32,6 +32,15 @@ device_option = click.option(
 )
 address_option = click.option(
     "--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine)."
+)
+
+
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Take this value for the file's, such as base.training.learning_rate=1e-3; may be given again.",
 )
 
 
@@ -98,6 +107,23 @@ def find_study(storage: Path, study: str) -> StudyStore:
     loaded = load_study(study)
     verb = "run" if loaded.search is None else "search"
     return study_named(storage, loaded.name, start=command_line(verb, study, storage=storage))
+
+
+def find_run(storage: Path, start: str, study: str | None = None) -> RunDir:
+    """Return the run whose id begins so, in any study or in one."""
+    if not start.isalnum():
+        raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
+    if study is not None and not (storage / study / "runs").is_dir():
+        raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
+    found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
+    if len(found) == 1:
+        from ablate.store import StudyStore
+
+        return StudyStore(found[0].parent.parent).run(found[0].name)
+    if not found:
+        ids = command_line("status", study or "STUDY", "--runs", storage=storage)
+        raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
+    raise UserError(f"'{start}' begins {len(found)} runs' ids: {', '.join(p.name for p in found[:4])} …")
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:

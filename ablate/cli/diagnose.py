@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, device_option, json_option, out_option
+from ablate.cli.common import AT_LEAST_1, device_option, find_run, json_option, out_option, storage_option
 from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ablate.diagnose.harm import Harm, LayerGemm
     from ablate.diagnose.subject import Subject
     from ablate.train.loop import Trainee
@@ -26,7 +26,7 @@ Examples:
   ablate diagnose llama-tiny --recipe mxfp4
   ablate diagnose Qwen/Qwen3-0.6B --data my-corpus/ --recipe "{gemms: [fprop, dgrad, wgrad], stabiliser: sr}"
   ablate diagnose my_model.py:build --options "{width: 512}"
-  ablate diagnose ablate-runs/my-study/runs/3f0c9d21aa00b7e4 --layers "*.ffn.*" --json
+  ablate diagnose 3f0c9d21 --layers "*.ffn.*" --json
 """
 _SHARE = 0.8
 
@@ -47,11 +47,13 @@ _SHARE = 0.8
 )
 @click.option("--sequences", type=AT_LEAST_1, default=4, show_default=True, help="Sequences of the batch.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@storage_option
 @device_option
 @json_option
 @out_option
 def command(
     model: str,
+    storage: Path,
     layers: tuple[str, ...],
     draws: int,
     device: str | None,
@@ -61,16 +63,18 @@ def command(
 ) -> None:
     """Rank the layers and GEMMs of MODEL by the harm that a recipe is predicted to do, without training.
 
-    MODEL is the folder of a run that has a checkpoint, a Hugging Face model (folder or hub name), a preset,
-    or a function of yours (package.module:function, or path/to/file.py:function). Each GEMM of each layer is
-    quantised alone, and the gradient of all weights is held against bf16's on the same text. Predicted harm:
-    the share of the gradient's energy that errs the same way in every draw. It is a prediction from one
-    batch, not a result of training.
+    MODEL is a run (its id or folder) with a checkpoint or kept weights, a Hugging Face model (folder or hub
+    name), a preset, or a function of yours (package.module:function, or path/to/file.py:function). Each GEMM
+    of each layer is quantised alone, and the gradient of all weights is held against bf16's on the same text.
+    Predicted harm: the share of the gradient's energy that errs the same way in every draw. It is a
+    prediction from one batch, not a result of training.
     """
     from ablate.diagnose.subject import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
     from ablate.recipes.coverage import EVERYTHING
 
+    if re.fullmatch(r"[0-9a-f]{4,16}", model) and not Path(model).exists():
+        model = str(find_run(storage, model).path)
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
     window = tokens_of(subject)
@@ -81,8 +85,8 @@ def command(
         # What no recipe reaches is named in the result; it is no reason to diagnose nothing.
         model_config = replace(subject.config.model, allow=[EVERYTHING])
         trainee = assemble(replace(subject.config, model=model_config), where)
-        if subject.checkpoint is not None:
-            load_weights(trainee, subject.checkpoint)
+        if subject.tensors:
+            load_weights(trainee, subject.tensors)
         trainee.state.tokens = subject.trained_tokens
         gemms = _layer_gemms(trainee, layers, draws=draws)
         passes = 1 + sum(one.draws for one in gemms)

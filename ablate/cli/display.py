@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 from ablate.base.errors import safe_text
 from ablate.cli.output import figure
+from ablate.execute.pace import seconds_to_end
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
 from ablate.workflow import Listener
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
 _SHOWN_OF_AN_ID = 8
+_HALF_A_DAY_SEC = 43_200
+_DAYS_FROM = 2
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
     "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
@@ -114,6 +118,27 @@ def summary(runs: list[RunProgress]) -> str:
     return " · ".join(parts)
 
 
+def end_text(runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None = None) -> str:
+    """Return when the runs will end, such as ``ends about 14:32 (12 min left)``; empty while that is unknown.
+
+    ``at_most``: a stop rule may end them sooner. ``now``: local time.
+    """
+    seconds = seconds_to_end(runs)
+    if seconds is None:
+        return ""
+    now = now or datetime.now().astimezone()
+    end = now + timedelta(seconds=seconds)
+    clock = end.strftime("%H:%M" if seconds < _HALF_A_DAY_SEC else "%a %d %b %H:%M")
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // 1440
+    left = f"{minutes} min" if minutes else "under 1 min"
+    if days >= _DAYS_FROM:
+        left = f"{days} d {hours % 24} h"
+    elif hours:
+        left = f"{hours} h {minutes % 60:02d} min"
+    return f"ends by about {clock} ({left} left at most)" if at_most else f"ends about {clock} ({left} left)"
+
+
 class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     """Shows the given runs until the block ends; ``update`` may be called as often as one likes."""
 
@@ -126,6 +151,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._states: dict[str, State] = {}
         self._last_line = float("-inf")
         self._live: Live | None = None
+        self._waves = reader.in_waves
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -145,21 +171,28 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         now = time.monotonic()
         if force or now - self._last_drawn >= _REFRESH_SEC:
             runs = self._reader.read(self._run_ids)
+            whole = self._reader.read() if self._waves else runs  # the next wave is not asked for yet
+            end = end_text(whole, at_most=self._reader.may_end_sooner)
             elapsed = format_seconds(now - self._started)
             if self._live is None:
-                self._print_lines(runs, elapsed)
+                self._print_lines(runs, elapsed, end)
             else:
-                self._live.update(self._table(runs, elapsed), refresh=True)
+                self._live.update(self._table(runs, elapsed, end), refresh=True)
             self._last_drawn = now
 
-    def _table(self, runs: list[RunProgress], elapsed: str) -> Table:
-        room = max(4, self._console.size.height - 6)
+    def _table(self, runs: list[RunProgress], elapsed: str, end: str) -> Table:
+        room = max(4, self._console.size.height - 7)
         shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
         hidden = len(runs) - len(shown)
-        more = f" · {hidden} not shown" if hidden else ""
-        return progress_table(shown, title=f"{summary(runs)} · {elapsed}{more}")
+        words = [
+            summary(runs),
+            elapsed,
+            *([f"{hidden} not shown"] if hidden else []),
+            *([end] if end else []),
+        ]
+        return progress_table(shown, title=" · ".join(words))
 
-    def _print_lines(self, runs: list[RunProgress], elapsed: str) -> None:
+    def _print_lines(self, runs: list[RunProgress], elapsed: str, end: str) -> None:
         changed = [run for run in runs if self._states.get(run.run_id, "pending") != run.state]
         for run in changed:
             self._states[run.run_id] = run.state
@@ -168,7 +201,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             detail += f": {run.message}" if run.message else ""
             self._line(safe_text(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}"))
         if changed or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
-            self._line(f"[{elapsed}] {summary(runs)}")
+            self._line(f"[{elapsed}] {summary(runs)}{f' · {end}' if end else ''}")
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()

@@ -10,7 +10,6 @@ import click
 from ablate.base.commands import command_line
 from ablate.cli.common import address_option, ended_by_ctrl_c, json_option, storage_option, tracking_option
 from ablate.cli.output import echo_json, format_table, terminal_width
-from ablate.track.uri import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +47,7 @@ def command(
       ablate pilot my-study.yaml
       ablate pilot my-study.yaml --write && ablate run my-study.yaml
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    place = {"address": address, "tracking_uri": None if tracking_uri is None else redact(tracking_uri)}
+    place = {"address": address, "tracking_uri": tracking_uri}
     again = command_line("pilot", study, *["--write"] * write, storage=storage, **place)
     with ended_by_ctrl_c(again):
         from ablate.cli.display import console_listener

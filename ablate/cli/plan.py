@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ablate.cli.common import price_option, storage_option
+from ablate.cli.common import price_option, set_option, storage_option
 
 
 @click.command("plan")
@@ -23,9 +23,10 @@ from ablate.cli.common import price_option, storage_option
     metavar="NAME",
     help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
 )
+@set_option
 @price_option("adds what the study costs there")
 @storage_option
-def command(**options: Any) -> None:
+def command(study: str, settings: tuple[str, ...], **options: Any) -> None:
     """Show the runs of STUDY without starting any.
 
     STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
@@ -38,9 +39,11 @@ def command(**options: Any) -> None:
     \b
     Example:
       ablate plan quickstart
+      ablate plan my-study.yaml --set base.training.learning_rate=1e-3 --set seeds=5
       ablate plan my-study.yaml --json | jq '.arms[].name'
       ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.cli.plan_text import show_plan
+    from ablate.study import load_study
 
-    show_plan(**options)
+    show_plan(load_study(study, settings), **options)

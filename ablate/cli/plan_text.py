@@ -23,7 +23,6 @@ from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
 from ablate.store import END_STATES, StudyStore
 from ablate.store.lock import plan_to_json
-from ablate.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.store.lock import Settled
+    from ablate.study import Study
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
@@ -40,7 +40,7 @@ _HIGH_PRECISION = "bf16"
 
 
 def show_plan(
-    study: str,
+    study: Study,
     as_json: bool,
     dry_run: bool,
     layers: bool,
@@ -49,8 +49,8 @@ def show_plan(
     prices: dict[str, float],
     storage: Path,
 ) -> None:
-    """Print the plan of a study; the parameters are the options of the verb."""
-    plan = build_plan(load_study(study), without_data=True)
+    """Print the plan of a study; the other parameters are the options of the verb."""
+    plan = build_plan(study, without_data=True)
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, prices)
@@ -85,7 +85,8 @@ def _with_neighbours(
     plan: Plan, store: StudyStore, progress: StudyProgress
 ) -> tuple[StudyProgress, dict[str, str]]:
     """Count results of other studies in the storage, which a run would take; return whose each is, too."""
-    to_do = {run.id: arm.resources for arm, run in plan.runs() if run.id and run.id not in progress.states}
+    runs = () if plan.keep_weights else plan.runs()  # others have results, not weights
+    to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
     found = find_elsewhere(store, to_do)
     there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
     studies = {run_id: neighbour.path.name for run_id, neighbour in found.items()}

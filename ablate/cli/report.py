@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.commands import command_line, set_words
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, FOLDER, find_study, price_option, storage_option
 from ablate.cli.output import writing_to
@@ -97,6 +97,10 @@ def command(
 def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
     """Say where a study file has been edited since it ran: the report is of the plan that ran."""
     if not study.endswith((".yaml", ".yml")):
+        return
+    if settings := store.plan().settings:
+        ran = command_line("run", study, *set_words(settings))
+        click.echo(f"{study}: this report is of the study as it ran: {ran}", err=True)
         return
     from ablate.plan import asks_otherwise
     from ablate.study import load_study

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.commands import command_line, redact
+from ablate.base.commands import command_line, redact, set_words
 from ablate.base.errors import UserError
-from ablate.cli.common import address_option, ended_by_ctrl_c, storage_option, tracking_option
+from ablate.cli.common import address_option, ended_by_ctrl_c, set_option, storage_option, tracking_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +39,7 @@ def _seeds(_context: click.Context, _option: click.Parameter, text: str | None) 
     "--seeds", metavar="LIST", callback=_seeds, help="Run these seeds of the study alone, such as 0,1,4."
 )
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
+@set_option
 @address_option
 @tracking_option
 @storage_option
@@ -51,6 +52,7 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
     Examples:
       ablate run quickstart
       ablate run my-study.yaml --only fprop --seeds 0,1
+      ablate run my-study.yaml --set base.training.learning_rate=1e-3 --set name=my-study-lr
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     place = {"address": address, "tracking_uri": tracking_uri}
@@ -66,8 +68,11 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
         return conclude(listener.console, end, again)
 
 
-def _chosen(only: Sequence[str], seeds: Sequence[int] | None, **_retry: bool) -> Iterator[str]:
-    """Yield the options that choose runs, for the command that goes on."""
+def _chosen(
+    only: Sequence[str], seeds: Sequence[int] | None, settings: Sequence[str], **_retry: bool
+) -> Iterator[str]:
+    """Yield the options that choose runs and change the study, for the command that goes on."""
+    yield from set_words(settings)
     for name in only:
         yield from ("--only", name)
     if seeds is not None:

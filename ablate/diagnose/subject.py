@@ -5,7 +5,7 @@ How it fails: ``UserError`` for missing or unfitting input, with the option that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,15 @@ from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.presets import PRESETS
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
-from ablate.store.checkpoints import Checkpoint, load_newest
+from ablate.store.checkpoints import load_newest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from ablate.train.loop import Trainee
+    from ablate.train.snapshot import Rows
 
 _SEQ_LEN = 512
 
@@ -38,13 +43,14 @@ _SEQ_LEN = 512
 class Subject:
     """What is diagnosed: a run's configuration (of the model alone, for what is no run), and its weights.
 
-    ``weights`` says in words where they come from; ``checkpoint`` has those of a run. ``prepared``: the token
-    cache that has the run's own text, None where text is read as it stands.
+    ``weights`` says in words where they come from; ``tensors`` has those of a run, by their names with
+    ``model.`` in front, where the model is not built with them. ``prepared``: the token cache that has the
+    run's own text, None where text is read as it stands.
     """
 
     config: RunConfig
     weights: str
-    checkpoint: Checkpoint | None = None
+    tensors: Mapping[str, Tensor | Rows] = field(default_factory=dict)
     prepared: Path | None = None
     trained_tokens: int = 0
 
@@ -129,11 +135,11 @@ def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
     return np.concatenate(pieces)
 
 
-def load_weights(trainee: Trainee, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into the model; past magnitudes of another recipe's scales are left out.
+def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
+    """Put a run's weights into the model; past magnitudes of another recipe's scales are left out.
 
     Raises:
-        ValueError: the checkpoint is of another model.
+        ValueError: they are those of another model.
     """
     from ablate.train.snapshot import Snapshot, restore_snapshot
 
@@ -141,10 +147,10 @@ def load_weights(trainee: Trainee, checkpoint: Checkpoint) -> None:
     tensors: dict[str, Any] = {
         f"model.{name}": buffer for name, buffer in module.named_buffers() if "amax_" in name
     }
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in found.items():
         if name.startswith("model.") and (name in tensors or "amax_" not in name):
             tensors[name] = tensor
-    restore_snapshot(module, trainee.optimizer, Snapshot(step=checkpoint.step, tensors=tensors, numbers={}))
+    restore_snapshot(module, trainee.optimizer, Snapshot(step=0, tensors=tensors, numbers={}))
 
 
 def _of_run(
@@ -155,10 +161,7 @@ def _of_run(
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
-    checkpoint, passed_over = load_newest(run.checkpoints)
-    if checkpoint is None:
-        hint = passed_over[0] if passed_over else "a run that has ended keeps none; stop one in its course"
-        raise UserError(f"{folder}: the run has no checkpoint ({hint})")
+    model, weights, tensors, done = _weights_of(run, config)
     if data is not None:
         if config.data.tokenizer == "bpe":
             raise UserError("--data: the run's tokenizer was trained on its own text (leave --data out)")
@@ -168,16 +171,40 @@ def _of_run(
             what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
             raise UserError(f"{what} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
-    done = checkpoint.step * plan_steps(config.training).tokens_per_step
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
     return Subject(
-        config=replace(config, training=training, recipe=recipe_of(recipe) if recipe else config.recipe),
-        weights=f"the checkpoint after step {checkpoint.step:,}",
-        checkpoint=checkpoint,
+        config=replace(
+            config, model=model, training=training, recipe=recipe_of(recipe) if recipe else config.recipe
+        ),
+        weights=weights,
+        tensors=tensors,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
         trained_tokens=done,
     )
+
+
+def _weights_of(run: RunDir, config: RunConfig) -> tuple[ModelConfig, str, Mapping[str, Tensor | Rows], int]:
+    """Return a run's model, its weights in words and as tensors, and the tokens that trained them."""
+    from ablate.train.weights import load_weights as load_kept
+
+    plan = plan_steps(config.training)
+    checkpoint, passed_over = load_newest(run.checkpoints)
+    if checkpoint is not None:
+        words = f"the checkpoint after step {checkpoint.step:,}"
+        return config.model, words, checkpoint.tensors, checkpoint.step * plan.tokens_per_step
+    words = "the weights at its end"
+    if not run.weights.is_dir():
+        hint = "train it again with: ablate run STUDY --set keep_weights=true --set name=ANOTHER"
+        raise UserError(f"{run.path}: no weights were kept ({passed_over[0] if passed_over else hint})")
+    if config.model.hf is not None:
+        hf = replace(config.model, hf=str(run.weights.absolute()), pretrained=True, options={})
+        return hf, words, {}, plan.tokens
+    try:
+        kept = load_kept(config, run.weights)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{run.weights}: cannot be read: {first_line(error)}") from None
+    return config.model, words, {f"model.{name}": tensor for name, tensor in kept.items()}, plan.tokens
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:

@@ -10,12 +10,13 @@ import math
 import operator
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 from ablate.base.code import load_function
 from ablate.base.errors import UserError
 from ablate.layers.state import followed
 from ablate.train import TrainResult
+from ablate.train.loop import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ _ROWS = {
     "train": "{'kind': 'train', 'tokens': 4096, 'step': 1, 'loss': 5.5}",
     "eval": "{'kind': 'eval', 'tokens': 4096, 'step': 1, 'val_loss': 5.2}",
 }
-_ENDS = get_args(get_type_hints(TrainResult)["state"])
+_ENDS = get_args(End)
 
 
 def call(

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from ablate.run.diagnostics import Diagnostics
 
 _DRAFT = ".taken"
-_OWN = ("checkpoints", "stop")
-"""Files that belong to the process that executes the run, and are not copied."""
+_OWN = ("checkpoints", "stop", "weights")
+"""Files that belong to the process that executes the run, or are large, and are not copied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the executor needs of one run. ``tokens_dir``: None for a trainer that reads no tokens."""
+    """What the executor needs of one run. ``tokens_dir``: None for a trainer that reads no tokens.
+
+    ``keep_weights``: leave the final weights in the run's folder.
+    """
 
     run_id: str
     arm: str
@@ -44,6 +47,7 @@ class RunRequest:
     tokens_dir: Path | None
     resources: ResourcesConfig
     diagnostics: Diagnostics | None = None
+    keep_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             tokens_dir=corpora[arm.config.data_digest].folder.resolve(),
             resources=arm.resources,
             diagnostics=plan.diagnostics,
+            keep_weights=plan.keep_weights,
         )
         for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
         if run.id in chosen
@@ -142,9 +147,14 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
 def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
     """Copy other studies' results of these runs; return the study of each, by run id.
 
-    Call it only while no other process runs the study. A run that has begun here is not copied.
+    Call it only while no other process runs the study. A run that has begun here is not copied, nor one
+    whose weights are to be kept: a result has them only where it was trained.
     """
-    fresh = {run.run_id: run for run in missing if not Leases(store.run(run.run_id).attempts).latest()}
+    fresh = {
+        run.run_id: run
+        for run in missing
+        if not run.keep_weights and not Leases(store.run(run.run_id).attempts).latest()
+    }
     found = find_elsewhere(store, {run_id: run.resources for run_id, run in fresh.items()})
     taken = {}
     for run_id, neighbour in found.items():

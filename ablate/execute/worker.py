@@ -301,7 +301,7 @@ def _call_trainer(
     from ablate.execute.keeper import Keeper
     from ablate.train import train
 
-    name, resources = task.config.trainer or task.trainer, task.resources
+    name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
     call: Callable[..., Any] = partial(own_trainer.call, name)
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
@@ -312,12 +312,12 @@ def _call_trainer(
             from ablate.diagnose.recorder import Recorder
 
             callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
-    return call(
+    result = call(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         device=task.device,
         checkpoints=Keeper(
-            RunDir(task.run_dir).checkpoints,
+            run.checkpoints,
             rows,
             start,
             lease,
@@ -329,6 +329,11 @@ def _call_trainer(
         ),
         **callbacks,
     )
+    if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
+        from ablate.train.weights import save_weights
+
+        save_weights(result.trainee, task.config, run.weights, tokenizer=task.tokens_dir)
+    return result
 
 
 @contextlib.contextmanager

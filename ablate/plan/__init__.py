@@ -9,13 +9,14 @@
 
 from ablate.plan.estimate import PlanCosts, estimate
 from ablate.plan.plan import Plan, PlannedArm, build_plan, configured_runs
-from ablate.plan.stored import StudyProgress, asks_otherwise, known_plan, read_progress, to_lock
+from ablate.plan.stored import StudyProgress, adopt, asks_otherwise, known_plan, read_progress, to_lock
 
 __all__ = [
     "Plan",
     "PlanCosts",
     "PlannedArm",
     "StudyProgress",
+    "adopt",
     "asks_otherwise",
     "build_plan",
     "configured_runs",

@@ -65,10 +65,18 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
         cores=cores,
         uses_gpu=any(arm.resources.gpus for arm in plan.arms),
         storage_bytes=sum(
-            len(arm.runs) * (_BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW) for arm in plan.arms
+            len(arm.runs)
+            * (_BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW + _weight_bytes(plan, arm))
+            for arm in plan.arms
         ),
         shared_tokens=shared,
     )
+
+
+def _weight_bytes(plan: Plan, arm: PlannedArm) -> int:
+    """Return the size of the weights that a run leaves."""
+    each = 2 if arm.config.training.master_weights == "bf16" else 4
+    return each * arm.size.parameters if plan.keep_weights else 0
 
 
 def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:

@@ -77,6 +77,7 @@ class Plan:
 
     ``tuning``: the search before the seeds; arms with the tuned values are added once it is done.
     ``too_short``: evaluations that are larger than the validation text seems to be.
+    ``settings``: what ``--set`` has changed of the study's file. ``keep_weights``: each run leaves its own.
     """
 
     study: str
@@ -95,6 +96,8 @@ class Plan:
     missing: tuple[Problem, ...] = ()
     tuning: Tune | None = None
     too_short: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    keep_weights: bool = False
 
     def arm(self, name: str) -> PlannedArm:
         """Return an arm by name; raises ``KeyError``."""
@@ -200,6 +203,8 @@ def build_plan(
         missing=missing,
         tuning=study.tune,
         too_short=tuple(dict.fromkeys(_too_short(study, identities))),
+        settings=study.settings,
+        keep_weights=study.keep_weights,
     )
 
 

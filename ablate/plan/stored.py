@@ -6,6 +6,7 @@ a run with unreadable metrics is not measured.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -40,11 +41,12 @@ def to_lock(plan: Plan) -> LockedPlan:
         arms=tuple(_lock_arm(arm) for arm in plan.arms),
         dropped=plan.dropped,
         tuning=None if plan.tuning is None else _lock_tuning(plan, plan.tuning),
+        settings=plan.settings,
     )
 
 
-def asks_otherwise(study: Study, plan: LockedPlan) -> list[str]:
-    """Return the keys of a study file that ask something else of the runs than the plan that ran last."""
+def asks_otherwise(study: Study | Plan, plan: LockedPlan) -> list[str]:
+    """Return the keys of a study that ask something else of the runs than the plan that ran last."""
     return [name for name in _QUESTION if getattr(study, name) != getattr(plan, name)]
 
 
@@ -80,6 +82,28 @@ def _lock_tuning(plan: Plan, tune: Tune) -> LockedTuning:
         if tune.is_done
         else {},
     )
+
+
+def adopt(plan: Plan, store: StudyStore) -> int:
+    """Return how many runs that have begun a store loses by taking this plan for the one that it has.
+
+    Raises:
+        UserError: values of ``--set`` would take the place of a plan with other ones. An edited file is
+            adopted; these stand nowhere, and the earlier results would be gone from the study's pages.
+    """
+    try:
+        there = store.plan()
+    except (OSError, UserError):
+        return 0
+    begun, kept = store.begun(), {run.id for _, run in plan.runs()}
+    lost = sum(run.id in begun and run.id not in kept for _, run in there.runs())
+    if plan.settings and (lost or asks_otherwise(plan, there)):
+        name = shlex.quote(f"name={plan.study}-2")
+        raise UserError(
+            f"--set: {store.path} holds this study with other settings (give this one a name of its own, "
+            f"such as --set {name})"
+        )
+    return lost
 
 
 @dataclass(frozen=True, kw_only=True)

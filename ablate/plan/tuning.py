@@ -69,6 +69,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         intervals=plan.intervals,
         stop=None,
         diagnostics=None,
+        keep_weights=False,
         arms=arms,
         folded=(),
         dropped=(),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.files import hash_of, read_record, write_bytes_atomic, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -102,26 +102,41 @@ def save_part(
     Raises:
         OSError: they could not be written; earlier files are untouched.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     which = f".{index}of{count}" if count > 1 else ""
     target = folder / f"{step:012d}{which}.safetensors"
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
-        # safetensors may write through mapped memory: sync the file before the rename.
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        write_tensors(temporary, tensors)
         part = CheckpointFile(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
         temporary.replace(target)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError) and (number := re.search(r"os error (\d+)", str(error))):
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None  # a full disk, for example
         raise
     return part
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write and sync a safetensors file; raises ``OSError`` where that cannot be done."""
+    from safetensors.torch import save_file
+
+    with as_os_error():
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+    with path.open("rb+") as file:  # safetensors may have written through mapped memory
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def as_os_error() -> Iterator[None]:
+    """Turn what safetensors raises of the file system, such as a full disk, or of damage into ``OSError``."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+        raise OSError(str(error)) from None
 
 
 def save_manifest(

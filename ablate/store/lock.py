@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from ablate.base.commands import command_line, set_words
 from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class LockedPlan:
     ``target``: None where final losses are compared. ``paired_seeds``: equal seeds are
     pairs. ``intervals``: whether an arm's variance is moderated by those of the other arms. ``waive``:
     settings in which runs may differ. ``tuning``: None for a study without tuning.
-    ``imported``: built from the logs of others.
+    ``imported``: built from the logs of others. ``settings``: what ``--set`` changed of the study's file.
     """
 
     format: Literal[1] = FORMAT
@@ -227,6 +228,12 @@ class LockedPlan:
     dropped: tuple[DroppedCell, ...] = ()
     tuning: LockedTuning | None = None
     imported: Flag = False
+    settings: tuple[Text, ...] = ()
+
+    @property
+    def start(self) -> str:
+        """The command that runs the study, given its file."""
+        return command_line("run", "STUDY.yaml", *set_words(self.settings))
 
     @property
     def margin(self) -> Margin | None:
@@ -258,7 +265,7 @@ class LockedPlan:
 
 
 _PLAN = TypeAdapter(LockedPlan)
-_RARE = ("tuning", "imported")
+_RARE = ("tuning", "imported", "settings")
 """Keys that are written only when they are set."""
 
 

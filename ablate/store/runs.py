@@ -103,6 +103,8 @@ class RunDir:
     """Versions, hardware and back end of the last attempt."""
     checkpoints = _Inside("checkpoints")
     """The last checkpoints of a run that has not ended."""
+    weights = _Inside("weights")
+    """The final weights in Hugging Face's layout, if the study keeps them."""
     attempts = _Inside("attempts")
     """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
 

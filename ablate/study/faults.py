@@ -218,9 +218,12 @@ def unknown_key_hint(key: str, parent: Path, section: Any) -> str | None:
         return hint
     if close := did_you_mean(_USUAL.get(key, key), here):
         return close
+    if not parent and key in SECTIONS:
+        return "it belongs in 'base'"
     for name in SECTIONS:
         if _USUAL.get(key, key) in children(type_at(BaseSection, (name,))):
-            return f"it belongs in '{name}'" + (f", as {_USUAL[key]}" if key in _USUAL else "")
+            where = name if parent else f"base.{name}"
+            return f"it belongs in '{where}'" + (f", as {_USUAL[key]}" if key in _USUAL else "")
     return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
 
 

@@ -24,6 +24,7 @@ from ablate.study.forks import resolve_forks
 from ablate.study.parse import parse, read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
+from ablate.study.settings import check_settings, with_settings
 from ablate.study.stops import check_stop, stop_rule
 from ablate.study.study import Study, again_name
 from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
@@ -63,14 +64,17 @@ def find_file(path_or_name: str | Path) -> Path:
     raise UserError(what, file=path, hint=close)
 
 
-def load_study(path_or_name: str | Path) -> Study:
+def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Study:
     """Read and validate a study, given its file or the name of a shipped study.
+
+    ``settings``: ``KEY=VALUE`` each, as ``--set`` takes them; they win over the file.
 
     Raises:
         UserError: the file cannot be used; holds every fault found, in the order of the file.
     """
     path = find_file(path_or_name)
-    return _study(path, *read_tree(path, str(path)))
+    root, syntax_faults = read_tree(path, str(path))
+    return _study(path, with_settings(root, settings), syntax_faults, settings)
 
 
 def study_of(text: str, path: Path) -> Study:
@@ -82,8 +86,8 @@ def study_of(text: str, path: Path) -> Study:
     return _study(path, *parse(text.encode(), str(path)))
 
 
-def _study(path: Path, root: Mapping, syntax_faults: list[Problem]) -> Study:
-    """Validate what was parsed."""
+def _study(path: Path, root: Mapping, syntax_faults: list[Problem], settings: tuple[str, ...] = ()) -> Study:
+    """Validate what was parsed; ``settings`` are in ``root`` already."""
     faults = Faults(str(path), syntax_faults)
     file = _check_shape(root, faults)
     _check_name(root, faults)
@@ -113,6 +117,11 @@ def _study(path: Path, root: Mapping, syntax_faults: list[Problem]) -> Study:
     resolve_forks(root, collector, written, names, baseline, faults)
     tune = check_tune(root, collector, written, _used_seeds(file), faults)
     search = check_search(root, file, arms_of_cells, faults)
+    for arm in collector.arms.values():
+        if file is not None and file.keep_weights and arm.trainer is not None:
+            what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
+            faults.add(get(root, "keep_weights") or root, what, "let that trainer write them")
+    check_settings(root, collector.arms.values(), faults)
     if faults:
         raise UserError(*faults.problems())
 
@@ -139,6 +148,8 @@ def _study(path: Path, root: Mapping, syntax_faults: list[Problem]) -> Study:
         layer_lines=lines_of(root, "layers"),
         what_if_lines=lines_of(root, "what_if"),
         path=path.absolute(),
+        settings=settings,
+        keep_weights=file.keep_weights,
         tune=tune,
         search=search,
     )

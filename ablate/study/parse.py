@@ -62,6 +62,18 @@ def parse(content: bytes, shown: str) -> tuple[Mapping, list[Problem]]:
     return tree, builder.problems
 
 
+def parse_value(text: str, path: Path, shown: str) -> Node:
+    """Parse the YAML text of one value, to stand at ``path``; raises ``UserError`` at its faults."""
+    root = _compose(text, shown)
+    if root is None:
+        raise UserError(Problem(file=shown, what="no value", hint="write null for none"))
+    builder = _Builder(shown)
+    value = builder.build(root, path)
+    if builder.problems:
+        raise UserError(*builder.problems)
+    return value
+
+
 def _decode(content: bytes, shown: str) -> str:
     try:
         return content.decode("utf-8-sig")

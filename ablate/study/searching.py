@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from ablate.study.grid import Cell
     from ablate.study.sections import StudyFile
 
-_OF_STUDIES = ("seeds", "paired_seeds", "intervals", "baseline_again", "tune", "stop", "diagnostics")
+_OF_STUDIES = (
+    "seeds",
+    "paired_seeds",
+    "intervals",
+    "baseline_again",
+    "tune",
+    "stop",
+    "diagnostics",
+    "keep_weights",
+)
 _OWN = ("recipe", "resources")
 """The sections that an arm of a search may set: the compared one, and one that changes no result."""
 

@@ -297,6 +297,9 @@ class StudyFile:
     diagnostics: Diagnostics | None = key(
         None, "measure along each run how far its quantised GEMMs are from exact; default: not"
     )
+    keep_weights: StrictBool = key(
+        False, "leave each run's final weights beside its rows, as Hugging Face's libraries load them"
+    )
     base: BaseSection = Field(default_factory=BaseSection)
     arms: dict[str, ArmSection | None] = key(dict, "named arms")
     grid: GridSection | None = None

@@ -78,6 +78,7 @@ class Study:
     ``target``: None where the file says null, none yet: final losses are compared.
     ``target_line``, ``layer_lines``, ``what_if_lines``: (line, column) of the target's value, of the
     diagnosed layers' patterns and of the recipes of ``what_if``, for faults that only planning can find.
+    ``settings``: what ``--set`` has changed of the file, as it was written.
     """
 
     name: str
@@ -99,5 +100,7 @@ class Study:
     layer_lines: tuple[tuple[int, int], ...]
     what_if_lines: tuple[tuple[int, int], ...]
     path: Path
+    settings: tuple[str, ...] = ()
+    keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None

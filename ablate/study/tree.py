@@ -20,7 +20,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Node:
-    """A place in the file: the path of keys to it, and its line and column, both from 1."""
+    """A place in the file: the path of keys to it, and its line and column, both from 1.
+
+    Line 0: it stands in no file, but in the ``--set`` of that number (``settings``).
+    """
 
     path: Path
     line: int

@@ -58,7 +58,10 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """The accepted part of one run, by file; ``tails`` guard offsets against a file that was rewound."""
+    """The accepted part of one run, by file; ``tails`` guard offsets against a file that was rewound.
+
+    ``results``: what the report said of it.
+    """
 
     mlflow_id: str
     name: str = ""
@@ -68,6 +71,7 @@ class RunCursor:
     state: str = ""
     mlflow_status: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -80,6 +84,7 @@ class Cursor:
     runs: dict[str, RunCursor] = field(default_factory=dict)
     report_run: str | None = None
     report: str = ""
+    results: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
 
 

@@ -50,6 +50,11 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
+RESULTS = ("tokens_to_target", "token_cost")
+"""Metrics that the report gives: of a run, and with an arm's name after a slash of the run that holds it."""
+_CHART_ORDER = (
+    "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
+)  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
@@ -117,6 +122,11 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
         with contextlib.suppress(ValueError):
             found += points(parse_json(line))
     return found, offset + end
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name with what MLflow refuses replaced; a slash makes a section of charts."""
+    return "/".join(_name(part) for part in name.split("/", 1))
 
 
 def tail_digest(path: Path, offset: int) -> str | None:
@@ -241,7 +251,7 @@ def view(plan: LockedPlan) -> str:
     columns = [
         "tags.`ablate.state`",
         *(f"params.`{_name(f'factor.{key}')}`" for key in factors),
-        *(f"metrics.`{key}`" for key in ("val_loss", "train_loss", "tokens_per_sec")),
+        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS, "tokens_per_sec")),
         "tags.`ablate.backend_mode`",
     ]
     many = sum(len(arm.runs) for arm in plan.arms) > _MOST_CURVES
@@ -254,6 +264,41 @@ def view(plan: LockedPlan) -> str:
         "groupBy": group if many else None,
         "useGroupedValuesInCharts": True,
     }
+    whole = _compact(state | _charts())
+    return whole if len(whole) <= _MAX_TAG else _compact(state)
+
+
+def _charts() -> dict[str, Any]:
+    """Return our order of the charts: MLflow's own is by name, sections with a slash in their names first.
+
+    It adds the charts of other metrics itself, and shows none that have no values.
+    """
+    line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
+    line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
+    cards = [
+        {
+            "uuid": name,
+            "metricKey": name,
+            "displayName": name,
+            "metricSectionId": "curves",
+            "isGenerated": True,
+        }
+        | ({"type": "BAR"} if name in RESULTS else {"type": "LINE", **line})
+        for name in _CHART_ORDER
+    ]
+    sections = {"Model metrics": True, **dict.fromkeys(RESULTS, False), "System metrics": True}
+    return {
+        "compareRunCharts": cards,
+        "compareRunSections": [
+            {"uuid": "curves" if name == "Model metrics" else name, "name": name, "display": is_open}
+            for name, is_open in sections.items()
+        ],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+
+
+def _compact(state: dict[str, Any]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 

@@ -33,6 +33,7 @@ from ablate.track.cursor import (
     state_key,
     store_id,
 )
+from ablate.track.results import SUMMARY, Results, read_results, result_points
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Mirror:
         self._known: dict[str, str] = {}
         self._stamps: dict[str, _Stamp] = {}
         self._report_stamp: _Stamp | None = None
+        self._results: tuple[_Stamp, Results] = ((), {})
         self._saved_sec = 0.0
         self._saved = ""
 
@@ -118,6 +120,7 @@ class Mirror:
         plan = self._store.plan()
         if self._experiment_id is None:
             self._open(cursor, plan.study)
+        self._read_results(cursor, plan.study)
         assert self._experiment_id is not None
         note, view = describe.study_note(plan, report=self._report), describe.view(plan)
         if cursor.note != digest(note + view):
@@ -145,6 +148,7 @@ class Mirror:
                     self._problems.append(f"run {run.run_id}: {_one_line(error)}")
                 if time.monotonic() - self._saved_sec > _SAVE_EVERY_SEC:
                     self._save(cursor)
+        self._sync_results(cursor)
         self._sync_report(cursor)
 
     def _open(self, cursor: Cursor, study: str) -> None:
@@ -160,8 +164,9 @@ class Mirror:
             cursor.note = ""
         cursor.experiment_id = experiment_id
         # Created first, so that every run can link to it.
-        cursor.report_run = cursor.report_run or self._known.get("summary")
+        cursor.report_run = cursor.report_run or self._known.get(SUMMARY)
         if cursor.report_run is None:
+            cursor.report, cursor.results = "", {}
             cursor.report_run = self._new_report_run(experiment_id, study)
         self._report = describe.report_link(experiment_id, cursor.report_run)
         self._experiment_id = experiment_id
@@ -250,6 +255,37 @@ class Mirror:
                 self._sink.log_file(entry.mlflow_id, path)
                 entry.artifacts[file] = content
 
+    def _read_results(self, cursor: Cursor, study: str) -> None:
+        """Read what the report says. MLflow deletes no figure: a run that lost one is replaced."""
+        report = self._store.path / "report" / "report.json"
+        if (stamp := _stamp([report])) != self._results[0]:
+            self._results = stamp, read_results(report)
+        found = self._results[1]
+        for run_id, entry in list(cursor.runs.items()):
+            if entry.results.keys() - found.get(run_id, entry.results).keys():
+                self._sink.delete_run(entry.mlflow_id)
+                self._known.pop(run_id, None)
+                self._stamps.pop(run_id, None)
+                del cursor.runs[run_id]
+        if cursor.report_run and cursor.results.keys() - found.get(SUMMARY, cursor.results).keys():
+            self._sink.delete_run(cursor.report_run)
+            cursor.report_run = None
+            self._open(cursor, study)
+
+    def _sync_results(self, cursor: Cursor) -> None:
+        """Send what the report says of each run and of the arms where it is news."""
+        runs = {run_id: (entry.mlflow_id, entry.results) for run_id, entry in cursor.runs.items()}
+        if cursor.report_run is not None:
+            runs[SUMMARY] = cursor.report_run, cursor.results
+        for run_id, (mlflow_id, sent) in runs.items():
+            figures = self._results[1].get(run_id, {})
+            news = {name: value for name, value in figures.items() if sent.get(name) != value}
+            if news:
+                unix = (self._store.path / "report" / "report.json").stat().st_mtime
+                self._sink.log(mlflow_id, result_points(news, unix))
+                self._metrics_sent += len(news)
+                sent.update(news)
+
     def _sync_report(self, cursor: Cursor) -> None:
         folder = self._store.path / "report"
         if cursor.report_run is None or not (folder / "report.html").exists():
@@ -273,7 +309,7 @@ class Mirror:
         mlflow_id = self._sink.create_run(experiment_id, f"report: {study}", None, tags)
         note = describe.summary_note(study, describe.report_link(experiment_id, mlflow_id))
         self._sink.log(mlflow_id, tags={"mlflow.note.content": note})
-        self._known["summary"] = mlflow_id
+        self._known[SUMMARY] = mlflow_id
         return mlflow_id
 
     def _save(self, cursor: Cursor) -> None:

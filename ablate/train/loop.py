@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -47,16 +47,18 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+End = Literal["finished", "diverged", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. ``tokens`` counts the training tokens seen."""
+    """How a run ended. ``tokens``: training tokens seen; ``trainee``: what a finished run trained."""
 
-    state: Literal["finished", "diverged", "interrupted"]
+    state: End
     tokens: int
     step: int
     message: str | None = None
+    trainee: Trainee | None = field(default=None, repr=False, compare=False)
 
 
 def stream_seed(seed: int, stream: str) -> int:
@@ -179,7 +181,7 @@ def train(
         if group.any(should_stop()):
             keep(done)
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
-    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)
+    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=own)
 
 
 class Observer(Protocol):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ablate.layers.deoscillation import Deoscillation
 
-_SUMS = "deoscillation."
+_MODEL, _SUMS = "model.", "deoscillation."
 
 
 class Rows(Protocol):
@@ -82,7 +82,7 @@ def take_snapshot(
     numbers: dict[str, Any],
 ) -> Snapshot:
     """Return the current state; its tensors are in use and must be written before the next step."""
-    tensors = dict(_model_tensors(model))
+    tensors = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
     if deoscillation is not None and deoscillation.has_begun:
         tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.tensors().items()}
         numbers = {**numbers, "deoscillation_steps": deoscillation.steps}
@@ -102,8 +102,8 @@ def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapsho
     Raises:
         ValueError: the snapshot belongs to another model.
     """
-    own = dict(_model_tensors(model))
-    given = {name: tensor for name, tensor in snapshot.tensors.items() if name.startswith("model.")}
+    own = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
+    given = {name: tensor for name, tensor in snapshot.tensors.items() if name.startswith(_MODEL)}
     if odd := sorted(own.keys() ^ given.keys()):
         raise ValueError(f"a snapshot of another model: {odd[0]} is in one of them alone")
     with torch.no_grad():
@@ -156,11 +156,11 @@ def _read(source: Tensor | Rows, rows: slice) -> Tensor:
     return source.read(rows)
 
 
-def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and persistent buffers, shared memory once (a tied head shares the embedding's)."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         memory = local_rows(tensor)[0].data_ptr()
         if memory not in seen or not tensor.numel():
             seen.add(memory)
-            yield f"model.{name}", tensor
+            yield name, tensor

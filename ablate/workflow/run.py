@@ -20,11 +20,12 @@ tells of failed runs and interruptions, and the same call resumes.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, known_plan, to_lock
+from ablate.plan import Plan, adopt, build_plan, known_plan, to_lock
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -32,7 +33,7 @@ from ablate.study.space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.execute.driver import ExecutionEnd
@@ -50,21 +51,27 @@ def run_study(
     seeds: Collection[int] | None = None,
     retry_failed: bool = False,
     as_pilot: bool = False,
+    settings: Sequence[str] = (),
 ) -> StudyEnd:
     """Run what a study (a YAML file, or the name of a shipped study) lacks, then write its report.
 
     ``only`` and ``seeds``: run these arms and seeds alone. ``retry_failed``: run failed runs again, too.
     ``as_pilot``: neither tune the arms first nor write a report.
+    ``settings``: ``KEY=VALUE`` each, which win over the file.
 
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
-    plan = build_plan(load_study(study))
-    if plan.tuning is not None:
-        plan = known_plan(plan, StudyStore(where.storage / plan.study))
-    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
+    plan = build_plan(load_study(study, tuple(settings)))
     store = StudyStore(where.storage / plan.study)
+    plan = known_plan(plan, store)
+    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
+    if lost := adopt(plan, store):
+        runs = "1 run" if lost == 1 else f"{lost} runs"
+        listener.say(
+            f"The study has changed: {runs} of its former plan stay in {store.path}, and do not count."
+        )
     from ablate.execute.todo import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
@@ -99,7 +106,10 @@ def run_study(
                 report = None if outcome.interrupted or as_pilot else _report(store, listener)
             finally:
                 left = mirror.stop()
-            say_mirror(left, mirror.tracking_uri, str(study), listener)
+            if plan.keep_weights:
+                listener.say(_weights_text(store, chosen))
+            named = shlex.quote(plan.study) if settings else str(study)
+            say_mirror(left, mirror.tracking_uri, named, listener)
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
@@ -218,6 +228,14 @@ def _todo_text(plan: Plan, todo: Todo) -> str:
         ended += f", {taken_text(todo.taken)}"
     runs = sum(len(arm.runs) for arm in plan.arms)
     return f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs; {len(todo.runs)} to run, {ended}."
+
+
+def _weights_text(store: StudyStore, asked: Collection[str]) -> str:
+    """Say where the weights are, and how many runs ended before they were asked to keep theirs."""
+    ended = [run for run in map(store.run, asked) if run.status().state == "finished"]
+    lacking = sum(not run.weights.is_dir() for run in ended)
+    text = f"Weights: {store.path}/runs/ID/weights, of {len(ended) - lacking} of {len(ended)} finished runs"
+    return f"{text} (the others ended without; another study name trains them again)" if lacking else text
 
 
 def _report(store: StudyStore, listener: Listener) -> Path:

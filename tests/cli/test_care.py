@@ -149,6 +149,16 @@ def test_clean_keeps_the_checkpoint_of_a_stopped_run(store):
     assert run.checkpoints.exists()
 
 
+def test_clean_takes_the_weights_only_when_told(store):
+    run = store.run(IDS[0])
+    (run.path / ".weights.123").mkdir()
+    run.weights.mkdir()
+    assert "left by a write that was cut off" in call(store, "clean", "s", "--yes").output
+    assert run.weights.exists()
+    assert "the weights of a run" in call(store, "clean", "s", "--weights", "--yes").output
+    assert not run.weights.exists()
+
+
 def test_clean_takes_the_states_in_common_once_every_run_has_ended(store):
     (store.prefixes / "key").mkdir(parents=True)
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
@@ -224,3 +234,4 @@ def test_status_watches_until_nobody_runs_it(store, monkeypatch):
     assert "being run now" not in output.splitlines()[-1]
     shown = json.loads(call(store, "status", "s", "--json").output)
     assert shown["states"] == {"finished": 1, "pending": 1}
+    assert shown["ends"] is None  # nobody runs it

@@ -95,8 +95,8 @@ def test_a_preset_and_the_table(text, monkeypatch):
     assert "A prediction from one batch" in done.stdout
 
 
-def test_a_runs_checkpoint_with_its_own_recipe_and_another(tmp_path):
-    run = RunDir(tmp_path / "study" / "runs" / "run")
+def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(tmp_path):
+    run = RunDir(tmp_path / "study" / "runs" / "0123456789abcdef")
     run.create(asdict(tiny_config(seed=1, steps=6)))
     (tmp_path / "stop").touch()
     task = task_of(run, tmp_path)
@@ -109,8 +109,17 @@ def test_a_runs_checkpoint_with_its_own_recipe_and_another(tmp_path):
     (tmp_path / "stop").unlink()
     assert execute_run(replace(task)).state == "finished"
     assert fault(str(run.path)) == (
-        f"{run.path}: the run has no checkpoint (a run that has ended keeps none; stop one in its course)"
+        f"{run.path}: no weights were kept (train it again with: ablate run STUDY --set keep_weights=true "
+        "--set name=ANOTHER)"
     )
+    run.status_path.unlink()
+    assert execute_run(replace(task, keep_weights=True)).state == "finished"
+    content = json.loads(call("0123", "--storage", str(tmp_path), *QUICK, "--draws", "2", "--json").stdout)
+    assert content["weights"] == "the weights at its end"
+    kept = run.weights / "model.safetensors"
+    kept.write_bytes(kept.read_bytes()[:-9])
+    assert fault(str(run.path)).startswith(f"{run.weights}: cannot be read: ")
+    assert fault("feed", "--storage", str(tmp_path)).startswith(f"no run 'feed' in {tmp_path}")
 
 
 def test_a_hugging_face_folder_without_weights_is_drawn(tmp_path, text):

@@ -194,7 +194,7 @@ def descendants(pid):
     return [*children, *(grandchild for child in children for grandchild in descendants(child))]
 
 
-CHOSEN = ("--only", "fp8", "--only", "bf16", "--seeds", "0")
+CHOSEN = ("--set", "baseline=fp8", "--only", "fp8", "--only", "bf16", "--seeds", "0")
 INTERRUPTED = """
 import os, signal, sys
 

@@ -63,7 +63,7 @@ def undisturbed(storage):
 def dies_and_goes_on(storage, undisturbed, operation):
     """Kill a run before an operation on a file and execute it again; tell whether it had so many."""
     run = fresh(storage, f"at{operation}", 0, 4)
-    task = task_of(run, storage)
+    task = replace(task_of(run, storage), keep_weights=True)
     code = wait_for(in_child(execute_and_die_at(task, operation)))
     if code == 0:
         return False
@@ -72,6 +72,7 @@ def dies_and_goes_on(storage, undisturbed, operation):
     assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
     assert run.state() == "finished"
     assert not run.checkpoints.exists()
+    assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
     return True
 
 
@@ -192,6 +193,7 @@ def test_a_finished_run_is_never_run_again(storage, undisturbed):
 
 FULL_DISK = """
     import json, sys
+    from dataclasses import replace
     sys.path.insert(0, {here!r})
     from pathlib import Path
     from kill import data, make_run, outcome_of, task_of
@@ -202,7 +204,7 @@ FULL_DISK = """
     storage = Path({mount!r})
     prepare(data(), storage / "tokens")
     run = make_run(StudyStore(storage / "s").run("0123456789abcdef"), 1, 8)
-    task = task_of(run, storage)
+    task = replace(task_of(run, storage), keep_weights=True)
     filler = storage / "filler"
     ends, room = [], 0
     for _ in range(60):
@@ -221,6 +223,7 @@ FULL_DISK = """
             break
     filler.unlink()
     assert execute_run(task).state == "finished"
+    assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
     print(json.dumps([ends, outcome_of(run), run.attempt_log(len(ends)).read_text()]))
 """
 

@@ -1,14 +1,17 @@
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line
-from ablate.cli.display import format_count, format_seconds, summary
+from ablate.base.files import append_line, write_record
+from ablate.cli.display import end_text, format_count, format_seconds, summary
 from ablate.execute import progress
-from ablate.execute.progress import ProgressReader
+from ablate.execute.pace import seconds_to_end
+from ablate.execute.progress import Pace, ProgressReader, RunProgress
 from ablate.store import Status, StudyStore
+from ablate.store.leases import Leases
 from ablate.store.lock import LockedArm, LockedPlan, Target
 from ablate.store.running import is_running, running
 
@@ -114,6 +117,66 @@ def test_of_a_long_run_the_last_rows_are_read(study, monkeypatch):
     append_line(run.metrics_path, {"kind": "eval", "tokens": 1990, "step": 199, "val_loss": 2.25})
     assert reader.read()[0].val_loss == 2.25
     assert len(parsed) == 1
+
+
+def test_a_runs_pace_comes_from_its_rows(study):
+    store, requests = study
+    run = store.run(requests[0].run_id)
+    run.create(asdict(requests[0].config))
+    lease = Leases(run.attempts).claim()
+    lease.note("arithmetic", 0)
+    started = lease.record.started_unix
+    run.write_status(Status(state="running", attempt=1))
+    reader = ProgressReader(store)
+
+    def train(tokens, seconds):
+        append_line(run.metrics_path, row(tokens, step=tokens // 2, time_unix=started + seconds))
+
+    train(2, 12)  # ten seconds for libraries, then one a token
+    train(8, 18)
+    assert reader.read()[0].pace is None
+    append_line(
+        run.metrics_path,
+        {"kind": "eval", "tokens": 10, "step": 5, "time_unix": started + 28, "val_loss": 1.5},
+    )
+    assert reader.read()[0].pace == Pace(sec_to_begin=pytest.approx(8), sec_per_token=pytest.approx(2))
+    assert seconds_to_end(reader.read()) == pytest.approx(20 * 2 + 3 * (8 + 30 * 2))  # one after the other
+    lease.end("interrupted", "preempted")
+    heir = Leases(run.attempts).claim(1)
+    later = {"started_unix": started + 1000}
+    write_record(run.attempts / "2.json", asdict(heir.record) | later)
+    run.write_status(Status(state="running", attempt=2))
+    append_line(run.metrics_path, row(20, step=10, time_unix=started + 1030))
+    assert reader.read()[0].pace is None
+    noted = {"resumed_from_step": 5, "fingerprint": "arithmetic"}
+    write_record(run.attempts / "2.json", asdict(heir.record) | later | noted)
+    assert reader.read()[0].pace == Pace(sec_to_begin=0, sec_per_token=pytest.approx(3))
+    store.run(requests[1].run_id).write_status(Status(state="running", attempt=1))
+    assert seconds_to_end(reader.read()) == pytest.approx(max(10 * 3 + 90, 90 + 90))
+
+
+def test_the_end_of_a_study_counts_what_runs_beside_what():
+    def run(arm, seed, state, tokens=0, pace=None):
+        own = None if pace is None else Pace(sec_to_begin=10.0, sec_per_token=pace)
+        return RunProgress(run_id="", arm=arm, seed=seed, state=state, tokens=tokens, budget=100, pace=own)
+
+    going = [run("a", 0, "running", 50, 1.0), run("b", 0, "running", 50, 3.0)]
+    later = [run("b", 1, "pending"), run("a", 1, "pending"), run("c", 1, "failed"), run("c", 0, "stopped")]
+    assert seconds_to_end(going) == 150
+    # a ends after 50 s, then b's second (310 s) beside it; where b has ended, at 150 s, a's second (110 s).
+    assert seconds_to_end(going + later) == 360
+    assert seconds_to_end(later) is None
+    assert seconds_to_end([run("a", 0, "running", 10)]) is None
+    assert seconds_to_end([run("c", 0, "running", 0), run("a", 0, "finished", 100, 1.0)]) == 110
+
+    now = datetime(2026, 11, 23, 14, 20, tzinfo=UTC)
+    assert end_text(later, at_most=False) == ""
+    assert end_text(going, at_most=False, now=now) == "ends about 14:22 (2 min left)"
+    slow = [run("a", 0, "running", 50, 300.0)]
+    assert end_text(slow, at_most=True, now=now) == "ends by about 18:30 (4 h 10 min left at most)"
+    slow = [run("a", 0, "running", 50, 6000.0)]
+    assert end_text(slow, at_most=False, now=now) == "ends about Fri 27 Nov 01:40 (3 d 11 h left)"
+    assert end_text([run("a", 0, "running", 90, 1.0)], at_most=False, now=now).endswith("(under 1 min left)")
 
 
 def test_formats():

@@ -195,7 +195,7 @@ def test_a_failing_write_leaves_what_was_there(tmp_path, metrics, monkeypatch):
 
     save_checkpoint(tmp_path / "c", checkpoint(1, metrics))
 
-    def full(_tensors, path):
+    def full(_tensors, path, **_):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

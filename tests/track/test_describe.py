@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -206,3 +207,16 @@ def test_a_diagnosis_is_named_by_gemm_figure_and_layer():
     assert points(DIAGNOSIS | {"layer": "a b<script>"}) == []
     assert points(DIAGNOSIS | {"gemm": "other"}) == []
     assert points(DIAGNOSIS | {"layer": None}) == points(DIAGNOSIS | {"gemm": ["wgrad"]}) == []
+
+
+def test_the_view_has_our_order_of_charts_unless_it_is_too_long_for_mlflow(study):
+    view = json.loads(describe.view(study.typed_plan()))
+    charts = [card["metricKey"] for card in view["compareRunCharts"]]
+    assert (charts[0], charts[-1]) == ("val_loss", "learning_rate")
+    assert {card["metricSectionId"] for card in view["compareRunCharts"]} <= {
+        section["uuid"] for section in view["compareRunSections"]
+    }
+    study.plan["arms"][1]["factors"] = {f"training.field{n}": 1 for n in range(80)}
+    long = describe.view(study.typed_plan())
+    assert len(long) < 5000
+    assert "compareRunCharts" not in long

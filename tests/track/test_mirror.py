@@ -1,6 +1,8 @@
 """The mirror into a real sqlite store."""
 
+import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import pytest
 from ablate.base.files import append_line, write_record
 from ablate.store import Status
 from ablate.track.cursor import cursor_path, pending
+from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.sink import Sink
 from ablate.track.uri import default_tracking_uri
@@ -232,6 +235,77 @@ def test_a_new_database_gets_everything(study, uri, held, storage, tmp_path, ass
     assert_same(study, held(study, uri))
     assert (moved / "mlflow.db").exists()
     assert not list(moved.glob(".mlflow-*"))
+
+
+def write_results(study, tokens, costs=None):
+    """Write a report in which these runs hit the target; ``costs``: of the arms, where they are known."""
+    seeds = {arm: [seed for name, seed in study.runs if name == arm] for arm, _ in study.runs}
+    arms = [
+        {
+            "name": arm,
+            "counted_from_tokens": 0,
+            "tokens_to_target": {"estimate": tokens.get((arm, 0))},
+            "token_cost": {"estimate": (costs or {}).get(arm)},
+            "runs": [
+                {
+                    "id": study.runs[arm, seed],
+                    "seed": seed,
+                    "tokens_to_target": tokens.get((arm, seed)),
+                    "at_or_before_first_evaluation": False,
+                }
+                for seed in own
+            ],
+        }
+        for arm, own in seeds.items()
+    ]
+    folder = study.store.path / "report"
+    folder.mkdir(exist_ok=True)
+    (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
+
+
+def figures(run):
+    return {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
+
+
+def test_what_the_report_found_becomes_metrics_and_follows_it(study, uri, held, summary):
+    study.whole(2)
+    sync(study, uri)
+    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1250.0, ("fprop", 1): 1500.0}, {"fprop": 0.25})
+    assert sync(study, uri).metrics_sent == 3 + 1 + 3  # of the runs: tokens and a cost; of the arms
+    runs, whole = held(study, uri), summary(study, uri)
+    assert figures(runs[study.runs["bf16", 0]]) == {"tokens_to_target": 1000.0}
+    assert figures(runs[study.runs["fprop", 0]]) == {"tokens_to_target": 1250.0, "token_cost": 0.25}
+    assert figures(runs[study.runs["fprop", 1]]) == {"tokens_to_target": 1500.0}  # no pair has hit
+    assert figures(whole) == {
+        "tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1250.0, "token_cost/fprop": 0.25,
+    }  # fmt: skip
+    assert sync(study, uri).metrics_sent == 0
+    cursor_path(study.store, uri).unlink()
+    sync(study, uri)
+    again = held(study, uri)
+    assert {key: run.points for key, run in again.items()} == {key: run.points for key, run in runs.items()}
+
+    os.utime(study.store.path / "report" / "report.json", (1, 1))
+    (study.store.path / "report" / "report.json").write_text("{")  # cut off: nothing is taken back
+    assert sync(study, uri).metrics_sent == 0
+    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1100.0, ("fprop", 1): 1500.0})
+    sync(study, uri)
+    runs, whole = held(study, uri), summary(study, uri)
+    assert figures(runs[study.runs["fprop", 0]]) == {
+        "tokens_to_target": 1100.0,
+        "token_cost": pytest.approx(0.1),
+    }
+    assert figures(whole) == {"tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1100.0}
+    write_results(study, {("bf16", 0): 1000.0})  # another target, which fprop misses
+    sync(study, uri)
+    runs = held(study, uri)
+    assert figures(runs[study.runs["fprop", 0]]) == {}
+    assert (
+        runs[study.runs["fprop", 0]].points["train_loss"]
+        == again[study.runs["fprop", 0]].points["train_loss"]
+    )
+    note = runs[study.runs["fprop", 0]].data.tags["mlflow.note.content"]
+    assert summary(study, uri).info.run_id in note
 
 
 def test_report_is_logged_when_it_changes(study, uri, held, summary, storage):

@@ -12,6 +12,7 @@ import pytest
 
 from ablate.cli.dashboard import page
 from ablate.reports import write_report
+from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 
 selenium = pytest.importorskip("selenium")
@@ -68,6 +69,8 @@ def mirrored(make_study, server):
 
     def make(name):
         study = make_study(name=name, arms=("bf16", "fprop", "all three"), seeds=(0, 1)).whole(60)
+        study.plan["target"]["value"] = 3.0
+        study.write_plan()
         study.sample(range(1, 60), "all three", 1)
         write_report(study.store)
         report = Mirror(study.store, server).sync_once()
@@ -94,6 +97,9 @@ def test_a_finished_study_and_its_report(mirrored, server, browser, see, held, s
         time.sleep(2)  # the charts take the panel's place
         browser.save_screenshot(str(PICTURES / "mlflow.png"))
     assert all(f"{name} (val_loss)" in text for name in names)
+    shown = see(None, "tokens_to_target", "token_cost", "train_loss").splitlines()
+    charts = [line for line in shown if line in ("val_loss", *RESULTS, "train_loss", "learning_rate")]
+    assert charts[:4] == ["val_loss", "tokens_to_target", "token_cost", "train_loss"]
 
     # From a run's description to the report, by its link.
     run = held(study, server)[study.runs["all three", 1]]
@@ -119,9 +125,10 @@ def test_the_table_and_the_pages_of_a_run(mirrored, server, browser, see, held):
     study, experiment = mirrored("more pages")
     # The experiment's page as a table, with the columns that the study asks for.
     table = page(server, experiment).replace("=CHART", "=TABLE")
-    see(table, "factor.recipe.gemms")
+    see(table, "val_loss")
     browser.find_element(By.CSS_SELECTOR, "[data-component-id='mlflow.assistant.chat_panel.close']").click()
-    see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "emulated", "val_loss")  # columns beside the panel
+    # Columns beside the panel.
+    see(None, "factor.recipe.gemms", "fprop+dgrad+wgrad", "val_loss", "token_cost")
 
     run = held(study, server)[study.runs["all three", 1]]
     address = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"

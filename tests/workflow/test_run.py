@@ -7,9 +7,9 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.execute import driver
-from ablate.store import Status
+from ablate.store import Status, StudyStore
 from ablate.track.cursor import MirrorReport
-from ablate.workflow import Where
+from ablate.workflow import Listener, Where
 from ablate.workflow.run import run_study
 
 STUDY = """\
@@ -93,3 +93,26 @@ def test_a_storage_that_cannot_be_written_is_one_line(executed, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write to .*file: Not a directory"):
         run_study("tiny.yaml", Where(storage=tmp_path / "file"))
+
+
+def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(executed, tmp_path):
+    where, said = Where(storage=tmp_path / "runs"), Listener()
+    said.say = (sentences := []).append
+    run_study("tiny.yaml", where)
+    run_study("tiny.yaml", where, said, settings=["seeds=3"])  # the same question, and every run is kept
+    assert [request.config.seed for request in executed[1]] == [2, 2]
+    assert sentences[-1] == "MLflow:  ablate dashboard tiny"
+    for setting in ("base.training.learning_rate=1e-3", "target.val_loss=1.9"):
+        with pytest.raises(UserError, match=r"^--set: \S+/tiny holds .* such as --set name=tiny-2\)$"):
+            run_study("tiny.yaml", where, settings=[setting])
+    renamed = ["base.training.learning_rate=1e-3", "name=slow one"]
+    run_study("tiny.yaml", where, said, settings=renamed)
+    assert len(executed[2]) == 4
+    assert sentences[-1] == "MLflow:  ablate dashboard 'slow one'"
+    assert StudyStore(tmp_path / "runs" / "slow one").plan().settings == tuple(renamed)
+    assert not any("stay in" in sentence for sentence in sentences)
+
+    (tmp_path / "tiny.yaml").write_text(STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8"))
+    run_study("tiny.yaml", where, said)  # an edited file is adopted, and what it leaves is said
+    (left,) = [sentence for sentence in sentences if "stay in" in sentence]
+    assert left.startswith("The study has changed: 4 runs of its former plan stay in")

@@ -1,0 +1,123 @@
+"""Final weights in Hugging Face's layout: its classes load them and compute what ours do."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ablate.recipes import PRESETS, Recipe
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.train import train
+from ablate.train.loop import assemble
+from ablate.train.weights import load_weights, save_weights
+
+TOKENS = np.random.default_rng(0).integers(0, 96, 40_000)
+SMALL = {"width": 64, "layers": 2, "heads": 4, "ffn": 96, "init_std": 0.1}
+MODELS = {
+    "llama": ModelConfig(**SMALL, kv_heads=2, rope_base=500.0),
+    "mixtral": ModelConfig(**SMALL, experts=4, tied_head=False),
+    "gpt": ModelConfig(**SMALL, architecture="gpt"),
+}
+
+
+def config_of(model, recipe=None, **training):
+    return RunConfig(
+        model=model, data=DataConfig(), data_digest="x", vocab_size=96,
+        training=TrainingConfig(
+            tokens=1024, seq_len=64, batch_size=8, eval_tokens=512, eval_every_tokens=512, **training
+        ),
+        recipe=recipe or Recipe(), backend="auto", seed=0,
+    )  # fmt: skip
+
+
+def trained(config, folder):
+    """Train a run that keeps its weights; return its rows and the module at its end."""
+    rows = []
+    trainee = train(config, rows.append, tokens=(TOKENS, TOKENS[:4000])).trainee
+    save_weights(trainee, config, folder)
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
+    return rows, trainee.network.module.eval()
+
+
+def in_transformers(folder):
+    transformers = pytest.importorskip("transformers")
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(found.values()), found
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_computes_the_same(name, tmp_path):
+    config = config_of(MODELS[name])
+    folder = tmp_path / "weights"
+    _, own = trained(config, folder)
+    theirs = in_transformers(folder)
+    assert type(theirs).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
+    assert next(theirs.parameters()).dtype == torch.float32
+    tokens = torch.from_numpy(TOKENS[None, :64])
+    with torch.no_grad():
+        ours, others = own(tokens).float(), theirs.to(torch.bfloat16)(tokens).logits.float()
+        shuffled = theirs(tokens.flip(-1)).logits.float()
+    # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
+    assert (ours - others).abs().mean() < 0.03 * (ours - shuffled).abs().mean()
+    again = load_weights(config, folder)
+    assert {name: tensor.shape for name, tensor in again.items()} == {
+        name: parameter.shape for name, parameter in own.named_parameters()
+    }
+    assert all(torch.equal(again[name], parameter) for name, parameter in own.named_parameters())
+
+
+def test_keeping_weights_changes_no_bit_and_leaves_out_scales(tmp_path):
+    config = config_of(MODELS["llama"], PRESETS["te-hybrid-fp8-delayed"].recipe)
+    rows, _ = trained(config, tmp_path / "weights")
+    plain = []
+    train(config, plain.append, tokens=(TOKENS, TOKENS[:4000]))
+    losses = [
+        [(row["tokens"], row.get("loss"), row.get("val_loss")) for row in each] for each in (rows, plain)
+    ]
+    assert losses[0] == losses[1]
+    assert not [name for name in load_file(tmp_path / "weights" / "model.safetensors") if "amax" in name]
+
+
+def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    outline = transformers.GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64)
+    outline.save_pretrained(tmp_path / "gpt2")
+    config = config_of(ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"]), master_weights="bf16")
+    _, own = trained(config, tmp_path / "weights")
+    theirs = in_transformers(tmp_path / "weights")
+    assert next(theirs.parameters()).dtype == torch.bfloat16
+    ours = own.state_dict()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(
+            tensor.t() if tensor.shape != ours[name].shape else tensor, ours[name]
+        ) or torch.equal(tensor.t(), ours[name])
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    config = config_of(MODELS["llama"])
+    trainee = assemble(config, "cpu")
+
+    def full(*_, **__):
+        from safetensors import SafetensorError
+
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "of an attempt before").touch()
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_weights(trainee, config, tmp_path / "weights")
+    assert caught.value.errno == 28
+    assert [path.name for path in tmp_path.rglob("*")] == ["weights", "of an attempt before"]
+    monkeypatch.undo()
+    save_weights(trainee, config, tmp_path / "weights")
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
