@@ -163,7 +163,7 @@ def test_formulas_and_markup_in_names_are_drawn_as_they_are(make_study):
         ({"a": [line(3, 3, 3)], "b": [line(3, 3, 3)]}, {"convergence", "difference"}),
         ({"a": [line(3, 1)]}, {"convergence"}),
         ({"a": [line(1, 2, 3)], "b": [line(1, 1, 1)]}, {"convergence", "difference"}),
-        ({"a": [line(3, 1)], "b": [[(150, 3.0), (250, 1.0)]]}, {"convergence", "token-cost"}),
+        ({"a": [line(3, 1)], "b": [[(150, 3.0), (250, 1.0)]]}, {"convergence", "token-cost", "sweep"}),
         (
             {"a": [line(1e-3, 1e6)], "b": [line(1e6, 1e-3)]},
             {"convergence", "difference", "token-cost", "reached"},

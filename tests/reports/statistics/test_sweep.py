@@ -13,12 +13,13 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import is_settled, token_cost
 from ablate.reports.statistics.losses import Curve
-from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, target_sweeps
+from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, move_target
 from ablate.run.outcome import outcome
 
 
 def target_sweep(arm, base):
-    return target_sweeps({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    found = move_target({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    return found and found.sweep
 
 
 def cost_growth(arm, base, target, *, decay_begins=None, paired=False):

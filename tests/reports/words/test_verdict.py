@@ -50,7 +50,8 @@ def test_an_interval_that_holds_zero_is_inconclusive(make_study):
     verdict, text = verdict_of(make_study(curves({"bf16": 0, "same": 0.0}, 3, noise=0.05), target=TARGET))
     assert verdict.findings[0].tone == "open"
     assert "same is inconclusive" in text
-    assert "1 is not settled" in verdict.lead
+    assert verdict.count.endswith("1 is not settled.")
+    assert verdict.take is None
 
 
 def test_one_seed_is_no_finding(make_study):
@@ -90,10 +91,10 @@ def test_censored_and_diverged_arms_get_bounds_in_words(make_study):
     assert "c did not reach the target: all 2 runs diverged" in text
 
 
-def test_a_baseline_that_misses_the_target_is_said_first_of_all_notes(make_study):
+def test_a_baseline_that_misses_the_target_is_said_first_of_all(make_study):
     hit, short = line(3, 2.5, 1.8, 1.7), line(3, 2.9, 2.8, 2.7)
     verdict, text = verdict_of(make_study({"a": [hit, short], "b": [hit, hit]}, target={"value": 2.0}))
-    assert "The baseline itself did not reach the target in 1 of 2 runs" in verdict.notes[0]
+    assert "the baseline itself did not reach the target in 1 of 2 runs" in verdict.lead
     assert "b is inconclusive" in text
     verdict, text = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
     assert verdict.findings[0].tone == "none"
