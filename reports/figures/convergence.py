@@ -65,7 +65,9 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     style = canvas.looks(names, analysis.baseline)
     grids = {name: common_grid([curve for curve in curves if curve.arm == name]) for name in names}
     height = max(4.4, 1.6 + 0.2 * len(names))
-    figure = canvas.sheet(11, height, left=0.065, right=0.795, wspace=0.17, top=0.92, bottom=0.125)
+    figure = canvas.sheet(
+        11, height, left=0.065, right=0.772, wspace=0.17, top=1 - 0.35 / height, bottom=0.55 / height
+    )
     full, zoom = figure.subplots(1, 2, width_ratios=(1, 1.15))
     window = _window(analysis, curves, grids)
     part = canvas.part_names(names)
@@ -212,12 +214,13 @@ def _label_ends(
     for name, place in zip(names, places, strict=True):
         tokens, loss = ends[name]
         look = style[name]
-        text, near = canvas.short(name), 1.0
+        more, near = "", 1.0
         if tokens < window.start:
-            text += f"  (ends at {loss:.2f})"
+            more = f"  (ends at {loss:.2f})"
         else:
             near = min((tokens - window.start) / (window.end - window.start), 1.0)
-            text += f"  ↑ {loss:.2f}" if loss > window.high else ""
+            more = f"  ↑ {loss:.2f}" if loss > window.high else ""
+        text = canvas.short(name, 26 - len(more)) + more
         draw = partial(axis.plot, transform=axis.transAxes, color=look.color, clip_on=False)
         draw([near, 1.025, 1.045], [share(loss), place, place], linewidth=0.8, zorder=1, gid=part(name))
         draw([1.045, 1.115], [place, place], linewidth=look.width, linestyle=look.dash, gid=part(name))

@@ -31,10 +31,11 @@ not settled, no say."""
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """``take``: the arm that the data speak for, None without one; ``text``: what to do, in sentences."""
+    """What to do. ``take``: the arm that the data speak for, None without one; ``more``: what to run next."""
 
-    take: str | None
     text: str
+    take: str | None = None
+    more: str = ""
 
 
 def write_headline(analysis: Analysis, tones: Mapping[str, Tone]) -> Headline:
@@ -42,7 +43,6 @@ def write_headline(analysis: Analysis, tones: Mapping[str, Tone]) -> Headline:
     base = analysis.baseline_arm
     if base.hit < base.n:
         return Headline(
-            take=None,
             text=f"Nothing can be chosen yet: the baseline itself did not reach the target in "
             f"{base.n - base.hit} of {words.plural(base.n, 'run')}, and token costs against it are bounds at "
             "best. Take a target that it reaches, or a larger budget.",
@@ -55,7 +55,7 @@ def write_headline(analysis: Analysis, tones: Mapping[str, Tone]) -> Headline:
     else:
         first = None
         text = _without(arms, analysis)
-    return Headline(take=first.name if first else None, text=f"{text}{_next(arms, first, tones, analysis)}")
+    return Headline(text=text, take=first.name if first else None, more=_next(arms, first, tones, analysis))
 
 
 def _share(arm: ArmResult) -> float:
@@ -63,8 +63,8 @@ def _share(arm: ArmResult) -> float:
 
 
 def _cost(arm: ArmResult) -> float:
-    assert arm.token_cost.estimate is not None  # the callers take no other arms
-    return arm.token_cost.estimate
+    estimate = arm.token_cost.estimate
+    return math.inf if estimate is None else estimate
 
 
 def _foremost(arms: Sequence[ArmResult]) -> ArmResult:
@@ -72,9 +72,13 @@ def _foremost(arms: Sequence[ArmResult]) -> ArmResult:
     return min(arms, key=lambda arm: (-round(_share(arm), 6), _cost(arm)))
 
 
+def _in_fp4(arms: Sequence[ArmResult]) -> Sequence[ArmResult]:
+    return [arm for arm in arms if _share(arm)] or arms
+
+
 def _cheapest(arms: Sequence[ArmResult]) -> ArmResult:
     """Return the arm of the lowest token cost, one with an FP4 GEMM where there is one."""
-    return min([arm for arm in arms if _share(arm)] or arms, key=_cost)
+    return min(_in_fp4(arms), key=_cost)
 
 
 def _taken(first: ArmResult, good: Sequence[ArmResult], analysis: Analysis, tone: Tone) -> str:
@@ -82,7 +86,7 @@ def _taken(first: ArmResult, good: Sequence[ArmResult], analysis: Analysis, tone
     what = f"needs fewer tokens than {base}"
     if margin is not None and tone == "within":
         what = f"is within {words.margin(margin)} of {base}"
-    text = f"Take {first.name}: it {what} ({_found(first)})"
+    text = f"Take {first.name}: it {what} ({words.cost(first.token_cost)})"
     if len(good) == 1:
         return f"{text}, the only such arm."
     if not _share(first):
@@ -91,12 +95,8 @@ def _taken(first: ArmResult, good: Sequence[ArmResult], analysis: Analysis, tone
     if sum(_share(arm) >= _share(first) - 1e-6 for arm in good) == 1:
         text += f", the most of {len(good)} such arms"
     cheapest = _cheapest(good)
-    fewest = f" Fewest tokens of them: {cheapest.name} ({_found(cheapest)})."
+    fewest = f" Fewest tokens of them: {cheapest.name} ({words.cost(cheapest.token_cost)})."
     return f"{text}.{fewest if cheapest is not first else ''}"
-
-
-def _found(arm: ArmResult) -> str:
-    return f"{words.cost(arm.token_cost)}, {words.counts(arm.token_cost)}"
 
 
 def _without(arms: Sequence[ArmResult], analysis: Analysis) -> str:
@@ -117,10 +117,7 @@ def _without(arms: Sequence[ArmResult], analysis: Analysis) -> str:
     heads = (
         {"Least costly": first} if first is cheapest else {"Most in FP4": first, "fewest tokens": cheapest}
     )
-    costs = "; ".join(
-        f"{head}: {arm.name}, {_found(arm)}, which pays from {words.break_even(arm)} the throughput on"
-        for head, arm in heads.items()
-    )
+    costs = "; ".join(f"{head}: {arm.name}, {words.cost(arm.token_cost)}" for head, arm in heads.items())
     return f"No arm is shown to {lacking}. {costs}."
 
 
@@ -130,7 +127,7 @@ def _next(
     """Say what to run to settle the open arms that could take the place of the first."""
     wanted = {
         arm.name: arm.power.more_seeds or math.inf
-        for arm in arms
+        for arm in _in_fp4(arms)
         if arm.power is not None
         and arm.power.more_seeds != 0
         and tones[arm.name] not in ("fewer", "within")
@@ -138,17 +135,18 @@ def _next(
     }
     near = {name: seeds for name, seeds in wanted.items() if seeds <= _MANY_SEEDS}
     far = [name for name in wanted if name not in near]
-    text = ""
+    parts = []
     if near:
         seeds = words.plural(int(max(near.values())), "more seed")
-        text = f" To settle {_names([*near])}, run about {seeds}{' of each' if len(near) > 1 else ''}."
+        parts.append(f"To settle {_names([*near])}, run about {seeds}{' of each' if len(near) > 1 else ''}.")
     if far:
-        text += f" To settle {_names(far)} would take more than {_MANY_SEEDS}"
-        text += "." if near else " more seeds."
+        parts.append(f"To settle {_names(far)} would take more than {_MANY_SEEDS} more seeds.")
         if analysis.plan.margin is None:
-            text += f" That an arm is as good as {analysis.baseline} can be shown within a margin alone: set "
-            text += "`target.within`."
-    return text
+            parts.append(
+                f"That an arm is as good as {analysis.baseline} can be shown within a margin alone "
+                "(target.within)."
+            )
+    return " ".join(parts)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -42,8 +42,8 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Tabl
 
 
 def gemms_text(gemms: Sequence[Gemm]) -> str:
-    """Return ``Fprop + Dgrad``."""
-    return " + ".join(gemm.capitalize() for gemm in gemms)
+    """Return ``Fprop + Dgrad``, which breaks before a plus alone."""
+    return f" +{words.NBSP}".join(gemm.capitalize() for gemm in gemms)
 
 
 def _table(matrix: Matrix, analysis: Analysis, findings: Sequence[Finding]) -> Table:

@@ -41,12 +41,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``lead`` says what to do, and ``take`` names the arm that the data speak for, where there is one.
+    """``lead`` says what to do, ``more`` what to run next; ``take``: the arm that the data speak for.
 
     ``count`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to take them.
     """
 
     lead: str
+    more: str = ""
     take: str | None = None
     count: str = ""
     findings: tuple[Finding, ...] = ()
@@ -56,7 +57,7 @@ class Verdict:
     def sentences(self) -> tuple[str, ...]:
         """The whole verdict as plain sentences."""
         findings = (finding.text for finding in self.findings)
-        return (self.lead, *filter(None, [self.count]), *findings, *self.notes)
+        return (self.lead, *filter(None, [self.more, self.count]), *findings, *self.notes)
 
 
 def write_verdict(analysis: Analysis) -> Verdict:
@@ -73,6 +74,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
     headline = write_headline(analysis, tones) if tones else None
     return Verdict(
         lead=headline.text if headline else _baseline_alone(analysis),
+        more=headline.more if headline else "",
         take=headline.take if headline else None,
         count=_count(analysis, Counter(tones.values())) if headline else "",
         findings=tuple(finding for _, finding in found),

@@ -23,6 +23,7 @@ ALL_FILES = {
     "tables/runs.csv",
     "tables/evaluations.csv",
     "tables/arms.tex",
+    "tables/matrix.tex",
     "tables/steps.tex",
     "tables/power.tex",
     *(
@@ -83,6 +84,13 @@ def test_the_contract_of_report_json(written):
     assert diverged["final_loss"]["mean"] is None
     assert by_name["F+D+W plain"]["token_cost"]["estimate"] == pytest.approx(0.22, abs=0.05)
     assert by_name["F H16"]["missing"] == 1
+    assert report["take"] is None
+    assert [one["arm"] for one in report["findings"]] == [arm["name"] for arm in report["arms"][1:]]
+    assert {one["tone"] for one in report["findings"]} == {"open", "more", "diverged"}
+    (matrix,) = report["matrices"]
+    assert matrix["stabilisers"] == ["none", "SR", "RHT16", "DHT16"]
+    assert matrix["gemms"][1] == ["fprop", "dgrad"]
+    assert matrix["arms"][1] == ["F+D plain", "F+D SR", "F+D RHT16", None]
 
 
 def test_tables_have_full_precision(written):
@@ -118,7 +126,10 @@ def nasty(make_study):
 
 def test_user_strings_are_escaped_in_html(nasty):
     text = write_report(nasty).html.read_text()
-    assert "<script" not in text
+    # The page's own two elements: the data, which no name can end, and the script that reads them.
+    _, data, script = re.split("<script[^>]*>", text)
+    assert json.loads(data.removesuffix("</script>\n"))["arms"] == [NASTY, "b"]
+    assert "alert" not in script
     assert "<img" not in text
     assert "<i>" not in text
     assert "<u>" not in text
@@ -140,6 +151,7 @@ def test_markdown_tables_have_no_gaps(written):
     assert re.search(r"\| Arm \| .*\n\| --- \|.*\n\| bf16 \| .*\n\| fp8 \|", text)
     assert "{{" not in text
     assert "![" in text
+    assert "| GEMMs in FP4 | no stabiliser | DHT16 |\n| --- | --- | --- |\n| Fprop | more tokens: +" in text
 
 
 def test_the_page_is_whole_by_itself_and_well_formed(written):
