@@ -111,22 +111,29 @@ def drawing(
     def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
         @wraps(draw)
         def drawn(found: T) -> Drawing | None:
-            svg, png = io.BytesIO(), io.BytesIO()
+            svg = io.BytesIO()
             with mpl.rc_context(_RC | {"svg.hashsalt": name}):
                 picture = draw(found)
                 if picture is None:
                     return None
                 figure, caption, alt = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-                figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+                png = to_png(figure)
             return Drawing(
-                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png.getvalue(),
+                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png,
                 axes=tuple(_scales(axis) for axis in figure.axes),
             )  # fmt: skip
 
         return drawn
 
     return decorate
+
+
+def to_png(figure: Any) -> bytes:
+    """Return a figure as a picture for slides."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
 
 
 def _scales(axis: Any) -> Scales:

@@ -16,11 +16,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic_study import Points, build_study, ladder_study, line, wide_study
 
 from ablate.reports import ReportPaths, write_report
+from ablate.reports.figures import canvas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.store import StudyStore
+
+
+@pytest.fixture(autouse=True)
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no PNG: each takes as long as its SVG, and the one test that looks at them undoes this."""
+    monkeypatch.setattr(canvas, "to_png", lambda _: b"\x89PNG")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from synthetic_study import line, reseal
 from ablate.reports import write_report
 from ablate.reports.pages import document
 from ablate.reports.pages.render import escape_markdown
+from ablate.store import StudyStore
 
 ALL_FILES = {
     "report.html",
@@ -45,21 +46,20 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_files_and_their_place(ladder, tmp_path):
-    paths = write_report(ladder)
-    assert paths.html == ladder.path / "report" / "report.html"
-    assert set(files(ladder.path / "report")) == ALL_FILES
+def test_files_and_their_place(written):
+    paths = written("ladder")
+    assert paths.html.parents[1].name == "quickstart"
+    assert paths.html.name == "report.html"
+    assert set(files(paths.html.parent)) == ALL_FILES
     assert all(path.exists() for path in paths.paths())
-    other = write_report(ladder, tmp_path / "elsewhere" / "deep")
-    assert files(tmp_path / "elsewhere" / "deep") == files(ladder.path / "report")
+
+
+def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
+    report = written("ladder").html.parent
+    moved = shutil.copytree(report.parent, tmp_path / "copy" / "quickstart")
+    other = write_report(StudyStore(moved), tmp_path / "elsewhere" / "deep")
+    assert files(tmp_path / "elsewhere" / "deep") == files(report)
     assert other.json == tmp_path / "elsewhere" / "deep" / "report.json"
-
-
-def test_the_bytes_depend_on_the_study_alone(ladder, tmp_path):
-    write_report(ladder, tmp_path / "one")
-    moved = shutil.copytree(ladder.path, tmp_path / "copy" / "quickstart")
-    write_report(type(ladder)(moved), tmp_path / "two")
-    assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
 def test_the_contract_of_report_json(written):
@@ -191,18 +191,23 @@ def test_strange_curves_give_a_whole_report(make_study, losses, arms):
     assert paths.html.read_text().endswith("</html>\n")
 
 
-def test_a_damaged_run_is_named_in_the_report(ladder):
-    run = ladder.run(ladder.plan().arms[0].runs[0].id)
+@pytest.fixture
+def small(make_study):
+    return make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1.5)] * 2})
+
+
+def test_a_damaged_run_is_named_in_the_report(small):
+    run = small.run(small.plan().arms[0].runs[0].id)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval"}\n')
     reseal(run)
-    report = strict(write_report(ladder).json.read_text())
-    assert any(f"runs/{run.run_id}/metrics.jsonl:41" in warning for warning in report["warnings"])
-    assert not any(str(ladder.path) in warning for warning in report["warnings"])
+    report = strict(write_report(small).json.read_text())
+    assert any(f"runs/{run.run_id}/metrics.jsonl:7" in warning for warning in report["warnings"])
+    assert not any(str(small.path) in warning for warning in report["warnings"])
 
 
-def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
-    html = write_report(ladder).html
+def test_a_failing_write_leaves_the_old_page(small, monkeypatch):
+    html = write_report(small).html
     before = html.read_bytes()
     from ablate.base import files as store_files
 
@@ -211,7 +216,7 @@ def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
 
     monkeypatch.setattr(store_files.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_report(ladder)
+        write_report(small)
     assert html.read_bytes() == before
     assert not list(html.parent.rglob(".*"))
 
