@@ -237,7 +237,7 @@ def _arm_result(
         else restricted_mean(own.whole, setting.horizon, alpha),
         power=None
         if is_baseline or own.stopped is not None
-        else power_of(cost, own.outcomes, base.outcomes, _of_margin(cost, difference.figure, margin)),
+        else power_of(cost, own.outcomes, base.outcomes, _of_margin(cost, difference.figure, margin), alpha),
         measured=_measured(entry.name, own, base, setting, cost),
         fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
         modelled=()

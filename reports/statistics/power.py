@@ -54,10 +54,12 @@ def power_of(
     arm: Sequence[Outcome],
     baseline: Sequence[Outcome],
     margin: tuple[Estimate, float] | None = None,
+    alpha: float = ALPHA,
 ) -> Power | None:
     """Return what the runs behind a token cost could show; None where it has no interval.
 
-    ``margin``: the figure that it is of, and how far it reaches to either side of zero.
+    ``margin``: the figure that it is of, and how far it reaches to either side of zero;
+    ``alpha``: the chance that each of the two tests of it errs.
     """
     found = cost.log_ratio
     if cost.kind != "interval" or found is None:
@@ -68,7 +70,7 @@ def power_of(
         return None
     pairs = [a - b for a, b in _pairs(arm, baseline)] if cost.pairs else []
     figure, limit = margin or (found, 0.0)
-    settled = is_settled(cost) if margin is None else stands(figure, limit) != "open"
+    settled = is_settled(cost) if margin is None else stands(figure, limit, alpha) != "open"
     return Power(
         spread_of_log_tokens=float(np.std(logs[0], ddof=1)),
         spread_of_the_baseline=float(np.std(logs[1], ddof=1)),

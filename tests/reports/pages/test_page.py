@@ -44,6 +44,7 @@ def browser(tmp_path_factory):
     ):
         options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.get("about:blank")  # the browser's own first page goes on loading parts of itself
     driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
     yield driver
     driver.quit()
