@@ -52,10 +52,14 @@ def write_headline(analysis: Analysis, tones: Mapping[str, Tone]) -> Headline:
     if good:
         first = _foremost(good)
         text = _taken(first, good, analysis, tones[first.name])
-    else:
-        first = None
-        text = _without(arms, analysis)
-    return Headline(text=text, take=first.name if first else None, more=_next(arms, first, tones, analysis))
+        return Headline(text=text, take=first.name, more=_next(arms, first, tones, analysis))
+    pays = [
+        f"{arm.name} pays where it trains {words.break_even(arm)} as fast as {analysis.baseline}."
+        for arm in _least_costly(arms).values()
+        if tones[arm.name] == "more"
+    ]
+    more = " ".join(filter(None, [*pays, _next(arms, None, tones, analysis)]))
+    return Headline(text=_without(arms, analysis), more=more)
 
 
 def _share(arm: ArmResult) -> float:
@@ -99,25 +103,32 @@ def _taken(first: ArmResult, good: Sequence[ArmResult], analysis: Analysis, tone
     return f"{text}.{fewest if cheapest is not first else ''}"
 
 
+def _least_costly(arms: Sequence[ArmResult]) -> dict[str, ArmResult]:
+    """Return the arms with an interval that cost least, by what is said of them; none without such an arm."""
+    known = [arm for arm in arms if arm.token_cost.kind == "interval"]
+    if not known:
+        return {}
+    first, cheapest = _foremost(known), _cheapest(known)
+    if first is cheapest:
+        return {"Least costly": first}
+    return {"Most in FP4": first, "fewest tokens": cheapest}
+
+
 def _without(arms: Sequence[ArmResult], analysis: Analysis) -> str:
     """Say what the least costly arms cost where none is shown to be as good as the baseline."""
     margin, base = analysis.plan.margin, analysis.baseline
     lacking = (
         f"need fewer tokens than {base}" if margin is None else f"be within {words.margin(margin)} of {base}"
     )
-    known = [arm for arm in arms if arm.token_cost.kind == "interval"]
-    if not known:
+    least = _least_costly(arms)
+    if not least:
         if any(arm.token_cost.kind == "point" for arm in arms):
             return "Nothing is settled yet: without a second seed there is no interval. Run 3 seeds or more."
         return (
             "Nothing can be chosen yet: no arm has a token cost at this target. Take one that more runs "
             "reach, or a larger budget."
         )
-    first, cheapest = _foremost(known), _cheapest(known)
-    heads = (
-        {"Least costly": first} if first is cheapest else {"Most in FP4": first, "fewest tokens": cheapest}
-    )
-    costs = "; ".join(f"{head}: {arm.name}, {words.cost(arm.token_cost)}" for head, arm in heads.items())
+    costs = "; ".join(f"{head}: {arm.name}, {words.cost(arm.token_cost)}" for head, arm in least.items())
     return f"No arm is shown to {lacking}. {costs}."
 
 
