@@ -73,6 +73,12 @@ def test_what_else_differs_is_another_matrix():
         ("bf16 a", "bf16 b", "bf16 c"),
         ("fp8 a", "fp8 b", "fp8 c"),
     ]
+    cells = (("bf16", F, "none"), ("bf16", FD, "none"), ("fp8", F, "sr"), ("fp8", FD, "sr"))
+    mixed = {
+        str(cell): resolve(RecipeSpec(rest=cell[0], gemms=list(cell[1]), stabiliser=cell[2]))
+        for cell in cells
+    }
+    assert matrices(mixed) == ()
     # All three GEMMs in FP4 leave no other GEMM that could differ: they belong to the first that takes them.
     both = matrices(other | {"all": resolve(RecipeSpec(gemms=list(FDW)))})
     assert [len(one.names) for one in both] == [4, 3]
