@@ -2,13 +2,11 @@
 
 python benchmarks/scaling.py findings > findings.csv
 python benchmarks/scaling.py quartet notebooks/plots.ipynb > quartet.csv
-python benchmarks/scaling.py quartet-ii for_plots/runs.json > quartet-ii.csv
 
 ``findings``: evaluations in ``docs/findings/data`` of the studies of three sizes, and of the longer budget at
 the middle one, read as ``ablate trend`` with the names of the studies reads their runs: at a constant rate,
-from its end down to a quarter of it. ``quartet``, ``quartet-ii``: final losses in those files of
-https://github.com/IST-DASLab/Quartet and https://github.com/IST-DASLab/Quartet-II, one run a cell; of the
-latter the recipes of all three GEMMs, one of Fprop and one of Wgrad alone.
+from its end down to a quarter of it. ``quartet``: final losses in that file of
+https://github.com/IST-DASLab/Quartet, one run a cell.
 """
 
 from __future__ import annotations
@@ -45,17 +43,6 @@ QUARTET = {
     ("QuEST", "BF16"): "QuEST in Fprop",
     ("QuEST", "AlbertTsengQuantizer"): "Quartet",
 }
-FOUR_OVER_SIX = {"fsquare": False, "ffour_over_six": True, "fscale_override": 1.0, "fhadamard_dim": 1}
-MS_EDEN = {"bbackward_scheme": "EW_Q(Et)Q(Xt)t", "bunbiased": "eden", "bscale_override": 0.93}
-QUARTET_II: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("baseline", {}),
-    "NVIDIA": ("nvidia", {"sfour_over_six": False}),
-    "NVIDIA 4/6": ("nvidia", {"sfour_over_six": True}),
-    "TetraJet-v2": ("tetrajetv2", {}),
-    "Quartet II": ("quartetv2", {"shadamard_dim": 128, "sdelayed_amax": False, "sfour_over_six": True}),
-    "Fprop 4/6": ("forward_main", FOUR_OVER_SIX),
-    "Wgrad MS-EDEN": ("backward_main", MS_EDEN),
-}
 
 
 def findings() -> Iterator[tuple[Any, ...]]:
@@ -82,24 +69,12 @@ def quartet(path: Path) -> Iterator[tuple[Any, ...]]:
                 yield arm, SIZES[size], steps * 512 * 512, 0, loss, ""
 
 
-def quartet_ii(path: Path) -> Iterator[tuple[Any, ...]]:
-    found = json.loads(path.read_text())
-    for arm, (group, settings) in QUARTET_II.items():
-        seeds: dict[tuple[int, int], int] = {}
-        for run in found[group]:
-            if all(run[key] == value for key, value in settings.items()):
-                cell = (run["N"], run["D"])
-                seed = seeds[cell] = seeds.get(cell, -1) + 1
-                yield arm, *cell, seed, run["final_loss"], ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", choices=["findings", "quartet", "quartet-ii"])
+    parser.add_argument("data", choices=["findings", "quartet"])
     parser.add_argument("file", nargs="?", type=Path, help="the file of theirs")
     options = parser.parse_args()
-    readers = {"quartet": quartet, "quartet-ii": quartet_ii}
-    rows = findings() if options.data == "findings" else readers[options.data](options.file)
+    rows = findings() if options.data == "findings" else quartet(options.file)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("arm", "parameters", "tokens", "seed", "val_loss", "run"))
     writer.writerows(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import default_storage
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.pages.csv_files import arm_frame, run_frame
-from ablate.reports.read.load import load_frames
+from ablate.reports.read.load import load_frames, training_frame
 from ablate.store.runs import study_at, study_named
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis
     from ablate.reports.read.load import StudyFrames
+    from ablate.store import StudyStore
 
 
 class OpenStudy:
@@ -30,7 +31,8 @@ class OpenStudy:
     ``analysis`` holds every number of the report, ``faults`` one line for each file that could not be read.
     """
 
-    def __init__(self, frames: StudyFrames, analysis: Analysis) -> None:
+    def __init__(self, store: StudyStore, frames: StudyFrames, analysis: Analysis) -> None:
+        self._store = store
         self._evals = frames.evals
         self.analysis = analysis
         self.faults = frames.faults
@@ -56,6 +58,15 @@ class OpenStudy:
         ``val_loss``: nats per token.
         """
         return self._evals.copy()
+
+    def training(self) -> pd.DataFrame:
+        """Return one row of training after another, ordered by run and tokens; read when it is asked for.
+
+        ``run_id``, ``arm``, ``seed``; ``tokens``: trained so far; ``step``: optimizer steps done;
+        ``loss_nats_per_token`` and ``tokens_per_sec``: means since the row before; ``learning_rate``;
+        ``gradient_norm``: before clipping. Empty for logs of others, which have no such rows.
+        """
+        return training_frame(self._store)
 
     def costs(self) -> pd.DataFrame:
         """Return one row an arm, the baseline among them, as ``tables/arms.csv`` has them.
@@ -89,4 +100,4 @@ def open_study(study: str | Path, *, storage: str | Path | None = None) -> OpenS
         where = default_storage() if storage is None else Path(storage)
         store = study_named(where, str(study))
     frames = load_frames(store)
-    return OpenStudy(frames, analyse(frames))
+    return OpenStudy(store, frames, analyse(frames))

@@ -19,6 +19,11 @@ from ablate.base.files import keep_others_out
 # group in --help -> verb -> (one line of help, where its command is defined)
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Study": {
+        "init": ("Write a first study, commented.", "init:command"),
+        "pilot": (
+            "Train the baseline for two seeds: which target, how many seeds, how long.",
+            "pilot:command",
+        ),
         "run": ("Run a study: only what is missing, then its report.", "run:command"),
         "search": ("Search a grid's recipes for the best, then write its front.", "search:command"),
         "submit": ("Run a study on a Ray cluster, as a job that lives there.", "run:submit"),

@@ -212,8 +212,9 @@ def mllog(arms: tuple[str, ...], tokens_per_sample: int | None) -> _Found:
     _arm_option("FILE or NAME=FOLDER"),
     click.option(
         "--pattern", "patterns", multiple=True, required=True,
-        help="A regular expression with named groups: val_loss, and step or tokens; seconds or ms since "
-        "training began; seed. Several may share them; what an earlier line said holds on.",
+        help="A regular expression with named groups: val_loss, and step or tokens (without, a file's last "
+        "loss is its final one); seconds or ms since training began; seed. Several may share them; what an "
+        "earlier line said holds on.",
     ),
     _tokens_per_step,
 )  # fmt: skip
@@ -238,7 +239,7 @@ def text_(arms: tuple[str, ...], patterns: tuple[str, ...], sizes: StepSizes) ->
         raise UserError(
             "--tokens-per-step: needed, because the pattern gives steps (a number, or stages)"
             if counts_steps
-            else "--tokens-per-step: the pattern gives tokens, and no steps (leave the option out)"
+            else "--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)"
         )
     names = {"seconds": "seconds", "ms": "ms"} | ({"tokens": "step"} if counts_steps else {})
     for name, path in _files_of(places, ("*.txt", "*.log", "*.out")):

@@ -16,7 +16,7 @@ from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_te
 from ablate.execute.todo import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text
@@ -126,10 +126,7 @@ def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: in
     """Print a plan for people."""
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     click.echo(click.style(plan.study, bold=True) + description)
-    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
-    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
-    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
-    click.echo(f"baseline {plan.baseline}; target {target} ({crossing})")
+    click.echo(f"baseline {plan.baseline}; {_target_text(plan)}")
     seeds = [run.seed for run in plan.arms[0].runs]
     shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
     click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
@@ -145,6 +142,15 @@ def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: in
         click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
     else:
         click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
+
+
+def _target_text(plan: Plan) -> str:
+    if plan.target is None:
+        return "no target: final losses are compared (`ablate pilot` says which target to take)"
+    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
+    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
+    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
+    return f"target {target} ({crossing})"
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
@@ -236,7 +242,7 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     if tuning.is_done:
         return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
     seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
-    lines.append(f"about {_duration(seconds)} (modelled), not in the time below")
+    lines.append(f"about {duration_text(seconds)} (modelled), not in the time below")
     return [*lines, "not done yet: arms at the values found come on top of those above"]
 
 
@@ -283,9 +289,9 @@ def _expected_text(plan: Plan, rule: Settled) -> list[str]:
         return f"{sum(arm.batches.tokens for arm in plan.arms) * seeds:,.0f} tokens"
 
     others = max(1, len(plan.arms) - 1)
+    margin = None if plan.target is None else plan.target.within
     expected = {
-        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=plan.target.within)
-        for cost in (0.05, 0.1, 0.2)
+        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=margin) for cost in (0.05, 0.1, 0.2)
     }
     listed = ", ".join(f"{seeds:.1f} at a cost of {cost:.0%}" for cost, seeds in expected.items())
     spread = f"simulated, pairs of runs that spread by {SPREAD:.1%}"
@@ -371,7 +377,7 @@ def _time_text(costs: PlanCosts) -> str:
         ground = "from the measured speed of finished runs"
     elif set(costs.ground.values()) == {"modelled"}:
         ground = f"modelled: {rate} assumed; emulated formats take longer"
-    return f"about {_duration(costs.wall_seconds)} on {where} ({ground})"
+    return f"about {duration_text(costs.wall_seconds)} on {where} ({ground})"
 
 
 def _ids_table(plan: Plan, width: int) -> str:
@@ -421,16 +427,6 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:,.1f} days"
 
 
 def _bytes(count: int) -> str:

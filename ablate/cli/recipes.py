@@ -32,7 +32,7 @@ class _Group(click.Group):
     "recipes",
     cls=_Group,
     invoke_without_command=True,
-    epilog="Examples:  ablate recipes    ablate recipes show tseng    ablate recipes show tseng --json",
+    epilog="\b\nExamples:\n  ablate recipes\n  ablate recipes show tseng\n  ablate recipes show tseng --json",
 )
 @json_option
 @click.pass_context

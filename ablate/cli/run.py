@@ -64,7 +64,7 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
         listener = console_listener(address)
         where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
         end = run_study(study, where, listener, **which)
-        return _conclude(listener.console, end, again)
+        return conclude(listener.console, end, again)
 
 
 def _chosen(only: Sequence[str], seeds: Sequence[int] | None, **_retry: bool) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _chosen(only: Sequence[str], seeds: Sequence[int] | None, **_retry: bool) ->
         yield from ("--seeds", ",".join(map(str, seeds)))
 
 
-def _conclude(console: Console, end: StudyEnd, again: str) -> int:
+def conclude(console: Console, end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, say ``again``, how to resume, and return the exit code."""
     for run in end.failed:
         text = f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})"

@@ -37,6 +37,10 @@ _PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
 _IDLE_PERCENT = 10.0
 """Above this load a device counts as shared."""
 
+_CPU_TIMES = Path("/proc/stat")
+
+_CPU_WINDOW_SEC = 0.5
+
 _WINDOW_SEC = 1.0
 """A GPU's driver averages the load over at most this time."""
 
@@ -91,11 +95,7 @@ def other_work(device: str) -> str | None:
     import torch
 
     if torch.device(device).type != "cuda":
-        try:
-            import psutil
-        except ImportError:  # on the bare image of `ablate prove`
-            return "whether others use the processors is not known (psutil is missing)"
-        load = psutil.cpu_percent(interval=0.5)
+        load = _busy_percent()
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
     time.sleep(_WINDOW_SEC)  # leave this process's own work out of the average
     try:
@@ -103,6 +103,22 @@ def other_work(device: str) -> str | None:
     except Exception:  # the packages of NVML and AMD SMI may be missing, and raise their own errors
         return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
+
+
+def _busy_percent() -> float:
+    """Measure the load of all processors; psutil does the same, and a bare image lacks it."""
+    before = _busy_and_all()
+    time.sleep(_CPU_WINDOW_SEC)
+    busy, whole = (now - then for now, then in zip(_busy_and_all(), before, strict=True))
+    return 100 * busy / max(1, whole)
+
+
+def _busy_and_all() -> tuple[int, int]:
+    user, nice, system, idle, waits, *interrupts = map(
+        int, _CPU_TIMES.read_text().split("\n")[0].split()[1:9]
+    )
+    busy = user + nice + system + sum(interrupts)
+    return busy, busy + idle + waits
 
 
 def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:

@@ -77,6 +77,17 @@ def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: Tr
     return {run_id: prefix.tokens for run_id, prefix in shared_prefixes(runs).items()}
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration in the unit that suits it, such as ``24 min``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.1f} days"
+
+
 def _work_tokens(arm: PlannedArm) -> float:
     """Training tokens, plus a third of the evaluation tokens: a forward pass costs a third of a step."""
     evaluations = arm.batches.evals * len(evaluated_in(arm.config))

@@ -81,7 +81,7 @@ class Plan:
     study: str
     description: str | None
     baseline: str
-    target: Target
+    target: Target | None
     paired_seeds: bool
     intervals: Literal["moderated", "own"]
     waive: tuple[Setting, ...]
@@ -276,7 +276,7 @@ def _absent(data: DataConfig) -> DataIdentity | None:
 def _refuse_a_guess(study: Study, vocab_size: int) -> None:
     """Raise ``UserError`` for a target that a model reaches before it has learnt anything."""
     target = study.target
-    if target.val_loss < math.log(vocab_size):
+    if target is None or target.val_loss < math.log(vocab_size):
         return
     is_perplexity = target.kind == "perplexity"
     guess = f"a perplexity of {vocab_size}" if is_perplexity else f"a loss of {math.log(vocab_size):.3f}"

@@ -23,11 +23,11 @@ def moderating_degrees(arms: int, others: float) -> float:
     return min(_MOST_D0, 3 * others / (arms + 3))
 
 
-def cost_found(seeds: int, arms: int, *, moderated: bool) -> float | None:
+def cost_found(seeds: int, arms: int, *, moderated: bool, spread: float = SPREAD) -> float | None:
     """Return the token cost that paired seeds find in four of five comparisons; None of too few seeds.
 
-    ``arms``: compared with the baseline. Pairs spread by ``SPREAD``. The sum of two quantiles stands for the
-    noncentral t distribution, which is within a tenth of it here.
+    ``arms``: compared with the baseline. ``spread``: of the pairs' log ratios. The sum of two quantiles is
+    within a tenth of the noncentral t distribution's here.
     """
     degrees = float(seeds - 1)
     if moderated:
@@ -35,4 +35,4 @@ def cost_found(seeds: int, arms: int, *, moderated: bool) -> float | None:
     if seeds < 2 or degrees < 2:
         return None
     reach = student(0.975, degrees) + student(0.8, degrees)
-    return math.expm1(reach * SPREAD / math.sqrt(seeds))
+    return math.expm1(reach * spread / math.sqrt(seeds))

@@ -10,6 +10,28 @@ if TYPE_CHECKING:
 
     from ablate.prove.record import Finding, Part, ProofRecord
 
+MEANING = {
+    "device": "What the device is, what torch and Triton offer on it, and which back ends claim it.",
+    "quantised bits": "Quantised values and scales, along both axes, equal to the CPU reference's to the "
+    "bit.",
+    "exact probe": "Products whose exact result is known: how many bits the sums keep, and how they are "
+    "rounded.",
+    "products": "Products of random operands against float64. The bound is the largest error of sums in "
+    "fp32 and one rounding of the result.",
+    "gain of SR": "Stochastic rounding keeps the mean: the gain is 1, with the standard error of the draws.",
+    "Hadamard": "Both operands rotated give the product of none rotated, but for the format's own error.",
+    "gradients": "Output and gradients of one linear layer against the reference's.",
+    "training": "Ten steps of a small model. Each layer gets the reference's input and must give its "
+    "bits. The reference trains beside it; the order of sums alone may tell the two runs apart.",
+    "quantiser bandwidth": "Bytes read and written in a second, beside those of a plain copy.",
+    "GEMM rates": "Speed of products by format and shape, over bf16's and FP8's, the time to quantise "
+    "included.",
+    "quantised bits of other policies": "As the second part, for all other roundings, scales and rotations.",
+    "step times": "Whole training steps, eager and compiled.",
+    "FSDP2": "Training on all GPUs of the machine beside one.",
+}
+"""What each part tests, for a reader who has not seen the tool."""
+
 
 def page(record: ProofRecord) -> str:
     """Return the page."""
@@ -32,7 +54,7 @@ def page(record: ProofRecord) -> str:
         lines += [f"- {part.name}, {_who(one)}{one.detail}{_file(one)}" for part, one in record.failed]
     for part in record.parts:
         if part.findings:
-            lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", ""]
+            lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", "", MEANING.get(part.name, ""), ""]
             rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
             lines += _table(("check", "back end", "result", "detail"), rows)
     return "\n".join(lines) + "\n"

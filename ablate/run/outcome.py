@@ -70,11 +70,6 @@ class Outcome:
         return replace(self, low=low, high=high, interpolated=interpolated, fitted=fitted)
 
 
-def target_loss(kind: str, value: float) -> float:
-    """Convert a target to a validation loss in nats per token: a perplexity p becomes ln p."""
-    return math.log(value) if kind == "perplexity" else value
-
-
 def find_crossing(
     tokens: ArrayLike, loss: ArrayLike, target: float, rule: Rule = "confirmed"
 ) -> Crossing | None:

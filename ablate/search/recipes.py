@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
-from ablate.run.outcome import find_crossing, target_loss
+from ablate.run.outcome import find_crossing
 from ablate.run.schedule import divergence_bound
 from ablate.search.engine import TrialResult
 from ablate.search.grid import candidate_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ablate.search.plan import SearchPlan
     from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
+    from ablate.store.lock import Target
 
 LOCK = "search.lock.json"
 SEEDS = 5
@@ -185,7 +186,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     own = None if is_diverged else _tokens_to_target(found, curve)
     if own is not None:
         return TrialResult(values=(own / against - 1, time))
-    missed = DIVERGED if is_diverged else max(_last(curve) - _target(found), 1e-9)
+    missed = DIVERGED if is_diverged else max(_last(curve) - _target(found).val_loss, 1e-9)
     return TrialResult(values=(budget / against - 1, time), violation=missed)
 
 
@@ -193,14 +194,15 @@ def _last(curve: Curve) -> float:
     return float(curve[max(curve)])
 
 
-def _target(found: SearchPlan) -> float:
+def _target(found: SearchPlan) -> Target:
     target = found.plans[0].target
-    return target_loss(target.kind, target.value)
+    assert target is not None  # a search without one is refused
+    return target
 
 
 def _tokens_to_target(found: SearchPlan, curve: Curve) -> float | None:
-    rule = found.plans[0].target.crossing
-    crossing = find_crossing(list(curve), list(curve.values()), _target(found), rule)
+    target = _target(found)
+    crossing = find_crossing(list(curve), list(curve.values()), target.val_loss, target.crossing)
     return None if crossing is None else crossing.tokens
 
 
@@ -227,7 +229,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
         base["backend"] = config.backend
     if config.trainer is not None:
         base["trainer"] = config.trainer
-    target = found.plans[0].target
+    target = _target(found)
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "

@@ -207,7 +207,7 @@ class LockedTuning:
 class LockedPlan:
     """The content of a study's plan. ``training``: the base's section, which most arms share.
 
-    ``target``: None where final losses are compared, of others' logs alone. ``paired_seeds``: equal seeds are
+    ``target``: None where final losses are compared. ``paired_seeds``: equal seeds are
     pairs. ``intervals``: whether an arm's variance is moderated by those of the other arms. ``waive``:
     settings in which runs may differ. ``tuning``: None for a study without tuning.
     ``imported``: built from the logs of others.

@@ -130,7 +130,7 @@ class Faults:
 
 
 _MISSING = {
-    "target": "write target: {val_loss: …} or target: {perplexity: …}",
+    "target": "write target: {val_loss: …} or target: {perplexity: …}; or null, for none yet",
     "baseline": "name the arm that costs are stated against",
     "name": "it names the study's folder",
     "factors": "path of a field: its values",

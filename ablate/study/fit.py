@@ -158,7 +158,9 @@ def rule_misfits(where: AbstractMapping[str, LayerPlace], recipe: Recipe) -> lis
     for index, rule in enumerate(recipe.rules):
         if not any(index in rules for rules in naming.values()):
             hint = f"its layers are {names[0]} … {names[-2]} and {names[-1]}"
-            found.append(_misfit(f"no layer of this model is called '{rule.match}'", hint, "layers", index))
+            by_place = "the model has no head" if rule.head else "the model has no blocks of layers"
+            what = by_place if rule.match is None else f"no layer of this model is called '{rule.match}'"
+            found.append(_misfit(what, hint, "layers", index))
         elif not any(rules[:1] == [index] for rules in naming.values()):
             what = "an entry that decides nothing: an earlier one names every layer that it names"
             found.append(_misfit(what, "put it first", "layers", index))

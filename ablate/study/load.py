@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import UserError
+from ablate.base.errors import Problem, UserError
 from ablate.run.config import TrainingConfig
 from ablate.store.lock import Margin, Target
 from ablate.study.diagnosed import check_what_if, lines_of
@@ -21,7 +21,7 @@ from ablate.study.drafts import Drafts
 from ablate.study.faults import Faults, did_you_mean, got_text
 from ablate.study.fold import ArmCollector, name_rule
 from ablate.study.forks import resolve_forks
-from ablate.study.parse import read_tree
+from ablate.study.parse import parse, read_tree
 from ablate.study.searching import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
 from ablate.study.stops import check_stop, stop_rule
@@ -68,7 +68,20 @@ def load_study(path_or_name: str | Path) -> Study:
         UserError: the file cannot be used; holds every fault found, in the order of the file.
     """
     path = find_file(path_or_name)
-    root, syntax_faults = read_tree(path, str(path))
+    return _study(path, *read_tree(path, str(path)))
+
+
+def study_of(text: str, path: Path) -> Study:
+    """Read and validate the text of a study; ``path``: the file that it is to have, which need not be there.
+
+    Raises:
+        UserError: as ``load_study``.
+    """
+    return _study(path, *parse(text.encode(), str(path)))
+
+
+def _study(path: Path, root: Mapping, syntax_faults: list[Problem]) -> Study:
+    """Validate what was parsed."""
     faults = Faults(str(path), syntax_faults)
     file = _check_shape(root, faults)
     _check_name(root, faults)
@@ -108,8 +121,8 @@ def load_study(path_or_name: str | Path) -> Study:
         name=file.name,
         description=file.description,
         baseline=baseline,
-        target=(target := _target(file.target)),
-        target_line=_line_of_target(root, target),
+        target=None if file.target is None else _target(file.target),
+        target_line=_line_of_target(root),
         seeds=tuple(file.every_seed) if search is None else (search.seed,),
         paired_seeds=file.paired_seeds,
         intervals=file.intervals,
@@ -172,6 +185,12 @@ def _check_seeds(root: Mapping, faults: Faults) -> None:
 
 def _check_target(root: Mapping, faults: Faults) -> None:
     node = get(root, "target")
+    if isinstance(node, Scalar) and node.value is None:
+        settled = get(root, "seeds")
+        asked = {"search": get(root, "search"), "stop.hopeless": get(root, "stop", "hopeless")}
+        asked["seeds until settled"] = settled if isinstance(settled, Mapping) else None
+        for name in (name for name, part in asked.items() if part is not None):
+            faults.add(node, f"{name} needs a target", "write {val_loss: …} or {perplexity: …}")
     if not isinstance(node, Mapping):
         return
     units = [key for key in ("val_loss", "perplexity") if plain_at(node, key) is not None]
@@ -191,8 +210,8 @@ def _check_target(root: Mapping, faults: Faults) -> None:
             faults.add(within, "a margin needs its unit", "give cost, such as 5%, or loss, in nats per token")
 
 
-def _line_of_target(root: Mapping, target: Target) -> tuple[int, int]:
-    value = get(root, "target", target.kind)
+def _line_of_target(root: Mapping) -> tuple[int, int]:
+    value = get(root, "target", "val_loss") or get(root, "target", "perplexity") or get(root, "target")
     assert value is not None
     return value.line, value.column
 

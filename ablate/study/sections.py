@@ -272,7 +272,9 @@ class StudyFile:
 
     name: str = key(..., "names the study's folder in the storage")
     baseline: str = key(..., "the arm against which costs are stated")
-    target: TargetSection
+    target: TargetSection | None = key(
+        ..., "the validation loss at which arms are compared; null: none yet, final losses are compared"
+    )
     description: Description | None = None
     seeds: Annotated[
         Seeds, Field(description="how many seeds (0, 1, …), a list of them, or as many as it takes")

@@ -75,6 +75,7 @@ def again_name(baseline: str) -> str:
 class Study:
     """A validated study. ``training`` is the base's section, which most arms share.
 
+    ``target``: None where the file says null, none yet: final losses are compared.
     ``target_line``, ``layer_lines``, ``what_if_lines``: (line, column) of the target's value, of the
     diagnosed layers' patterns and of the recipes of ``what_if``, for faults that only planning can find.
     """
@@ -82,7 +83,7 @@ class Study:
     name: str
     description: str | None
     baseline: str
-    target: Target
+    target: Target | None
     target_line: tuple[int, int]
     seeds: tuple[int, ...]
     paired_seeds: bool

@@ -49,10 +49,12 @@ def run_study(
     only: Collection[str] = (),
     seeds: Collection[int] | None = None,
     retry_failed: bool = False,
+    as_pilot: bool = False,
 ) -> StudyEnd:
     """Run what a study (a YAML file, or the name of a shipped study) lacks, then write its report.
 
     ``only`` and ``seeds``: run these arms and seeds alone. ``retry_failed``: run failed runs again, too.
+    ``as_pilot``: neither tune the arms first nor write a report.
 
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
@@ -71,7 +73,7 @@ def run_study(
         with running(store, lock) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
-            if plan.tuning is not None and not plan.tuning.is_done:
+            if plan.tuning is not None and not plan.tuning.is_done and not as_pilot:
                 from ablate.workflow.tune import tune
 
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
@@ -94,7 +96,7 @@ def run_study(
                 outcome = _execute(store, plan, waves, find, where, listener, unneeded, warning)
                 if _in_waves(plan):
                     leave_out(store, requests_of(plan, chosen, corpora), unneeded())
-                report = None if outcome.interrupted else _report(store, listener)
+                report = None if outcome.interrupted or as_pilot else _report(store, listener)
             finally:
                 left = mirror.stop()
             say_mirror(left, mirror.tracking_uri, str(study), listener)

@@ -1,7 +1,7 @@
 """``report.json`` and the JSON of the pages beside it: every number, null where there is no honest figure.
 
-The keys are an interface; docs/report.md lists them. Values are strict JSON: no NaN, no Infinity. A dataclass
-becomes an object of its fields in their order, unless ``_KEYS`` names its keys.
+The keys are an interface; docs/report-json.md lists them. Values are strict JSON: no NaN, no Infinity. A
+dataclass becomes an object of its fields in their order, unless ``_KEYS`` names its keys.
 """
 
 from __future__ import annotations

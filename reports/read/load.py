@@ -34,6 +34,11 @@ T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200
 _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
+TRAINING = {
+    "tokens": "tokens", "step": "step", "loss": "loss_nats_per_token", "lr": "learning_rate",
+    "grad_norm": "gradient_norm", "tokens_per_sec": "tokens_per_sec",
+}  # fmt: skip
+"""Keys of a row of training in ``metrics.jsonl``, and the names of their columns."""
 
 _RUN_COLUMNS = (
     "run_id", "arm", "seed", "state", "attempt", "tokens", "message", "started_unix", "ended_unix",
@@ -121,6 +126,30 @@ def load_frames(store: StudyStore) -> StudyFrames:
         throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
         faults=tuple(faults),
     )
+
+
+def training_frame(store: StudyStore) -> pd.DataFrame:
+    """Read the rows of training of all runs of the plan, by run and tokens; damaged ones are left out.
+
+    The columns are those of ``TRAINING`` after ``run_id``, ``arm`` and ``seed``.
+    """
+    rows = []
+    for arm, entry in store.plan().runs():
+        run = store.run(entry.id)
+        content, _ = run.rows(run.metrics_path, run.examined())
+        lines = [line for line in content.splitlines() if b'"train"' in line]
+        found = {row["tokens"]: row for row in parse_rows(lines) if is_row(row, "train")}
+        rows += [training_row(found[at]) | _of(entry.id, arm.name, entry.seed) for at in sorted(found)]
+    return pd.DataFrame(rows, columns=["run_id", "arm", "seed", *TRAINING.values()])
+
+
+def training_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of training with the names of ``TRAINING``; what it does not say is None."""
+    return {name: row.get(key) for key, name in TRAINING.items()}
+
+
+def _of(run_id: str, arm: str, seed: int) -> dict[str, Any]:
+    return {"run_id": run_id, "arm": arm, "seed": seed}
 
 
 def _eval_frame(rows: list[tuple[Any, ...]]) -> pd.DataFrame:

@@ -33,7 +33,8 @@ _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula in a spreadsheet."""
 NEEDED = ("tokens", "val_loss")
 OPTIONAL = ("run", "seed", "arm", "seconds", "ms", "val_loss_bf16")
-_GROUPS = ("step", "tokens", "val_loss", "seconds", "ms", "seed")
+_COUNTS = ("step", "tokens")
+_GROUPS = (*_COUNTS, "val_loss", "seconds", "ms", "seed")
 _EXTREMES = ("__MIN", "__MAX")
 _LARGEST = 1 << 62
 _LONGEST_LINE = 1 << 16
@@ -175,12 +176,15 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     for name in groups:
         if name not in _GROUPS:
             raise UserError(f"--pattern: no group of ours is '{name}' {expected}")
-    for one_of in (("val_loss",), ("step", "tokens")):
-        if not groups.intersection(one_of):
-            wanted = " or ".join(f"(?P<{name}>…)" for name in one_of)
-            raise UserError(f"--pattern: no group {wanted} {expected}")
+    if "val_loss" not in groups:
+        raise UserError(f"--pattern: no group (?P<val_loss>…) {expected}")
     if {"step", "tokens"} <= groups:
         raise UserError("--pattern: groups for step and for tokens (expected one of them)")
+    if not groups & set(_COUNTS) and (timed := groups & {"seconds", "ms"}):
+        raise UserError(
+            f"--pattern: a group '{min(timed)}', and none of {' or '.join(_COUNTS)} to hold the time against "
+            "(leave it out to compare final losses)"
+        )
     return tuple(found)
 
 
@@ -188,6 +192,7 @@ def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row
     """Return a row for each ``val_loss`` that a pattern finds in a text, and the faults.
 
     What a group found in an earlier line holds until it finds again. A file is a run; its first seed counts.
+    Patterns that count neither steps nor tokens find its final loss, the last.
     """
     rows: list[Row] = []
     known: dict[str, Any] = {}
@@ -205,6 +210,8 @@ def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row
         return [], [f"{path}: cannot be read: {error.strerror or error}"]
     if not rows:
         return [], [f"{path}: no line matches the --pattern of val_loss"]
+    if not any(name in pattern.groupindex for pattern in patterns for name in _COUNTS):
+        del rows[:-1]
     return [(number, {**row, "seed": seed}) for number, row in rows], []
 
 

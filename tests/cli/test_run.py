@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ablate.base.errors import UserError
 from ablate.cli.display import ConsoleListener
-from ablate.cli.run import _conclude
+from ablate.cli.run import conclude as say_how_it_ended
 from ablate.data.tokenizer import train_bpe
 from ablate.data.workers import num_cores
 from ablate.execute.driver import ExecutionEnd
@@ -60,7 +60,7 @@ def conclude(tmp_path):
             states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted
         )
         end = end_of(store, plan, {ids[arm] for arm in chosen}, outcome)
-        code = _conclude(Console(file=output, width=60), end, AGAIN)
+        code = say_how_it_ended(Console(file=output, width=60), end, AGAIN)
         return code, output.getvalue()
 
     return call

@@ -9,6 +9,7 @@ import types
 from importlib.resources import files
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -110,10 +111,32 @@ def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
     assert min(waits) >= 1.0  # our own work is out of the driver's window
 
 
-@pytest.mark.parametrize(("load", "said"), [(4.0, None), (55.0, "the processors are 55 % busy")])
-def test_processors_tell_their_load(monkeypatch, load, said):
-    monkeypatch.setattr("psutil.cpu_percent", lambda **_: load)
+@pytest.mark.parametrize(("load", "said"), [(4, None), (55, "the processors are 55 % busy")])
+def test_processors_tell_their_load(monkeypatch, tmp_path, load, said):
+    """Of 400 ticks, ``load`` percent go to the six kinds of work, and some of the rest wait for a disk."""
+    times = tmp_path / "stat"
+
+    def work(_seconds):
+        times.write_text(
+            f"cpu  {1000 + 2 * load} 10 {200 + load} {9000 + 390 - 4 * load} 60 {load} 7 0 99 0\ncpu0"
+        )
+
+    times.write_text("cpu  1000 10 200 9000 50 0 7 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    monkeypatch.setattr(environment, "_CPU_TIMES", times)
+    monkeypatch.setattr(environment.time, "sleep", work)
     assert other_work("cpu") == said
+
+
+def test_the_load_is_what_psutil_reads():
+    then = psutil.cpu_times()
+    busy, whole = environment._busy_and_all()
+    now = psutil.cpu_times()
+    tick = os.sysconf("SC_CLK_TCK")
+    for seconds, low, high in (
+        (busy / tick, *(sum(t) - t.idle - t.iowait - t.guest - t.guest_nice for t in (then, now))),
+        (whole / tick, *(sum(t) - t.guest - t.guest_nice for t in (then, now))),
+    ):
+        assert low - 0.1 <= seconds <= high + 0.1
 
 
 def test_every_reason_is_named():

@@ -168,6 +168,7 @@ def test_compiled_it_keeps_drawing_anew_without_compiling_anew():
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(outputs, 2))
 
 
+@pytest.mark.exhaustive
 def test_the_default_compiler_gives_finite_gradients_of_the_same_size():
     torch._dynamo.reset()
     model, _ = make("tetrajet")

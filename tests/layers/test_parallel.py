@@ -9,6 +9,7 @@ from torch.multiprocessing import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from ablate.numerics import apply_recipe
+from tests.exhaustive import rest_exhaustive
 
 WORLD = 2
 RECIPE = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "weight_block": "none"}
@@ -133,8 +134,11 @@ def ddp_worker(rank, meeting):
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 @pytest.mark.parametrize(
     "worker",
-    [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
-    ids=["FSDP2", "DDP", "FSDP2 first", "DDP first"],
+    rest_exhaustive(
+        [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
+        (fsdp_worker, ddp_first_worker).__contains__,
+        lambda worker: worker.__name__,
+    ),
 )
 def test_two_processes(worker, tmp_path):
     spawn(worker, args=(str(tmp_path / "meeting"),), nprocs=WORLD)

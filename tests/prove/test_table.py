@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ablate.backends.device import KNOWN, Device
-from ablate.prove.page import page
+from ablate.prove.page import MEANING, page
 from ablate.prove.record import Finding, Machine, Part, ProofRecord, file_name, write_proof
+from ablate.prove.run import PARTS
 from ablate.prove.table import main, read_records, with_records
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -41,6 +42,10 @@ def test_the_docs_are_the_records():
     for name, one in records.items():
         assert name == file_name(one.machine)
         assert (DOCS / "devices" / f"{name}.md").read_text(encoding="utf-8") == page(one)
+
+
+def test_every_part_is_explained():
+    assert set(MEANING) == set(PARTS)
 
 
 def test_every_known_architecture_has_its_row_and_the_cpu_its_record():

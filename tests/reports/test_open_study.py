@@ -72,6 +72,23 @@ def test_curves_are_the_evaluations(store, report):
     assert study.curves()["val_loss"].min() > 0
 
 
+def test_training_has_every_row_of_every_run_with_units_in_the_names(store):
+    study = ablate.open_study(store.path)
+    training = study.training()
+    assert list(training.columns) == [
+        "run_id", "arm", "seed", "tokens", "step", "loss_nats_per_token", "learning_rate", "gradient_norm",
+        "tokens_per_sec",
+    ]  # fmt: skip
+    files = {path.parent.name: path.read_text() for path in store.path.glob("runs/*/metrics.jsonl")}
+    written = [(run, json.loads(line)) for run, text in files.items() for line in text.splitlines()]
+    expected = {(run, row["tokens"]): row["loss"] for run, row in written if row["kind"] == "train"}
+    found = training.set_index(["run_id", "tokens"])["loss_nats_per_token"]
+    assert found.to_dict() == expected
+    assert training["run_id"].drop_duplicates().tolist() == [
+        run for run in study.runs()["run_id"] if run in files
+    ]  # fmt: skip
+
+
 def test_a_study_is_found_by_its_name(store, monkeypatch):
     name, storage = store.path.name, store.path.parent
     assert len(ablate.open_study(name, storage=storage).runs()) == 60

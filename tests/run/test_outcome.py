@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.run.outcome import find_crossing, outcome, target_loss
+from ablate.run.outcome import find_crossing, outcome
+from ablate.store.lock import Target
 
 
 def at(tokens, loss, target, rule="confirmed"):
@@ -61,8 +62,8 @@ def test_exactly_at_the_target_counts():
 
 
 def test_perplexity_is_the_exponential_of_the_loss():
-    assert target_loss("perplexity", 27.1) == pytest.approx(3.2995, abs=1e-4)
-    assert target_loss("val_loss", 3.3) == 3.3
+    assert Target(kind="perplexity", value=27.1).val_loss == pytest.approx(3.2995, abs=1e-4)
+    assert Target(kind="val_loss", value=3.3).val_loss == 3.3
 
 
 losses = st.lists(st.floats(0.5, 6.0), min_size=1, max_size=30)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -91,6 +92,12 @@ def test_the_contract_of_report_json(written):
     assert matrix["stabilisers"] == ["none", "SR", "RHT16", "DHT16"]
     assert matrix["gemms"][1] == ["fprop", "dgrad"]
     assert matrix["arms"][1] == ["F+D plain", "F+D SR", "F+D RHT16", None]
+    keys = {*report} | {key for arm in report["arms"] for one in (arm, *arm["runs"]) for key in one}
+    keys |= {
+        key for arm in report["arms"] for value in arm.values() if isinstance(value, dict) for key in value
+    }
+    page = (Path(__file__).parents[3] / "docs" / "report-json.md").read_text(encoding="utf-8")
+    assert {key for key in keys if not re.search(rf"\b{key}\b", page)} == set()
 
 
 def test_tables_have_full_precision(written):

@@ -224,7 +224,7 @@ def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8, monkeypatch,
     store, _ = nvfp4_against_fp8
     monkeypatch.setattr("sys.argv", ["cadence.py", str(store.path), "3.6"])
     cadence.main()
-    page = " ".join((Path(__file__).parents[3] / "docs" / "analysis.md").read_text(encoding="utf-8").split())
+    page = " ".join((Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8").split())
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     costs = {

@@ -214,6 +214,19 @@ def test_what_an_earlier_line_says_holds(tmp_path):
     assert run.evals == ((10, 5.0), (20, 4.0))
 
 
+def test_without_steps_a_texts_last_loss_is_its_final_one(tmp_path):
+    """Two files that end at the same loss are two runs."""
+    text = "step:500/900 val_loss:3.5\nstep:900/900 val_loss:3.28\n"
+    found = []
+    for name in ("a.txt", "b.txt"):
+        rows, faults = read_text(write(tmp_path, name, text), check_patterns([r"val_loss:(?P<val_loss>\S+)"]))
+        runs, more = runs_of(tmp_path / name, rows, Columns(names={}))
+        assert [*faults, *more] == []
+        found += runs[None]
+    assert [run.evals for run in found] == [((0, 3.28),)] * 2
+    assert found[0].content != found[1].content
+
+
 def test_a_text_is_read_by_lines_even_without_line_breaks(tmp_path):
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
@@ -233,7 +246,10 @@ def test_a_text_is_read_by_lines_even_without_line_breaks(tmp_path):
         ([r"val_loss:(?P<val_loss>\S+"], r"--pattern: '.*' is no regular expression: missing \)"),
         ([r"(?P<loss>\S+)"], "--pattern: no group of ours is 'loss' .expected step, tokens, val_loss"),
         ([r"step:(?P<step>\d+)"], r"--pattern: no group \(\?P<val_loss>…\)"),
-        ([r"val_loss:(?P<val_loss>\S+)"], r"--pattern: no group \(\?P<step>…\) or \(\?P<tokens>…\)"),
+        (
+            [r"val_loss:(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"],
+            r"--pattern: a group 'ms', and none of step or tokens",
+        ),
         ([STEP, r"tokens (?P<tokens>\d+)"], "--pattern: groups for step and for tokens"),
     ],
 )

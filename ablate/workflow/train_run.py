@@ -1,0 +1,183 @@
+"""``ablate.train_run``: one run from a notebook, described by the words of a study file.
+
+Nothing is kept: no storage, no MLflow, no resuming. For several seeds, or to compare, write a study.
+
+How it fails: ``UserError`` with the path of the key, as for a study file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ablate.base.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from ablate.run.config import RunConfig
+
+_ARM = "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """How a run ended, and its curves.
+
+    ``tokens``: trained; ``message``: why it diverged. ``evaluations``: ``tokens``, ``step``, ``val_loss`` in
+    nats per token. ``training``: as ``ablate.open_study(…).training()`` has them. ``config``: what was run,
+    with every default.
+    """
+
+    state: Literal["finished", "diverged", "interrupted"]
+    tokens: int
+    message: str | None
+    evaluations: pd.DataFrame
+    training: pd.DataFrame
+    config: RunConfig
+
+
+def train_run(
+    *,
+    model: str | Mapping[str, Any] = "built-in",
+    recipe: str | Mapping[str, Any] = "bf16",
+    data: str | Path | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    backend: str = "auto",
+    device: str | None = None,
+    progress: bool = True,
+    **training: Any,
+) -> TrainedRun:
+    """Train one run in this process and return its curves.
+
+    >>> run = ablate.train_run(recipe="mxfp4", data="corpus/", tokens=200_000)  # doctest: +SKIP
+    >>> run.evaluations.plot(x="tokens", y="val_loss")  # doctest: +SKIP
+
+    Args:
+        model: a section ``model`` of a study file, or a word as ``ablate init --model`` takes it:
+            ``built-in``, a preset, ``hf:FOLDER``, ``function:FILE.py:NAME``.
+        recipe: a section ``recipe``, or the name of a recipe.
+        data: a section ``data``, or a file, folder or glob of text or JSON lines; None: the source text of
+            Python's standard library.
+        seed: of initial weights, data order, stochastic rounding and Hadamard signs.
+        backend: who quantises and multiplies.
+        device: a torch device; None: the first GPU, else the CPU.
+        progress: show a bar.
+        training: keys of the section ``training``, such as ``tokens=200_000`` or ``learning_rate=1e-3``.
+
+    Raises:
+        UserError: what is described cannot be run.
+    """
+    import pandas as pd
+
+    from ablate.backends.device import chosen_device
+    from ablate.reports.read.load import TRAINING, training_row
+    from ablate.train import train
+
+    sections = {"recipe": recipe, "backend": backend, "training": training}
+    config = _config(model, data, sections, seed)
+    rows: list[dict[str, Any]] = []
+    with _Bar(config, shown=progress) as bar:
+        result = train(
+            config, lambda row: bar.note(rows, row), should_stop=bar.step, device=chosen_device(device)[0]
+        )
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    return TrainedRun(
+        state=result.state,
+        tokens=result.tokens,
+        message=result.message,
+        evaluations=pd.DataFrame(evaluations, columns=_columns(evaluations)),
+        training=pd.DataFrame(
+            [training_row(row) for row in rows if row["kind"] == "train"], columns=list(TRAINING.values())
+        ),
+        config=config,
+    )
+
+
+def _columns(evaluations: list[dict[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for row in evaluations for name in row if name.startswith("val_loss"))
+    return ["tokens", "step", *(names or ["val_loss"])]
+
+
+def _config(
+    model: str | Mapping[str, Any],
+    data: str | Path | Mapping[str, Any] | None,
+    sections: dict[str, Any],
+    seed: int,
+) -> RunConfig:
+    """Check the sections as those of a study file, and return the configuration of its only run."""
+    from ablate.plan import build_plan
+    from ablate.study.load import study_of
+    from ablate.study.starter import model_section
+    from ablate.workflow.init import data_section
+
+    base = sections | {
+        "model": model_section(model) if isinstance(model, str) else model,
+        "data": data_section(None if data is None else str(data), Path())
+        if data is None or isinstance(data, str | Path)
+        else data,
+    }
+    study = {
+        "name": _ARM,
+        "baseline": _ARM,
+        "target": None,
+        "seeds": [seed],
+        "base": base,
+        "arms": {_ARM: None},
+    }
+    try:
+        text = json.dumps(study, ensure_ascii=False, default=dict)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
+    try:
+        arm = build_plan(study_of(text, Path("train_run"))).arms[0]
+    except UserError as error:
+        problems = (
+            replace(one, file=None, line=None, column=None, hint=_of_the_only_arm(one.hint))
+            if one.line
+            else one
+            for one in error.problems
+        )
+        raise UserError(*problems) from None
+    return arm.config.with_seed(seed)
+
+
+def _of_the_only_arm(hint: str | None) -> str | None:
+    return None if hint is None else hint.removesuffix(f"in arm '{_ARM}'").removesuffix("; ") or None
+
+
+class _Bar:
+    """A bar over the tokens of a run, with its last validation loss."""
+
+    def __init__(self, config: RunConfig, *, shown: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from ablate.run.schedule import plan_steps
+
+        self._plan = plan_steps(config.training)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, disable=not shown)
+        self._task = self._progress.add_task("training", total=self._plan.tokens)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def step(self) -> bool:
+        """Move on by a step; never asks to stop."""
+        self._progress.advance(self._task, self._plan.tokens_per_step)
+        return False
+
+    def note(self, rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+        """Keep a row, and show its validation loss."""
+        rows.append(row)
+        if row["kind"] == "eval":
+            said = f"validation loss {row['val_loss']:.3f}"
+            self._progress.update(self._task, completed=row["tokens"], description=said)

@@ -1,0 +1,118 @@
+"""What two runs of the baseline say of a study: on curves whose crossings are known in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ablate.plan import StudyProgress
+from ablate.plan.pilot import Curve, Reached, advise, merged_speeds, with_target
+from ablate.plan.seeds import SPREAD, cost_found
+
+STUDY = """\
+name: s
+baseline: a
+target: null
+seeds: 3
+base:
+  training: {tokens: 409_600, eval_every_tokens: 20_480}
+arms:
+  a:
+  b: {recipe: mxfp4}
+"""
+NOTHING = StudyProgress(states={}, tokens_per_sec={})
+BUDGET = 409_600
+
+
+def curve(seed, slower=1.0, **changes):
+    """A straight line in ln tokens, on which every way of reading a crossing agrees."""
+    tokens = [20_480 * n for n in range(1, 21)]
+    loss = [6.0 - 0.3 * math.log(at / slower) for at in tokens]
+    return Curve(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
+
+
+def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
+    found = advise(plan(STUDY), [curve(0), curve(1, 1.1)], NOTHING, cores=2)
+    take = found.take
+    assert (found.own, found.has_target, found.why_not) == (None, False, None)
+    assert take.val_loss == pytest.approx(6 - 0.3 * math.log(0.7 * BUDGET / 1.1), abs=1e-3)
+    assert take.tokens[1] == pytest.approx(0.7 * BUDGET, rel=4e-3)  # the loss has three digits
+    assert take.tokens[1] / take.tokens[0] == pytest.approx(1.1, rel=1e-6)
+    assert take.room == pytest.approx(BUDGET / take.tokens[1] - 1)
+    # An arm that costs as many tokens more reaches it just at the end.
+    assert 6 - 0.3 * math.log(BUDGET / (1.1 * (1 + take.room))) == pytest.approx(take.val_loss, abs=1e-3)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired):
+    study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {str(paired).lower()}\n")
+    usual = advise(plan(study), [curve(0), curve(1, 1.01)], NOTHING, cores=2)
+    assert usual.spread.runs == pytest.approx(math.log(1.01) / math.sqrt(2), rel=1e-6)
+    assert usual.spread.low < usual.spread.runs < usual.spread.high
+    assert usual.spread.pairs == pytest.approx(SPREAD if paired else math.sqrt(2) * SPREAD / 0.7)
+    wide = advise(plan(study), [curve(0), curve(1, 1.3)], NOTHING, cores=2)
+    assert wide.spread.pairs == pytest.approx((0.7 if paired else math.sqrt(2)) * wide.spread.runs)
+    for one in (usual, wide):
+        for row in (row for row in one.needed if row.seeds is not None):
+            least = cost_found(row.seeds, 1, moderated=True, spread=one.spread.pairs)
+            fewer = cost_found(row.seeds - 1, 1, moderated=True, spread=one.spread.pairs)
+            assert least <= row.cost < (fewer or math.inf)
+    assert [row.seeds or 99 for row in usual.needed] < [row.seeds or 99 for row in wide.needed]
+
+
+def test_the_time_is_of_what_is_left_at_the_speed_of_each_arm(plan):
+    planned = plan(STUDY)
+    runs = {run.id: "finished" for run in planned.arm("a").runs[:2]}
+    measured = StudyProgress(states=runs, tokens_per_sec={"a": 1000.0})
+    progress = merged_speeds(measured, "a", {"a": 50.0, "b": 25.0})
+    assert progress.tokens_per_sec == {"a": 1000.0, "b": 500.0}
+    found = advise(planned, [curve(0), curve(1)], progress, cores=1)
+    work = BUDGET + 20 * 65_536 / 3
+    assert found.seconds == pytest.approx(work / 1000 + 3 * work / 500)
+    assert found.slower == {"a": 1.0, "b": 2.0}
+    for row in (row for row in found.needed if row.seeds is not None):
+        assert row.seconds == pytest.approx((row.seeds - 2) * work / 1000 + row.seeds * work / 500)
+
+
+def test_the_studys_own_target_stays_where_it_has_room(plan):
+    early, late, missed = (
+        advise(plan(STUDY.replace("null", f"{{val_loss: {loss}}}")), [curve(0), curve(1)], NOTHING, cores=2)
+        for loss in (2.4, 2.13, 1.0)
+    )
+    assert early.take is early.own
+    assert late.own is not None
+    assert late.take.val_loss > late.own.val_loss
+    assert missed.own is None
+    assert missed.take.val_loss == late.take.val_loss
+
+
+def test_no_target_beyond_the_begin_of_the_decay(plan):
+    wsd = STUDY.replace("tokens: 409_600,", "tokens: 409_600, schedule: wsd, decay_tokens: 204_800,")
+    found = advise(plan(wsd), [curve(0), curve(1)], NOTHING, cores=2)
+    assert max(found.take.tokens.values()) == pytest.approx(0.7 * 204_800, rel=4e-3)
+    assert found.take.room == pytest.approx(1 / 0.7 - 1, abs=0.01)
+
+
+def test_runs_that_say_nothing_give_no_target(plan):
+    flat = replace(curve(1), val_loss=[5.6] * 20)  # above a guess among 256
+    for other, why in (
+        (replace(curve(1), diverged=True), "seed 1 diverged"),
+        (Curve(seed=1, tokens=[20_480], val_loss=[3.0]), "seed 1 has 1 evaluations"),
+        (flat, "do not fall steadily below a guess"),
+    ):
+        found = advise(plan(STUDY), [curve(0), other], NOTHING, cores=2)
+        assert why in found.why_not
+        assert (found.take, found.spread, found.needed) == (None, None, ())
+
+
+@pytest.mark.parametrize("line", ["target: null", "target:", "target: ~   # left to the pilot"])
+def test_the_target_takes_the_place_of_null_and_nothing_else_changes(line):
+    target = Reached(val_loss=1.95, tokens={0: 1000.4, 1: 2000.0}, room=0.4)
+    text = f"# a comment\nname: s  # one\n{line}\nseeds: 3  # another\n"
+    written = with_target(text, 3, target).splitlines()
+    assert written[2].startswith("target: {val_loss: 1.95}  # nats per token;")
+    assert "1,000 and 2,000 tokens" in written[2]
+    assert [*written[:2], *written[3:]] == [*text.splitlines()[:2], *text.splitlines()[3:]]
+    assert with_target(text.replace(line, "target: {val_loss: 2.0}"), 3, target) is None

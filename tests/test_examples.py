@@ -1,0 +1,91 @@
+"""The scripts of ``examples/`` run as they stand, in a folder of their own."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from ablate.base.files import append_line
+from ablate.data import load, open_tokens
+from ablate.execute import driver
+from ablate.store import Status
+from ablate.train import train
+from tests.workflow.test_run import Mirror
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a script as ``python NAME`` does, and return its names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example"])
+    return lambda name: runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Train runs in this process, without Ray's start and MLflow's; returns the ids of those trained."""
+    ids = []
+
+    def execute_study(store, runs, **_options):
+        for request in runs:
+            run = store.run(request.run_id)
+            run.create(asdict(request.config))
+            note = partial(_note, run.metrics_path)
+            state = train(request.config, note, tokens=open_tokens(load(request.tokens_dir))).state
+            run.write_status(Status(state=state, attempt=1))
+            ids.append(request.run_id)
+        states = dict.fromkeys((run.run_id for run in runs), "finished")
+        return driver.ExecutionEnd(states=states, interrupted=False)
+
+    monkeypatch.setattr(driver, "execute_study", execute_study)
+    monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two threads of tiny steps wait for each other on a busy machine
+    yield ids
+    torch.set_num_threads(threads)
+
+
+def _note(path, row):
+    append_line(path, row | {"time_unix": 1.7e9})
+
+
+def check_study(names, folder):
+    advice, runs, costs = names["advice"], names["study"].runs(), names["costs"]
+    # The pilot's two runs are the study's own: the baseline reached the target where the pilot said.
+    base = runs[runs["arm"] == "bf16"]
+    assert base["tokens_to_target"].tolist() == list(advice.take.tokens.values())
+    line = f"target: {{val_loss: {advice.take.val_loss:g}}}  # nats per token"
+    assert (folder / "from-python.yaml").read_text().count(line) == 1
+    assert costs["hit"].tolist() == [2, 2]
+    assert costs.loc[costs["arm"] == "all three", "token_cost_kind"].item() == "interval"
+    assert len(names["study"].training()) > 4 * 10
+    assert names["end"].report.exists()
+
+
+def test_a_study_from_python(run, trained, tmp_path):
+    check_study(run("study_from_python.py"), tmp_path)
+    assert len(trained) == len(set(trained)) == 4
+
+
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("local_ray")
+def test_a_study_from_python_on_ray(run, tmp_path):
+    check_study(run("study_from_python.py"), tmp_path)
+    assert len(list(tmp_path.glob("ablate-runs/from-python/runs/*/attempts/*.json"))) == 4
+
+
+def test_own_logs(run, tmp_path):
+    names = run("own_logs.py")
+    cost = names["costs"].loc["fp4"]
+    assert cost["token_cost_low"] < 0.15 < cost["token_cost_high"]  # the truth that the logs were made of
+    assert names["same"].loc["fp4"].equals(cost)
+    assert (tmp_path / "ablate-runs/own-csv/report/report.html").exists()

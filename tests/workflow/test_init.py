@@ -1,0 +1,143 @@
+"""``ablate init``: every study that it writes goes through ``ablate plan`` as it is; speeds are made up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ablate.base.errors import UserError
+from ablate.plan import StudyProgress, build_plan, estimate
+from ablate.study import load_study
+from ablate.workflow import Listener
+from ablate.workflow.init import USED, Answers, write_study
+from ablate.workflow.prepare import prepare
+from tests.cli.command import ablate
+
+MODEL = """\
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, 64)
+        self.mix = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.blocks = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+        self.head = nn.Linear(64, vocab_size)
+
+
+def build(*, vocab_size, seq_len):
+    return Model(vocab_size)
+"""
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+TEXT = "\n\n".join(f"Paragraph {n} has its words, and number {n * n} too. " * 8 for n in range(300))
+SPEED = 40_000.0
+ARMS = {"ladder": 8, "published": 9, "grid": 13}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder: text, JSON lines, a function and a Hugging Face model."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "texts").mkdir()
+    for n in range(4):
+        (folder / "texts" / f"{n}.txt").write_text(TEXT.replace("words", f"words of {n}"))
+    lines = (json.dumps({"text": part}) for part in TEXT.split("\n\n"))
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    (folder / "my_model.py").write_text(MODEL)
+    (folder / "llama").mkdir()
+    (folder / "llama/config.json").write_text(json.dumps(LLAMA))
+    return folder
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Every arm at the same speed, without a measurement."""
+
+    def arm_speeds(arms, *_, **_options):
+        return [SimpleNamespace(arm=one.name, median=SPEED) for one in arms], None
+
+    monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", arm_speeds)
+
+
+MODELS = ("built-in", "llama-tiny", "function:my_model.py:build", "hf:llama")
+
+
+@pytest.mark.usefixtures("speeds")
+@pytest.mark.parametrize(
+    ("model", "data", "arms"), list(itertools.product(MODELS, ("texts", "lines.jsonl"), ARMS))
+)
+def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
+    folder, tmp_path, monkeypatch, model, data, arms
+):
+    monkeypatch.chdir(folder)
+    path = tmp_path / "first.yaml"  # elsewhere: its paths are relative to itself
+    write_study(path, Answers(model=model, data=data, arms=arms, budget="2h"), folder / "runs")
+    done = ablate("plan", path, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "no target: final losses are compared" in done.out
+    plan = build_plan(load_study(path))
+    assert "A run sees the text" in path.read_text()
+    left_out = path.read_text().count("is left out:")
+    assert len(plan.arms) + left_out == ARMS[arms]
+    assert left_out == 0 or (arms, model[:8]) == ("published", "function")  # it has no blocks of layers
+    speeds = StudyProgress(states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms})
+    seconds = estimate(plan, speeds, cores=os.cpu_count() or 1).wall_seconds
+    assert 0.9 * USED * 7200 < seconds <= USED * 7200
+    # It refuses a corpus with too little text for an evaluation.
+    prepare(folder / "runs", plan.arms, plan.arms[:1], Listener(), here=False)
+
+
+@pytest.mark.usefixtures("speeds")
+def test_without_a_flag_or_a_terminal_the_usual_study_is_written_once(tmp_path):
+    done = ablate("init", cwd=tmp_path)
+    assert done.code == 0, done
+    assert "24 runs of" in done.out
+    assert "ablate pilot study.yaml" in done.out
+    text = (tmp_path / "study.yaml").read_text()
+    assert text.count("# ") > 20
+    assert max(map(len, text.splitlines())) <= 110
+    assert "is there already" in ablate("init", cwd=tmp_path).line
+    assert (tmp_path / "study.yaml").read_text() == text
+
+
+@pytest.mark.usefixtures("speeds")
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--model", "llama3-8b"], "--model: no model 'llama3-8b' (did you mean 'llama3.1-8b'?)"),
+        (["--model", "my_model.py"], "--model: 'my_model.py' names no function (expected function:path"),
+        (["--model", "function:no.py:build"], "no.py:build: no such file"),
+        (["--model", "hf:./nothing"], "--model: model.hf: no such folder"),
+        (["--data", "text"], "--data: text: no such file or folder (did you mean texts?)"),
+        (["--data", "hub:name"], "--data: hub:name: a data set of the hub is not looked at here"),
+        (["--data", "tokens.bin"], "--data: tokens.bin: the size of a token file's vocabulary is not known"),
+        (["--data", "one.txt"], "--data: "),
+        (["--arms", "lader"], "--arms: no arms 'lader' (did you mean 'ladder'?)"),
+        (["--budget", "2"], "--budget: '2' is no time (did you mean '2h'?)"),
+        (["--budget", "soon"], "--budget: 'soon' is no time (expected such as 30m, 2h or 1d)"),
+        (["--data", "texts", "--budget", "1s"], "--budget: 24 runs of 100 steps take about"),
+        (["tokens.yaml"], "FILE: name: 'tokens' cannot name a folder (the storage uses this name itself)"),
+        (["--data", "nowhere"], "--data: nowhere: no such file or folder\n"),
+        (["study"], "FILE: 'study' has no name of a study file (did you mean 'study.yaml'?)"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_a_bad_flag_is_one_line_with_the_likely_fix_and_nothing_is_written(folder, tmp_path, flags, line):
+    (tmp_path / "texts").symlink_to(folder / "texts")
+    (tmp_path / "one.txt").write_text("Too little.")
+    assert line in ablate("init", *flags, cwd=tmp_path).line + "\n"
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_study_in_a_folder_that_is_not_there_is_refused(tmp_path, speeds):
+    with pytest.raises(UserError, match="cannot be written: No such file"):
+        write_study(tmp_path / "nowhere/first.yaml", Answers(), tmp_path / "runs")

@@ -1,0 +1,68 @@
+"""``ablate.train_run``: the words of a study file, without a file or a storage."""
+
+from __future__ import annotations
+
+import pytest
+
+import ablate
+from ablate.base.errors import UserError
+from ablate.plan import build_plan
+from ablate.run.ids import run_id
+from ablate.study import load_study
+
+STUDY = """\
+name: same
+baseline: run
+target: null
+seeds: [3]
+base:
+  model: {width: 32, layers: 1, heads: 2, ffn: 32}
+  data: {source: text, paths: [text.txt], tokenizer: bytes}
+  training: {tokens: 4096, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 1024}
+  recipe: {gemms: [wgrad], stabiliser: sr}
+arms: {run: }
+"""
+
+
+def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, capfd):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300)))
+    (tmp_path / "same.yaml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    run = ablate.train_run(
+        model={"width": 32, "layers": 1, "heads": 2, "ffn": 32},
+        recipe={"gemms": ["wgrad"], "stabiliser": "sr"},
+        data="text.txt", seed=3, device="cpu", progress=False,
+        tokens=4096, seq_len=64, batch_size=16, eval_tokens=4096, eval_every_tokens=1024,
+    )  # fmt: skip
+    assert run_id(run.config) == build_plan(load_study("same.yaml")).arms[0].runs[0].id
+    assert (run.state, run.tokens, run.message) == ("finished", 4096, None)
+    assert run.evaluations["tokens"].tolist() == [1024, 2048, 3072, 4096]
+    assert run.evaluations["val_loss"].is_monotonic_decreasing
+    assert list(run.training.columns)[2:] == [
+        "loss_nats_per_token", "learning_rate", "gradient_norm", "tokens_per_sec",
+    ]  # fmt: skip
+    assert len(run.training) == 4
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"lerning_rate": 1}, "base.training.lerning_rate: unknown key (did you mean 'learning_rate'?)"),
+        ({"recipe": "mxfp5"}, "base.recipe: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)"),
+        ({"model": "llam-tiny"}, "no model 'llam-tiny' (did you mean 'llama-tiny'?)"),
+        (
+            {"model": {"width": 31}},
+            "base.model.width: width 31 is not a multiple of heads 4 (the nearest width is 24 or 32)",
+        ),
+        (
+            {"recipe": object()},
+            "train_run: 'object' object is not iterable (expected the plain values of a study",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_with_the_key(words, line):
+    with pytest.raises(UserError) as error:
+        ablate.train_run(**words)
+    assert str(error.value).startswith(line)
