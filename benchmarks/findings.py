@@ -173,7 +173,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         return as_figure(drawing, (study, baseline, target, name))
     if what == "verdict":
         verdict = write_verdict(analysis)
-        lines = [f"**{escape_markdown(verdict.lead)}**", ""]
+        lines = [f"**{escape_markdown(verdict.count)}**", ""]
         return "\n".join(
             ["", *lines, *(f"- {escape_markdown(one.text)}" for one in verdict.findings), ""]
         ), {}

@@ -17,7 +17,7 @@ from ablate.reports.figures.sweep import draw_sweep
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
 
-__all__ = ["Drawing", "draw_figures"]
+__all__ = ["Drawing", "draw_figures", "drawn_arms"]
 
 
 _MOST_ARMS = 40
@@ -29,7 +29,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
 
     Of very many arms the baseline and those with the lowest token costs are drawn; the captions say so.
     """
-    shown = _shown(analysis)
+    shown = drawn_arms(analysis)
     drawings = (
         draw_forest(shown), draw_convergence(shown), draw_difference(shown), draw_sweep(shown),
         draw_sensitivity(analysis), draw_trials(analysis), draw_reached(shown),
@@ -41,7 +41,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
     )
 
 
-def _shown(analysis: Analysis) -> Analysis:
+def drawn_arms(analysis: Analysis) -> Analysis:
     """Return the analysis with as many arms as a figure can show."""
     if len(analysis.arms) <= _MOST_ARMS:
         return analysis

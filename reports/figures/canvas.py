@@ -63,7 +63,7 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A finished figure. ``alt`` says in words what it shows."""
+    """A finished figure. ``alt`` says in words what it shows; ``axes``: where its scales lie in the SVG."""
 
     name: str
     title: str
@@ -71,6 +71,16 @@ class Drawing:
     alt: str
     svg: bytes
     png: bytes
+    axes: tuple[Scales, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """One panel: its left, top, right and bottom edge in the SVG's units, and the values at the edges."""
+
+    box: tuple[float, float, float, float]
+    x: tuple[float, float]
+    y: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,21 +111,45 @@ def drawing(
     def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
         @wraps(draw)
         def drawn(found: T) -> Drawing | None:
-            svg, png = io.BytesIO(), io.BytesIO()
+            svg = io.BytesIO()
             with mpl.rc_context(_RC | {"svg.hashsalt": name}):
                 picture = draw(found)
                 if picture is None:
                     return None
                 figure, caption, alt = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-                figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+                png = to_png(figure)
             return Drawing(
-                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png.getvalue()
-            )
+                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png,
+                axes=tuple(_scales(axis) for axis in figure.axes),
+            )  # fmt: skip
 
         return drawn
 
     return decorate
+
+
+def to_png(figure: Any) -> bytes:
+    """Return a figure as a picture for slides."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
+    return png.getvalue()
+
+
+def _scales(axis: Any) -> Scales:
+    width, height = 72 * axis.figure.get_size_inches()
+    place = axis.get_position()
+    edges = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+    left, top, right, bottom = (round(float(edge), 3) for edge in edges)
+    (x0, x1), (y0, y1) = axis.get_xlim(), axis.get_ylim()
+    return Scales(box=(left, top, right, bottom), x=(float(x0), float(x1)), y=(float(y0), float(y1)))
+
+
+def part_names(names: Sequence[str]) -> Callable[[str], str]:
+    """Return what gives each part of an arm in a figure an id of its own, from ``arm0-0`` on."""
+    counts = {name: itertools.count() for name in names}
+    places = {name: i for i, name in enumerate(names)}
+    return lambda name: f"arm{places[name]}-{next(counts[name])}"
 
 
 def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:

@@ -17,6 +17,8 @@ from ablate.reports.statistics.losses import Curve, CurveGrid, common_grid
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ablate.reports.findings.results import Analysis
 
 _LATE = 0.6
@@ -63,16 +65,22 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     style = canvas.looks(names, analysis.baseline)
     grids = {name: common_grid([curve for curve in curves if curve.arm == name]) for name in names}
     height = max(4.4, 1.6 + 0.2 * len(names))
-    figure = canvas.sheet(11, height, left=0.065, right=0.795, wspace=0.17, top=0.92, bottom=0.125)
+    figure = canvas.sheet(
+        11, height, left=0.065, right=0.772, wspace=0.17, top=1 - 0.35 / height, bottom=0.55 / height
+    )
     full, zoom = figure.subplots(1, 2, width_ratios=(1, 1.15))
     window = _window(analysis, curves, grids)
-    for axis in (full, zoom):
+    part = canvas.part_names(names)
+    for i, axis in enumerate((full, zoom)):
         for curve in curves:
-            _thin(axis, curve, style[curve.arm])
+            _thin(axis, curve, style[curve.arm]).set_gid(part(curve.arm))
         for name in (*[n for n in names if n != analysis.baseline], analysis.baseline):
-            _thick(axis, grids[name], style[name], window if axis is zoom else None)
+            for mean in _thick(axis, grids[name], style[name], window if axis is zoom else None):
+                mean.set_gid(part(name))
         if target is not None:
-            axis.axhline(target, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5)
+            axis.axhline(
+                target, color=canvas.INK, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1.5, gid=f"target-{i}"
+            )
     largest = max(float(curve.tokens[-1]) for curve in curves)
     first = max(float(curve.loss[0]) for curve in curves)
     least = min(float(curve.loss.min()) for curve in curves)
@@ -85,26 +93,29 @@ def _draw(analysis: Analysis, curves: list[Curve]) -> Any:
     zoom.set_xlim(window.start, window.end)
     zoom.set_ylim(window.low, window.high)
     zoom.set_title("late part, enlarged")
-    for axis in (full, zoom):
+    for i, axis in enumerate((full, zoom)):
         canvas.token_axis(axis, largest)
         canvas.shade_decay(axis, analysis.decay_begins)
-        _crosses(axis, curves, style)
+        _crosses(axis, curves, style, part)
         if target is not None:
-            _name_target(axis, target)
-    _label_ends(zoom, curves, grids, style, window)
+            _name_target(axis, target, f"target-name-{i}")
+    _label_ends(zoom, curves, grids, style, window, part)
     return figure
 
 
-def _thin(axis: Any, curve: Curve, look: canvas.Look) -> None:
+def _thin(axis: Any, curve: Curve, look: canvas.Look) -> Any:
     dotted = curve.end == "missing"
-    axis.plot(
+    (line,) = axis.plot(
         curve.tokens, curve.loss, color=look.color, linewidth=0.8, alpha=0.45, zorder=2,
         linestyle=(0, (1, 1.5)) if dotted else "-",
         marker="." if len(curve.tokens) == 1 else "",  # a single point has no line
     )  # fmt: skip
+    return line
 
 
-def _crosses(axis: Any, curves: list[Curve], style: dict[str, canvas.Look]) -> None:
+def _crosses(
+    axis: Any, curves: list[Curve], style: dict[str, canvas.Look], part: Callable[[str], str]
+) -> None:
     """Mark where runs diverged, at the upper edge if their last loss is above it."""
     start, end = axis.get_xlim()
     top = axis.get_ylim()[1]
@@ -113,16 +124,19 @@ def _crosses(axis: Any, curves: list[Curve], style: dict[str, canvas.Look]) -> N
             axis.plot(
                 curve.tokens[-1:], [min(float(curve.loss[-1]), top)], color=style[curve.arm].color,
                 marker="x", markersize=6.5, markeredgewidth=1.8, linestyle="", clip_on=False, zorder=4,
+                gid=part(curve.arm),
             )  # fmt: skip
 
 
-def _thick(axis: Any, grid: CurveGrid, look: canvas.Look, window: _Window | None) -> None:
+def _thick(axis: Any, grid: CurveGrid, look: canvas.Look, window: _Window | None) -> list[Any]:
     """Draw the mean; markers, some six of them, only where the lines lie far enough apart: in the window."""
     if not len(grid.tokens):
-        return
+        return []
     late = int(np.count_nonzero(grid.tokens >= window.start)) if window else 0
     line = look.line if window or len(grid.tokens) == 1 else look.line | {"marker": ""}
-    axis.plot(grid.tokens, grid.mean, **line, markersize=4.2, markevery=max(1, late // 6), zorder=3)
+    return list(
+        axis.plot(grid.tokens, grid.mean, **line, markersize=4.2, markevery=max(1, late // 6), zorder=3)
+    )
 
 
 def _window(analysis: Analysis, curves: list[Curve], grids: dict[str, CurveGrid]) -> _Window:
@@ -162,14 +176,14 @@ def _target(analysis: Analysis) -> float | None:
     return None if analysis.plan.target is None else analysis.plan.target.val_loss
 
 
-def _name_target(axis: Any, loss: float) -> None:
+def _name_target(axis: Any, loss: float, gid: str) -> None:
     low, high = axis.get_ylim()
     if low < loss < high:
         axis.annotate(
             # Curves fall from the upper left: under the line at the left is free.
             f"target {loss:.4g}", (0.01, loss), xycoords=axis.get_yaxis_transform(), xytext=(0, -3),
             textcoords="offset points", ha="left", va="top", fontsize=8, color=canvas.INK, zorder=5,
-            bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+            bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}, gid=gid,
         )  # fmt: skip
 
 
@@ -179,6 +193,7 @@ def _label_ends(
     grids: dict[str, CurveGrid],
     style: dict[str, canvas.Look],
     window: _Window,
+    part: Callable[[str], str],
 ) -> None:
     """Name every line at its right end, moved apart, with a leader from the line to its name."""
     ends: dict[str, tuple[float, float]] = {}
@@ -199,18 +214,19 @@ def _label_ends(
     for name, place in zip(names, places, strict=True):
         tokens, loss = ends[name]
         look = style[name]
-        text, near = canvas.short(name), 1.0
+        more, near = "", 1.0
         if tokens < window.start:
-            text += f"  (ends at {loss:.2f})"
+            more = f"  (ends at {loss:.2f})"
         else:
             near = min((tokens - window.start) / (window.end - window.start), 1.0)
-            text += f"  ↑ {loss:.2f}" if loss > window.high else ""
+            more = f"  ↑ {loss:.2f}" if loss > window.high else ""
+        text = canvas.short(name, 26 - len(more)) + more
         draw = partial(axis.plot, transform=axis.transAxes, color=look.color, clip_on=False)
-        draw([near, 1.025, 1.045], [share(loss), place, place], linewidth=0.8, zorder=1)
-        draw([1.045, 1.115], [place, place], linewidth=look.width, linestyle=look.dash)
-        draw([1.08], [place], marker=look.marker, markersize=4.2)
+        draw([near, 1.025, 1.045], [share(loss), place, place], linewidth=0.8, zorder=1, gid=part(name))
+        draw([1.045, 1.115], [place, place], linewidth=look.width, linestyle=look.dash, gid=part(name))
+        draw([1.08], [place], marker=look.marker, markersize=4.2, gid=part(name))
         axis.annotate(
             text, (1.125, place), xycoords="axes fraction", va="center", ha="left", fontsize=8.5,
             color=canvas.INK if window.start <= tokens and loss <= window.high else canvas.FAINT,
-            annotation_clip=False,
+            annotation_clip=False, gid=part(name),
         )  # fmt: skip

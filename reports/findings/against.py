@@ -10,7 +10,7 @@ from ablate.reports.findings.ends import is_paired
 from ablate.reports.findings.evaluation import evaluate_in_bf16
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.losses import LossDifference
-from ablate.reports.statistics.sweep import Sweep, cost_growths, target_sweeps
+from ablate.reports.statistics.sweep import Moved, cost_growths, move_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Against:
 
     cost: Cost
     difference: LossDifference
-    sweep: Sweep | None
+    moved: Moved | None
     growth: Cost
     in_bf16: InBf16 | None = None
 
@@ -36,7 +36,7 @@ class Against:
 BASELINE = Against(
     cost=Cost(kind="baseline"),
     difference=LossDifference(note="baseline"),
-    sweep=None,
+    moved=None,
     growth=Cost(kind="baseline"),
 )
 
@@ -59,10 +59,11 @@ def compare_arms(
     differences = differences_over(plan.baseline, runs, plan, origin)
     in_bf16 = evaluate_in_bf16(runs, second, costs, plan, origin)
     sides = {name: (own.curves, base.first(own.seeds).curves) for name, own in others.items()}
-    sweeps: dict[str, Sweep] = {}
+    moved: dict[str, Moved] = {}
     growths: dict[str, Cost] = {}
     if (target := plan.target) is not None:
-        sweeps = target_sweeps(sides, alphas, rule=target.crossing, **how)
+        lost = {name: [run for run in own.outcomes if run.end == "diverged"] for name, own in others.items()}
+        moved = move_target(sides, alphas, target.val_loss, lost=lost, rule=target.crossing, **how)
         complete = {name: side for name, side in sides.items() if not others[name].is_selected}
         falls = {
             name: min((at for one in (own, base) if (at := one.decay_begins) is not None), default=None)
@@ -75,7 +76,7 @@ def compare_arms(
         name: Against(
             cost=costs[name],
             difference=differences[name],
-            sweep=sweeps.get(name),
+            moved=moved.get(name),
             growth=growths.get(name, Cost(kind="none")),
             in_bf16=in_bf16.get(name),
         )

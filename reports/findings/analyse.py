@@ -26,6 +26,7 @@ from ablate.reports.findings.ends import (
     origins,
 )
 from ablate.reports.findings.evaluation import second_ends
+from ablate.reports.findings.matrix import find_matrices
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
@@ -33,7 +34,7 @@ from ablate.reports.findings.tuning import pending, rate_curves, split_frames, t
 from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.statistics.cost import Cost, log_tokens, mean_tokens
 from ablate.reports.statistics.effects import Effects, factor_effects
-from ablate.reports.statistics.equivalence import standing
+from ablate.reports.statistics.equivalence import asked, standing
 from ablate.reports.statistics.intervals import ALPHA, Interval
 from ablate.reports.statistics.losses import (
     Curve,
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.load import StudyFrames
+    from ablate.reports.statistics.intervals import Estimate
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import LockedArm, LockedPlan
+    from ablate.store.lock import LockedArm, LockedPlan, Margin
     from ablate.store.records import Environment
 
 
@@ -121,16 +123,18 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     curves = tuple(curve for own in by_origin[0].values() for curve in own.curves)
     ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
     token_effects, loss_effects = _effects(plan, runs)
+    once = {
+        # The baseline's second arm would make each of its cells and steps once more.
+        arm.name: frames.configs[arm.name]
+        for arm in plan.arms
+        if arm.name in frames.configs and not arm.again
+    }
     return Analysis(
         plan=plan,
         arms=arms,
+        matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
         steps=find_steps(
-            # The baseline's second arm would make each of its steps once more.
-            {
-                arm.name: frames.configs[arm.name]
-                for arm in plan.arms
-                if arm.name in frames.configs and not arm.again
-            },
+            once,
             # Of one configuration but for a GEMM, so also of one fork.
             lambda first, second: between(first, runs[second].origin)[second],
         ),
@@ -223,7 +227,7 @@ def _arm_result(
         behind=tokens_behind(difference, base.curves)
         if cost.kind == "bound" and not own.origin and not _is_falling(own, base, difference.tokens)
         else Interval(),
-        sweep=against.sweep,
+        moved=against.moved,
         cost_growth=against.growth,
         reached=None if own.is_selected or target is None else reached(own.whole, alpha),
         restricted_mean=Interval(
@@ -231,7 +235,9 @@ def _arm_result(
         )
         if own.is_selected or setting.horizon is None
         else restricted_mean(own.whole, setting.horizon, alpha),
-        power=None if is_baseline or own.stopped is not None else power_of(cost, own.outcomes, base.outcomes),
+        power=None
+        if is_baseline or own.stopped is not None
+        else power_of(cost, own.outcomes, base.outcomes, _of_margin(cost, difference.figure, margin), alpha),
         measured=_measured(entry.name, own, base, setting, cost),
         fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
         modelled=()
@@ -243,6 +249,14 @@ def _arm_result(
         in_bf16=against.in_bf16,
         runs=tuple(own.results),
     )
+
+
+def _of_margin(cost: Cost, loss: Estimate | None, margin: Margin | None) -> tuple[Estimate, float] | None:
+    """Return the figure that a margin is of and how far it reaches; None without a margin or the figure."""
+    if margin is None:
+        return None
+    figure, limit = asked(cost, loss, margin)
+    return None if figure is None or not figure.variance else (figure, limit)
 
 
 def _is_falling(own: ArmRuns, base: ArmRuns, tokens: int | None) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from ablate.reports.statistics.intervals import Interval
 
 if TYPE_CHECKING:
+    from ablate.reports.findings.matrix import Matrix
     from ablate.reports.findings.published import Published
     from ablate.reports.findings.timing import RunTiming, Throughput
     from ablate.reports.read.comparable import SetApart
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.steps import Step
     from ablate.reports.statistics.stopping import Stopped
     from ablate.reports.statistics.survival import Reached
-    from ablate.reports.statistics.sweep import Sweep
+    from ablate.reports.statistics.sweep import Moved, Sweep
     from ablate.run.outcome import End
     from ablate.store.lock import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
@@ -115,6 +116,7 @@ class ArmResult:
     arm with a bound alone, how many more tokens its difference in loss comes to. ``decay_begins``: tokens
     after which its learning rate falls at the end; None where it does not. ``counted_from``: the tokens of
     the fork from which its tokens to target and its token cost are counted, 0 from the beginning.
+    ``moved``: at other targets, None for the baseline and where that has none.
     ``in_bf16``: by a second evaluation; None for the baseline, and where it or the arm has none.
     """
 
@@ -127,7 +129,7 @@ class ArmResult:
     difference: LossDifference
     standing: Standing | None
     behind: Interval
-    sweep: Sweep | None
+    moved: Moved | None
     cost_growth: Cost
     power: Power | None
     reached: Reached | None
@@ -185,6 +187,11 @@ class ArmResult:
     def tokens_saved(self) -> int:
         """The budget of the runs that were not needed, less what they had trained."""
         return sum(max(0, run.budget - run.tokens) for run in self.runs if run.end == "unused")
+
+    @property
+    def sweep(self) -> Sweep | None:
+        """Its token cost over the target; None where there is no range in common."""
+        return None if self.moved is None else self.moved.sweep
 
     @property
     def break_even(self) -> Interval:
@@ -287,6 +294,7 @@ class Analysis:
 
     plan: LockedPlan
     arms: tuple[ArmResult, ...]
+    matrices: tuple[Matrix, ...]
     steps: tuple[Step, ...]
     rate_curves: tuple[RateCurve, ...]
     resolution: Resolution

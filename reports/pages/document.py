@@ -83,7 +83,10 @@ def report_document(
         **_object(analysis.plan, "study description baseline"),
         "target": analysis.plan.target
         and _object(analysis.plan.target, "kind value val_loss crossing within"),
+        "take": verdict.take,
         "verdict": list(verdict.sentences),
+        "findings": _plain(verdict.findings),
+        "matrices": _plain(analysis.matrices),
         "notices": list(notices),
         "warnings": list(warnings),
         **_object(

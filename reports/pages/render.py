@@ -1,14 +1,16 @@
 """Templates, values and drawings → a page as HTML, Markdown and JSON.
 
-The HTML file holds everything inside itself (pictures as inline SVG, styles, no scripts) and forbids itself
-the network by its own content policy. Every user string goes through the template's escaping; Markdown has
-an escaping of its own, for a ``|`` in a name would break the table.
+The HTML file holds everything inside itself (pictures as inline SVG, styles, at most one script), and its own
+content policy forbids it the network and every other script. Every user string goes through the template's
+escaping; Markdown has an escaping of its own, for a ``|`` in a name would break the table.
 
 How it fails: a folder that cannot be written raises ``OSError``; each file is written whole or not at all.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -52,10 +54,16 @@ def write_pages(
     """Write drawings, then ``NAME.json``, ``.md`` and ``.html``; returns these three in that order.
 
     The templates of that name see ``values``, the ``drawings`` by name, and the HTML one their ``pictures``
-    as inline SVG. ``figures``: where the drawings go inside the folder.
+    as inline SVG. ``figures``: where the drawings go inside the folder. A page with ``live`` among its values
+    has a script, which its policy knows by the hash of its text.
     """
     drawn = {one.name: one for one in drawings if one is not None}
-    seen = {"drawings": drawn, "version": __version__, **values}
+    seen = {"drawings": drawn, "version": __version__, "live": None, **values}
+    if seen["live"]:
+        # Between the tags stands the file as it is: the browser hashes just that.
+        script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+        seen["script"] = Markup(script)  # noqa: S704  no user's word is in it
+        seen["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pictures = {name: inline_svg(one) for name, one in drawn.items()}
     html, plain = (_environment(autoescape=html) for html in (True, False))
     files = {

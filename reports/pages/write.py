@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import parse_json, write_bytes_atomic
-from ablate.reports.figures import draw_figures
+from ablate.reports.figures import draw_figures, drawn_arms
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.findings.ends import target_text
 from ablate.reports.pages.csv_files import arm_frame, csv_text, run_frame
 from ablate.reports.pages.document import report_document
+from ablate.reports.pages.live import live_values
 from ablate.reports.pages.render import write_pages
 from ablate.reports.read.against import read_against
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, speed_tables, tables, words
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 from ablate.reports.words.evaluation import evaluation_table
+from ablate.reports.words.matrix import matrix_tables
 from ablate.reports.words.method import definitions
 from ablate.reports.words.table import to_latex
 from ablate.reports.words.verdict import Verdict, write_verdict
@@ -114,14 +116,18 @@ def write_report(
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
+    matrices = matrix_tables(analysis, verdict.findings)
     sections = _sections(analysis, diagnosed, prices or {})
+    curves = next((one.drawing for one in sections if one.name == "convergence"), None)
     training = (f"{key} {value}" for key, value in analysis.plan.training.items() if value is not None)
     values = {
         "analysis": analysis,
         "verdict": verdict,
         "notices": notices,
         "warnings": warnings,
+        "matrices": matrices,
         "sections": sections,
+        "live": None if curves is None else live_values(drawn_arms(analysis), curves),
         "refresh_sec": refresh_sec,
         "arms": tables.arm_table(analysis),
         "definitions": definitions(analysis),
@@ -141,6 +147,9 @@ def write_report(
     }
     shown = [table for section in sections for table in section.shown]
     texts |= {f"{file}.tex": to_latex(table, file) for file, _, table in shown if file}
+    for i, table in enumerate(matrices, 1):
+        file = "matrix" if i == 1 else f"matrix-{i}"
+        texts[f"{file}.tex"] = to_latex(table, file)
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
     kept = _keep_another_question(folder, document) if out is None else ()
     for name, body in texts.items():

@@ -29,18 +29,26 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
     margin in cost is the same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the
     chance that each of the two tests errs.
     """
-    figure, limit = (
-        (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
-    )
+    figure, limit = asked(cost, loss, margin)
     if figure is not None:
-        interval = t_interval(figure, 2 * alpha)
-        if interval.low is None or interval.high is None:
-            return "open"
-        if -limit < interval.low and interval.high < limit:
-            return "within"
-        return "outside" if interval.low > limit or interval.high < -limit else "open"
+        return stands(figure, limit, alpha)
     # Runs that were cut at the budget cost more than is seen, but never less.
     cut = cost.restricted
     if margin.kind == "cost" and cut is not None and cut.low is not None and cut.low > margin.value:
         return "outside"
     return "open"
+
+
+def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
+    """Return the figure that a margin is of, and how far the margin reaches to either side of zero."""
+    return (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
+
+
+def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:
+    """Return where a figure stands to so much on either side of zero, by two tests that each err so often."""
+    interval = t_interval(figure, 2 * alpha)
+    if interval.low is None or interval.high is None:
+        return "open"
+    if -limit < interval.low and interval.high < limit:
+        return "within"
+    return "outside" if interval.low > limit or interval.high < -limit else "open"

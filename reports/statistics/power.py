@@ -18,12 +18,14 @@ import numpy as np
 from scipy.special import nctdtr
 
 from ablate.reports.statistics.cost import is_settled
-from ablate.reports.statistics.intervals import quantile
+from ablate.reports.statistics.equivalence import stands
+from ablate.reports.statistics.intervals import ALPHA, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.statistics.cost import Cost
+    from ablate.reports.statistics.intervals import Estimate
     from ablate.run.outcome import Outcome
 
 POWER = 0.8
@@ -36,8 +38,8 @@ class Power:
 
     ``spread_of_the_pairs``: of the differences of log T over seeds in common; None without pairs.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
-    ``more_seeds``: how many more of each arm would settle the comparison if the cost is the estimate;
-    0 where it is settled, None where more than 1,000 would be needed.
+    ``more_seeds``: how many more of each arm would settle the comparison if the cost is the estimate: that it
+    is not zero or, with a margin, whether it is within; 0 where it is settled, None above 1,000.
     """
 
     spread_of_log_tokens: float
@@ -47,8 +49,18 @@ class Power:
     more_seeds: int | None
 
 
-def power_of(cost: Cost, arm: Sequence[Outcome], baseline: Sequence[Outcome]) -> Power | None:
-    """Return what the runs behind a token cost could show; None where it has no interval."""
+def power_of(
+    cost: Cost,
+    arm: Sequence[Outcome],
+    baseline: Sequence[Outcome],
+    margin: tuple[Estimate, float] | None = None,
+    alpha: float = ALPHA,
+) -> Power | None:
+    """Return what the runs behind a token cost could show; None where it has no interval.
+
+    ``margin``: the figure that it is of, and how far it reaches to either side of zero;
+    ``alpha``: the chance that each of the two tests of it errs.
+    """
     found = cost.log_ratio
     if cost.kind != "interval" or found is None:
         return None
@@ -57,15 +69,14 @@ def power_of(cost: Cost, arm: Sequence[Outcome], baseline: Sequence[Outcome]) ->
     if math.sqrt(found.variance) <= 8 * math.ulp(max(map(max, logs))):
         return None
     pairs = [a - b for a, b in _pairs(arm, baseline)] if cost.pairs else []
-    n = cost.pairs or min(cost.n, cost.n_baseline)
-    per_seed = 1 if cost.pairs else 2
-    error = math.sqrt(found.variance)
+    figure, limit = margin or (found, 0.0)
+    settled = is_settled(cost) if margin is None else stands(figure, limit, alpha) != "open"
     return Power(
         spread_of_log_tokens=float(np.std(logs[0], ddof=1)),
         spread_of_the_baseline=float(np.std(logs[1], ddof=1)),
         spread_of_the_pairs=float(np.std(pairs, ddof=1)) if pairs else None,
-        smallest_cost=math.expm1(_reach(found.degrees) * error),
-        more_seeds=0 if is_settled(cost) else _more(abs(found.value), error, found.degrees, n, per_seed),
+        smallest_cost=math.expm1(_reach(found.degrees) * math.sqrt(found.variance)),
+        more_seeds=0 if settled else _more(figure, limit, cost),
     )
 
 
@@ -91,11 +102,29 @@ def _reach(degrees: float) -> float:
     return high
 
 
-def _more(effect: float, error: float, degrees: float, n: int, per_seed: int) -> int | None:
-    """Return how many more seeds are needed, each of which adds ``per_seed`` degrees of freedom."""
+def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
+    """Return the chance that a difference is shown to be within a limit or outside, in standard errors."""
+    edge = quantile(degrees, 2 * ALPHA)
+    if abs(effect) > limit:
+        beyond = abs(effect) - limit
+        return 1.0 if beyond > edge + 8 else float(1 - nctdtr(degrees, beyond, edge))
+    sides = (min(limit + effect, edge + 8), min(limit - effect, edge + 8))
+    return max(0.0, float(sum(1 - nctdtr(degrees, side, edge) for side in sides)) - 1)
+
+
+def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
+    """Return how many more seeds show that a figure is not zero or, with a limit, whether it is within it."""
+    n, per_seed = (cost.pairs, 1) if cost.pairs else (min(cost.n, cost.n_baseline), 2)
+
+    def shown(seeds: int) -> bool:
+        error = math.sqrt(figure.variance * n / seeds)
+        degrees = figure.degrees + per_seed * (seeds - n)
+        effect = abs(figure.value) / error
+        chance = _chance_of_margin(effect, limit / error, degrees) if limit else _chance(effect, degrees)
+        return chance >= POWER
+
     low, high = n, MOST_SEEDS + 1  # the chance rises with the seeds
     while low < high:
         seeds = (low + high) // 2
-        shown = _chance(effect / error * math.sqrt(seeds / n), degrees + per_seed * (seeds - n)) >= POWER
-        low, high = (low, seeds) if shown else (seeds + 1, high)
+        low, high = (low, seeds) if shown(seeds) else (seeds + 1, high)
     return None if low > MOST_SEEDS else max(1, low - n)

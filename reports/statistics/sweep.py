@@ -20,7 +20,7 @@ from ablate.reports.statistics.losses import common_grid
 from ablate.run.outcome import Outcome, outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.reports.statistics.losses import Curve, Sides
     from ablate.run.outcome import Rule
@@ -39,81 +39,116 @@ class Sweep:
     n_baseline: int
 
 
-def target_sweeps(
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """One arm if another loss were the target: ``targets`` in nats per token, falling, the same for all arms.
+
+    ``costs`` has the token cost at each, ``ends`` how the arm's runs stand to it, ``base_ends`` how those of
+    the baseline do.
+    """
+
+    targets: tuple[float, ...]
+    costs: tuple[Cost, ...]
+    ends: tuple[tuple[Outcome, ...], ...]
+    base_ends: tuple[tuple[Outcome, ...], ...]
+
+    @property
+    def sweep(self) -> Sweep | None:
+        """From the first to the last target at which there is an estimate; None without two of them."""
+        exact = [i for i, cost in enumerate(self.costs) if cost.estimate is not None]
+        if len(exact) < 2:
+            return None
+        inside = slice(exact[0], exact[-1] + 1)
+        return Sweep(
+            targets=self.targets[inside],
+            # A bound is no estimate, and has no place in a band of intervals.
+            costs=tuple(
+                cost if cost.estimate is not None else Cost(kind="none") for cost in self.costs[inside]
+            ),
+            n=len(self.ends[exact[0]]),
+            n_baseline=len(self.base_ends[exact[0]]),
+        )
+
+
+def move_target(
     sides: Mapping[Arm, Sides],
     alphas: Mapping[Arm, float],
+    own: float | None = None,
     *,
+    lost: Mapping[Arm, Sequence[Outcome]] | None = None,
     rule: Rule = "confirmed",
     paired: bool = False,
     moderated: bool = True,
-) -> dict[Arm, Sweep]:
-    """Return each arm's token cost at each target that all runs of both sides pass.
+) -> dict[Arm, Moved]:
+    """Return each arm's token cost at losses of the baseline's mean curve, and at the study's ``own`` target.
 
-    From the lowest loss that all of them reach up to the lowest first evaluation. An arm without two such
-    targets, or with a run that diverged, has none.
+    ``lost``: how runs that diverged ended, of which no target makes a hit. There is nothing without a result
+    of the baseline, or with one that diverged.
     """
-    usable = {arm: found for arm, both in sides.items() if (found := _finished(*both)) is not None}
-    if not usable:
-        return {}
-    ranges = {arm: _range(*both) for arm, both in usable.items()}
-    most: Sequence[Curve] = max((base for _, base in usable.values()), key=len)
-    targets = _targets(most, ranges.values())
-    inside = {
-        arm: [i for i, target in enumerate(targets) if low <= target < high]
-        for arm, (low, high) in ranges.items()
+    results = {arm: tuple(map(_results, both)) for arm, both in sides.items()}
+    whole = {
+        arm: (left, base)
+        for arm, (left, base) in results.items()
+        if base and not any(curve.end == "diverged" for curve in base)
     }
+    if not whole:
+        return {}
+    most: Sequence[Curve] = max((base for _, base in whole.values()), key=len)
+    targets = _targets(most, [curve for left, _ in whole.values() for curve in left], own)
     # Of the baseline an arm is compared with all runs, or with the first of them.
     base_ends = [_outcomes(curve, targets, rule) for curve in most]
-    ends = {arm: [_outcomes(curve, targets, rule) for curve in own] for arm, (own, _) in usable.items()}
-    costs: dict[Arm, list[tuple[float, Cost]]] = {arm: [] for arm in usable}
-    for i, target in enumerate(targets):
-        there = {
-            arm: ([run[i] for run in ends[arm]], [run[i] for run in base_ends[: len(base)]])
-            for arm, (_, base) in usable.items()
-            if len(inside[arm]) >= 2 and i in inside[arm]
-        }
-        for arm, cost in token_costs(there, paired=paired, alpha=alphas, moderated=moderated).items():
-            # A bound is no estimate, and has no place in a band of intervals.
-            exact = cost if cost.kind in ("interval", "point") else Cost(kind="none")
-            costs[arm].append((target, exact))
-    return {
-        arm: Sweep(
-            targets=tuple(target for target, _ in found),
-            costs=tuple(cost for _, cost in found),
-            n=len(usable[arm][0]),
-            n_baseline=len(usable[arm][1]),
+    ends = {
+        arm: [
+            *(_outcomes(curve, targets, rule) for curve in left if curve.end != "diverged"),
+            *([run] * len(targets) for run in (lost or {}).get(arm, ())),
+        ]
+        for arm, (left, _) in whole.items()
+    }
+    costs = [
+        token_costs(
+            {
+                arm: ([run[i] for run in ends[arm]], [run[i] for run in base_ends[: len(base)]])
+                for arm, (_, base) in whole.items()
+                if ends[arm]
+            },
+            paired=paired,
+            alpha=alphas,
+            moderated=moderated,
         )
-        for arm, found in costs.items()
-        if any(cost.estimate is not None for _, cost in found)
+        for i in range(len(targets))
+    ]
+    return {
+        arm: Moved(
+            targets=tuple(targets),
+            costs=tuple(cost[arm] for cost in costs),
+            ends=tuple(zip(*ends[arm], strict=True)),
+            base_ends=tuple(zip(*base_ends[: len(base)], strict=True)),
+        )
+        for arm, (_, base) in whole.items()
+        if ends[arm] and targets
     }
 
 
-def _finished(own: Sequence[Curve], base: Sequence[Curve]) -> Sides | None:
-    """Return both sides' curves with a result; None where one has none, or a run that diverged."""
-    left, right = ([curve for curve in curves if curve.end != "missing"] for curves in (own, base))
-    every = (*left, *right)
-    if not left or not right or any(curve.end == "diverged" or not len(curve.loss) for curve in every):
-        return None
-    return left, right
+def _results(curves: Sequence[Curve]) -> list[Curve]:
+    return [
+        curve for curve in curves if curve.end != "missing" and (len(curve.loss) or curve.end == "diverged")
+    ]
 
 
-def _range(own: Sequence[Curve], base: Sequence[Curve]) -> tuple[float, float]:
-    """Return the lowest loss that all runs reach, and the lowest first evaluation."""
-    curves = (*own, *base)
-    return (
-        max(float(curve.loss.min()) for curve in curves),
-        min(float(curve.loss[0]) for curve in curves),
-    )
+def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float | None) -> list[float]:
+    """Return losses of the baseline's mean curve, falling: even in training.
 
-
-def _targets(base: Sequence[Curve], ranges: Iterable[tuple[float, float]]) -> list[float]:
-    """Return the losses of the baseline's mean curve that any arm covers, falling: even in training."""
-    along = np.unique(np.minimum.accumulate(common_grid(base).mean))[::-1]
-    lows, highs = zip(*ranges, strict=True)
-    within = along[(along >= min(lows)) & (along < max(highs))]
+    From the lowest first evaluation of all runs to the lowest loss that all runs of the baseline reach.
+    """
+    along = np.unique(np.minimum.accumulate(common_grid(base).mean))
+    low = max(float(curve.loss.min()) for curve in base)
+    high = min(float(curve.loss[0]) for curve in (*base, *others) if len(curve.loss))
+    within = along[(along >= low) & (along < high)]
     if len(within) > MOST_TARGETS:
         within = within[np.linspace(0, len(within) - 1, MOST_TARGETS).round().astype(int)]
-    return [float(target) for target in within]
+    if own is not None and low <= own < high:
+        within = np.union1d(within, [own])
+    return [float(target) for target in within[::-1]]
 
 
 def _outcomes(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Outcome]:

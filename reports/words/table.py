@@ -6,7 +6,7 @@ LaTeX is for the ``booktabs`` package; names and signs that it reads otherwise a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ablate.reports.words import words
@@ -36,12 +36,16 @@ _ESCAPES = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Text in cells. The first column names the row; ``numeric`` holds the columns set to the right."""
+    """Text in cells. The first column names the row; ``numeric`` holds the columns set to the right.
+
+    ``tones``: of a cell, by row and column, what was found there, as a page colours it.
+    """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: Collection[int] = ()
+    tones: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 def make_table(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ablate.reports.findings.ends import target_text
 from ablate.reports.statistics.cost import is_settled
@@ -19,36 +19,45 @@ from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 from ablate.reports.words.evaluation import evaluation_notes
+from ablate.reports.words.headline import write_headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.reports.words.headline import Tone
 
 _MOST_REASONS = 3
-Tone = Literal["more", "diverged", "fewer", "open", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One sentence on one arm. ``tone``: costs tokens, diverges, saves tokens, not settled, no say."""
+    """One sentence on one arm."""
 
+    arm: str
     tone: Tone
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``lead`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to take them."""
+    """``lead`` says what to do, ``more`` what to run next; ``take``: the arm that the data speak for.
+
+    ``count`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to take them.
+    """
 
     lead: str
+    more: str = ""
+    take: str | None = None
+    count: str = ""
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The whole verdict as plain sentences."""
-        return (self.lead, *(finding.text for finding in self.findings), *self.notes)
+        findings = (finding.text for finding in self.findings)
+        return (self.lead, *filter(None, [self.more, self.count]), *findings, *self.notes)
 
 
 def write_verdict(analysis: Analysis) -> Verdict:
@@ -61,9 +70,13 @@ def write_verdict(analysis: Analysis) -> Verdict:
     if analysis.plan.target is None:
         return _by_final_loss(analysis)
     found = [(arm.planned.again, _finding(arm, analysis.baseline_arm)) for arm in analysis.others]
-    judged = Counter(finding.tone for again, finding in found if not again)
+    tones = {finding.arm: finding.tone for again, finding in found if not again}
+    headline = write_headline(analysis, tones) if tones else None
     return Verdict(
-        lead=_lead(analysis, judged) if judged else _baseline_alone(analysis),
+        lead=headline.text if headline else _baseline_alone(analysis),
+        more=headline.more if headline else "",
+        take=headline.take if headline else None,
+        count=_count(analysis, Counter(tones.values())) if headline else "",
         findings=tuple(finding for _, finding in found),
         notes=tuple(_notes(analysis)),
     )
@@ -80,28 +93,20 @@ def _baseline_alone(analysis: Analysis) -> str:
     return f"{text} Of {words.plural(base.n, 'run')}, {base.hit} reached {target_text(analysis.plan.target)}."
 
 
-def _lead(analysis: Analysis, tones: Counter[Tone]) -> str:
+def _count(analysis: Analysis, tones: Counter[Tone]) -> str:
     phrases: dict[Tone, tuple[str, str]] = {
-        "more": ("needs more tokens", "need more tokens"),
-        "diverged": ("diverged in every run", "diverged in every run"),
         "fewer": ("needs fewer tokens", "need fewer tokens"),
+        "within": ("is within the margin", "are within the margin"),
+        "more": ("needs more tokens", "need more tokens"),
+        "bound": ("has a bound alone", "have a bound alone"),
+        "diverged": ("diverged in every run", "diverged in every run"),
         "open": ("is not settled", "are not settled"),
         "none": ("cannot be judged", "cannot be judged"),
     }
     parts = [f"{n} {phrases[tone][n > 1]}" for tone in phrases if (n := tones[tone])]
     arms = words.plural(tones.total(), "arm")
     compared = f"{arms} compared with {analysis.baseline} at {target_text(analysis.plan.target)}"
-    return f"Of {compared}, {words.listed(parts)}.{_margin_lead(analysis)}"
-
-
-def _margin_lead(analysis: Analysis) -> str:
-    """Say how many arms are shown to be within the margin."""
-    margin = analysis.plan.margin
-    if margin is None:
-        return ""
-    counts = Counter(arm.standing for arm in analysis.others if not arm.planned.again)
-    parts = [f"{counts[place]} {place}" for place in ("within", "outside", "open") if counts[place]]
-    return f" Of the margin of {words.margin(margin)}: {words.listed(parts)}."
+    return f"Of {compared}, {words.listed(parts)}."
 
 
 def _finding(arm: ArmResult, base: ArmResult) -> Finding:
@@ -123,7 +128,11 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
         more += f" It is shown to be {'within' if arm.standing == 'within' else 'outside of'} the margin."
     if arm.stopped is not None:
         more += f" Stopped early: {arm.stopped.reason}."
-    return Finding(tone=tone, text=text + more)
+    if arm.standing == "within" and tone in ("more", "open"):
+        tone = "within"
+    elif tone == "open" and arm.token_cost.kind == "bound":
+        tone = "bound"
+    return Finding(arm=arm.name, tone=tone, text=text + more)
 
 
 def _counts(arm: ArmResult) -> str:
@@ -184,13 +193,6 @@ def _judge_bound(arm: ArmResult, base: ArmResult) -> tuple[Tone, str]:
 
 
 def _notes(analysis: Analysis) -> Iterator[str]:
-    base = analysis.baseline_arm
-    if base.hit < base.n:
-        yield (
-            f"The baseline itself did not reach the target in {base.n - base.hit} of "
-            f"{words.plural(base.n, 'run')}: token costs against it are bounds at best. Take a target that "
-            "it reaches, or a larger budget."
-        )
     yield from _target_note(analysis)
     yield from _tuning_notes(analysis)
     yield from evaluation_notes(analysis)
@@ -298,24 +300,25 @@ def _by_final_loss(analysis: Analysis) -> Verdict:
 
 def _loss_finding(arm: ArmResult, analysis: Analysis) -> Finding:
     """Say how far an arm's final loss is from the baseline's."""
+    tone, text = _judge_loss(arm, analysis)
+    return Finding(arm=arm.name, tone=tone, text=text)
+
+
+def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     found, base = arm.difference, analysis.baseline
     if found.estimate is None:
-        return Finding(tone="none", text=f"For {arm.name} no loss difference can be given ({found.note}).")
+        return "none", f"For {arm.name} no loss difference can be given ({found.note})."
     verb, at = ("is", f" after {words.tokens(found.tokens)} tokens") if analysis.has_curves else ("ends", "")
     size = f"{abs(found.estimate):.4f} nats/token {'above' if found.estimate > 0 else 'below'} {base}"
     if found.low is None or found.high is None:
-        return Finding(
-            tone="open", text=f"{arm.name} {verb} {size}{at}, but that is no finding ({found.note})."
-        )
+        return "open", f"{arm.name} {verb} {size}{at}, but that is no finding ({found.note})."
     brackets = f"[{words.signed(found.low, 4)}, {words.signed(found.high, 4)}], {words.results(found)}"
     if found.low <= 0 <= found.high:
         excludes = (
             f"the interval holds zero, and excludes differences above {max(-found.low, found.high):.4f}"
         )
-        return Finding(tone="open", text=f"{arm.name} is inconclusive: {size}{at} {brackets}; {excludes}.")
-    return Finding(
-        tone="more" if found.low > 0 else "fewer", text=f"{arm.name} {verb} {size}{at} {brackets}."
-    )
+        return "open", f"{arm.name} is inconclusive: {size}{at} {brackets}; {excludes}."
+    return "more" if found.low > 0 else "fewer", f"{arm.name} {verb} {size}{at} {brackets}."
 
 
 def _tuning_notes(analysis: Analysis) -> Iterator[str]:

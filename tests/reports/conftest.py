@@ -16,11 +16,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic_study import Points, build_study, ladder_study, line, wide_study
 
 from ablate.reports import ReportPaths, write_report
+from ablate.reports.figures import canvas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.store import StudyStore
+
+
+@pytest.fixture(autouse=True)
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no PNG: each takes as long as its SVG, and the one test that looks at them undoes this."""
+    monkeypatch.setattr(canvas, "to_png", lambda _: b"\x89PNG")
 
 
 @pytest.fixture
@@ -34,8 +41,8 @@ def make_study(tmp_path: Path) -> Callable[..., StudyStore]:
 
 
 def long_words_study(folder: Path) -> StudyStore:
-    """A study whose names and messages have no place to break."""
-    name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3
+    """A study whose names and messages have no place to break; an arm's name would end the page's script."""
+    name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3 + "</script><img/src=x/onerror=alert(1)>"
     return build_study(
         folder,
         {"a": [line(3, 2, 1)], name: [line(3, 2, 1.2)]},

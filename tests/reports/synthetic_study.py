@@ -14,7 +14,7 @@ from ablate.backends.device import Device
 from ablate.base.files import append_line, hash_of, read_record, write_record
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
-from ablate.recipes import PRESETS, Recipe
+from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store import END_STATES, RunDir, Status, StudyStore
 from ablate.store.checkpoints import save_manifest
@@ -253,12 +253,17 @@ def wide_study(folder: Path, seeds: int = 5, seed: int = 2) -> StudyStore:
     stabilisers = ("plain", "SR", "RHT16", "H16")
     widths = {"F": 0.05, "F+D": 0.09, "F+D+W": 0.22}
     curves: dict[str, list[list[tuple[int, float]]]] = {"fp8": [smooth_curve(rng) for _ in range(seeds)]}
+    recipes = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
+    in_files = {"plain": "none", "SR": "sr", "RHT16": "rht", "H16": "dht"}
     states: dict[tuple[str, int], str] = {}
     messages: dict[tuple[str, int], str] = {}
     for (gemms, cost), stabiliser in itertools.product(widths.items(), stabilisers):
         name = f"{gemms} {stabiliser}"
         if name == "F+D H16":
             continue
+        low = list(("fprop", "dgrad", "wgrad")[: len(gemms.split("+"))])
+        spec = RecipeSpec(gemms=low, stabiliser=in_files[stabiliser], rest="fp8")
+        recipes[name] = dataclasses.asdict(resolve(spec))
         factor = {"plain": 1.0, "SR": 1.1, "RHT16": 1.35, "H16": 0.4}[stabiliser]
         diverging = {"F+D+W SR": seeds, "F+D+W RHT16": 1}.get(name, 0)
         curves[name] = [
@@ -283,6 +288,7 @@ def wide_study(folder: Path, seeds: int = 5, seed: int = 2) -> StudyStore:
         study="amd-ladder",
         target={"value": 2.09},
         recipes={name: name for name in curves},
+        resolved=recipes,
     )
 
 

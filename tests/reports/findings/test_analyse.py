@@ -311,10 +311,9 @@ def test_a_margin_is_judged_in_lead_table_and_json(make_study):
         "near": "within",
         "far": "outside",
     }
-    lead, near, far = write_verdict(analysis).sentences[:3]
-    assert lead.replace("\u00a0", " ").endswith(
-        "Of the margin of ±5 % in token cost: 1 within and 1 outside."
-    )
+    lead, count, near, far = write_verdict(analysis).sentences[:4]
+    assert lead.replace("\u00a0", " ").startswith("Take near: it is within ±5 % in token cost of a (")
+    assert count.endswith("1 is within the margin and 1 needs more tokens.")
     assert near.endswith("It is shown to be within the margin.")
     assert far.endswith("It is shown to be outside of the margin.")
     assert [row[-1] for row in headline(analysis).rows] == ["–", "within", "outside"]

@@ -337,22 +337,18 @@ def test_on_the_command_line(tmp_path):
 
 
 def test_costs_over_another_arm_than_the_baseline(tmp_path):
-    falling(tmp_path)
+    own = of(*falling(tmp_path))
     names = [f"w{width}" for width in WIDTHS]
-    own, other = (
-        json.loads(call(*names, "--storage", tmp_path, "--json", *more).output)
-        for more in ([], ["--baseline", "flat"])
-    )
+    told = call(*names, "--storage", tmp_path, "--baseline", "flat", "--out", tmp_path / "out")
+    other = json.loads((tmp_path / "out" / "trend.json").read_text())
     assert [one["baseline"] for one in other["studies"]] == ["flat"] * 3
     assert [arm["name"] for arm in other["arms"]] == ["bf16", "steep"]
-    steep, flat = own["arms"]
-    assert (steep["name"], flat["name"]) == ("steep", "flat")
+    steep, flat = own.arms
+    assert (steep.name, flat.name) == ("steep", "flat")
     for i in range(3):
-        ratio = (1 + steep["token_cost"][i]["estimate"]) / (1 + flat["token_cost"][i]["estimate"]) - 1
+        ratio = (1 + steep.costs[i].estimate) / (1 + flat.costs[i].estimate) - 1
         assert other["arms"][1]["token_cost"][i]["estimate"] == pytest.approx(ratio)
-    assert "over flat in each study" in " ".join(
-        call(*names, "--storage", tmp_path, "--baseline", "flat").output.split()
-    )
+    assert "over flat in each study" in " ".join(told.output.split())
     assert "no arm 'stepe' in study 'w32'" in refused(*names, "--storage", tmp_path, "--baseline", "stepe")
 
 

@@ -20,11 +20,13 @@ def call(*arguments):
     return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
 
 
-def test_prints_the_verdict_and_the_paths(ladder):
-    result = call("quickstart", "--storage", ladder.path.parent)
+def test_prints_the_verdict_and_the_paths(make_study):
+    store = make_study({"bf16": [line(3, 2, 1)], "fp4": [line(3, 2.5, 1)]})
+    result = call("synthetic", "--storage", store.path.parent)
     assert result.exit_code == 0
-    assert result.output.startswith("Of 5 arms compared with bf16")
-    assert str(ladder.path / "report" / "report.html") in result.output.splitlines()
+    assert result.output.startswith("Nothing is settled yet: ")
+    assert result.output.splitlines()[1].startswith("Of 1 arm compared with bf16")
+    assert str(store.path / "report" / "report.html") in result.output.splitlines()
 
 
 def test_what_a_name_holds_cannot_steer_the_terminal_and_spaces_stay_spaces(make_study):
@@ -38,16 +40,14 @@ def test_what_a_name_holds_cannot_steer_the_terminal_and_spaces_stay_spaces(make
     assert "\u00a0%" in output
 
 
-def test_a_partial_study_says_so_first(wide):
-    result = call("amd-ladder", "--storage", wide.path.parent)
-    assert result.output.startswith("Partial: 1 of 60 runs")
-
-
-def test_json_prints_the_file_and_nothing_else(ladder, tmp_path):
-    result = call("quickstart", "--storage", ladder.path.parent, "--out", tmp_path / "out", "--json")
+def test_json_of_a_partial_study_prints_the_file_and_nothing_else(make_study, tmp_path):
+    store = make_study({"bf16": [line(3, 2, 1)] * 2}, states={("bf16", 1): "failed"})
+    result = call("synthetic", "--storage", store.path.parent, "--out", tmp_path / "out", "--json")
     assert result.output == (tmp_path / "out" / "report.json").read_text()
-    assert json.loads(result.output)["study"] == "quickstart"
-    assert not (ladder.path / "report").exists()
+    assert json.loads(result.output)["study"] == "synthetic"
+    assert not (store.path / "report").exists()
+    result = call("synthetic", "--storage", store.path.parent)
+    assert result.output.startswith("Partial: 1 of 2 runs")
 
 
 def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(tmp_path):

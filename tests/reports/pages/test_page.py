@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from importlib.resources import files
@@ -15,6 +16,9 @@ from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import compare
 from ablate.reports.findings.trend import trend
 from ablate.reports.pages.beside import write_comparison, write_search, write_trend
+from ablate.reports.read.against import read_against
+from ablate.reports.words import words
+from ablate.store import StudyStore
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -40,6 +44,7 @@ def browser(tmp_path_factory):
     ):
         options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.get("about:blank")  # the browser's own first page goes on loading parts of itself
     driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
     yield driver
     driver.quit()
@@ -76,6 +81,79 @@ def test_no_overflow_no_error_no_network(written, browser, study, width):
     assert wide <= inner
     assert browser.get_log("browser") == []
     assert {url for url in requests(browser) if not url.startswith("data:")} == {page.as_uri()}
+
+
+MOVE = """
+const slider = document.getElementById('live-target');
+slider.value = arguments[0];
+slider.dispatchEvent(new Event('input'));
+return [
+  [...document.querySelectorAll('.live tbody tr')].map(
+    row => [...row.cells].map(cell => cell.innerText.trim())),
+  document.getElementById('live-note').innerText,
+  [...document.querySelectorAll('figure line.moved')].map(line => +line.getAttribute('y1')),
+];
+"""
+
+
+def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(browser, written):
+    page = written("wide").html
+    open_page(browser, page, 1280)
+    data = browser.execute_script("return JSON.parse(document.getElementById('live-data').textContent)")
+    frames = load_frames(StudyStore(page.parents[1]))
+    last, notes = len(data["targets"]) - 1, []
+    for at in (1, data["own"], last):
+        rows, note, heights = browser.execute_script(MOVE, at)
+        notes.append(note)
+        analysis = analyse(read_against(frames, target=data["targets"][at]))
+        for row, arm in zip(rows, analysis.arms, strict=True):
+            tokens, cost = arm.tokens_to_target, arm.token_cost
+            assert row == [
+                arm.name,
+                words.tokens_interval(tokens) if tokens.estimate is None else words.tokens(tokens.estimate),
+                words.cost(cost) if cost.estimate is None else words.percent(cost.estimate),
+                words.ends(arm),
+            ]
+        axis = data["axes"][0]
+        low, high = axis["y"]
+        share = (axis["box"][3] - heights[0]) / (axis["box"][3] - axis["box"][1])
+        assert low + share * (high - low) == pytest.approx(data["targets"][at])
+    assert [note.startswith("A moved target: point estimates") for note in notes] == [True, False, True]
+    assert any(row[2].startswith(">") for row in rows)  # at the lowest target some runs have not arrived
+
+
+def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(browser, written):
+    paths = written("ladder")
+    open_page(browser, paths.html, 1280)
+    shown = """
+    const parts = [...document.querySelectorAll('[id^="convergence-arm4-"]')];
+    return [parts.length, parts.filter(part => getComputedStyle(part).display !== 'none').length,
+            getComputedStyle(document.querySelector('.live')).display]
+    """
+    browser.execute_script("document.querySelectorAll('.live tbody input')[4].click()")
+    parts, left, _ = browser.execute_script(shown)
+    assert (parts > 6, left) == (True, 0)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.execute_script(shown) == [parts, parts, "none"]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    tip = browser.execute_script(
+        """
+        const { axes, runs, grids } = JSON.parse(document.getElementById('live-data').textContent);
+        const svg = document.querySelector('#convergence figure svg'), { box, x, y } = axes[0];
+        const losses = runs[0][3], tokens = grids[runs[0][2]];
+        const at = new DOMPoint(
+          box[0] + (tokens[2] - x[0]) / (x[1] - x[0]) * (box[2] - box[0]),
+          box[3] - (losses[2] - y[0]) / (y[1] - y[0]) * (box[3] - box[1]),
+        ).matrixTransform(svg.getScreenCTM());
+        const event = { clientX: at.x, clientY: at.y, bubbles: true };
+        svg.dispatchEvent(new PointerEvent('pointermove', event));
+        return document.querySelector('.tip').innerText;
+        """
+    )
+    with (paths.tables / "evaluations.csv").open() as file:
+        row = [one for one in csv.DictReader(file) if (one["arm"], one["seed"]) == ("bf16", "0")][2]
+    loss, tokens = float(row["val_loss"]), int(row["tokens"])
+    assert tip == f"bf16, seed 0: {loss:.4f} nats/token after {tokens:,} tokens"
 
 
 def faults_of_access(browser):

@@ -15,6 +15,7 @@ from synthetic_study import line, reseal
 from ablate.reports import write_report
 from ablate.reports.pages import document
 from ablate.reports.pages.render import escape_markdown
+from ablate.store import StudyStore
 
 ALL_FILES = {
     "report.html",
@@ -24,6 +25,7 @@ ALL_FILES = {
     "tables/runs.csv",
     "tables/evaluations.csv",
     "tables/arms.tex",
+    "tables/matrix.tex",
     "tables/steps.tex",
     "tables/power.tex",
     *(
@@ -45,13 +47,19 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_files_and_their_place(ladder, tmp_path):
-    paths = write_report(ladder)
-    assert paths.html == ladder.path / "report" / "report.html"
-    assert set(files(ladder.path / "report")) == ALL_FILES
+def test_files_and_their_place(written):
+    paths = written("ladder")
+    assert paths.html.parents[1].name == "quickstart"
+    assert paths.html.name == "report.html"
+    assert set(files(paths.html.parent)) == ALL_FILES
     assert all(path.exists() for path in paths.paths())
-    other = write_report(ladder, tmp_path / "elsewhere" / "deep")
-    assert files(tmp_path / "elsewhere" / "deep") == files(ladder.path / "report")
+
+
+def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
+    report = written("ladder").html.parent
+    moved = shutil.copytree(report.parent, tmp_path / "copy" / "quickstart")
+    other = write_report(StudyStore(moved), tmp_path / "elsewhere" / "deep")
+    assert files(tmp_path / "elsewhere" / "deep") == files(report)
     assert other.json == tmp_path / "elsewhere" / "deep" / "report.json"
 
 
@@ -69,13 +77,6 @@ def test_the_report_of_another_question_is_kept_beside_the_new_one(make_study):
     assert write_report(store).notices == ()
     written = write_report(store, store.path / "elsewhere", baseline="b")
     assert write_report(store, store.path / "elsewhere").notices == written.notices == ()
-
-
-def test_the_bytes_depend_on_the_study_alone(ladder, tmp_path):
-    write_report(ladder, tmp_path / "one")
-    moved = shutil.copytree(ladder.path, tmp_path / "copy" / "quickstart")
-    write_report(type(ladder)(moved), tmp_path / "two")
-    assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
 def test_the_contract_of_report_json(written):
@@ -100,6 +101,13 @@ def test_the_contract_of_report_json(written):
     assert diverged["final_loss"]["mean"] is None
     assert by_name["F+D+W plain"]["token_cost"]["estimate"] == pytest.approx(0.22, abs=0.05)
     assert by_name["F H16"]["missing"] == 1
+    assert report["take"] is None
+    assert [one["arm"] for one in report["findings"]] == [arm["name"] for arm in report["arms"][1:]]
+    assert {one["tone"] for one in report["findings"]} == {"open", "more", "diverged"}
+    (matrix,) = report["matrices"]
+    assert matrix["stabilisers"] == ["none", "SR", "RHT16", "DHT16"]
+    assert matrix["gemms"][1] == ["fprop", "dgrad"]
+    assert matrix["arms"][1] == ["F+D plain", "F+D SR", "F+D RHT16", None]
     keys = {*report} | {key for arm in report["arms"] for one in (arm, *arm["runs"]) for key in one}
     keys |= {
         key for arm in report["arms"] for value in arm.values() if isinstance(value, dict) for key in value
@@ -141,7 +149,10 @@ def nasty(make_study):
 
 def test_user_strings_are_escaped_in_html(nasty):
     text = write_report(nasty).html.read_text()
-    assert "<script" not in text
+    # The page's own two elements: the data, which no name can end, and the script that reads them.
+    _, data, script = re.split("<script[^>]*>", text)
+    assert json.loads(data.removesuffix("</script>\n"))["arms"] == [NASTY, "b"]
+    assert "alert" not in script
     assert "<img" not in text
     assert "<i>" not in text
     assert "<u>" not in text
@@ -163,6 +174,7 @@ def test_markdown_tables_have_no_gaps(written):
     assert re.search(r"\| Arm \| .*\n\| --- \|.*\n\| bf16 \| .*\n\| fp8 \|", text)
     assert "{{" not in text
     assert "![" in text
+    assert "| GEMMs in FP4 | no stabiliser | DHT16 |\n| --- | --- | --- |\n| Fprop | more tokens: +" in text
 
 
 def test_the_page_is_whole_by_itself_and_well_formed(written):
@@ -202,18 +214,23 @@ def test_strange_curves_give_a_whole_report(make_study, losses, arms):
     assert paths.html.read_text().endswith("</html>\n")
 
 
-def test_a_damaged_run_is_named_in_the_report(ladder):
-    run = ladder.run(ladder.plan().arms[0].runs[0].id)
+@pytest.fixture
+def small(make_study):
+    return make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1.5)] * 2})
+
+
+def test_a_damaged_run_is_named_in_the_report(small):
+    run = small.run(small.plan().arms[0].runs[0].id)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval"}\n')
     reseal(run)
-    report = strict(write_report(ladder).json.read_text())
-    assert any(f"runs/{run.run_id}/metrics.jsonl:41" in warning for warning in report["warnings"])
-    assert not any(str(ladder.path) in warning for warning in report["warnings"])
+    report = strict(write_report(small).json.read_text())
+    assert any(f"runs/{run.run_id}/metrics.jsonl:7" in warning for warning in report["warnings"])
+    assert not any(str(small.path) in warning for warning in report["warnings"])
 
 
-def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
-    html = write_report(ladder).html
+def test_a_failing_write_leaves_the_old_page(small, monkeypatch):
+    html = write_report(small).html
     before = html.read_bytes()
     from ablate.base import files as store_files
 
@@ -222,7 +239,7 @@ def test_a_failing_write_leaves_the_old_page(ladder, monkeypatch):
 
     monkeypatch.setattr(store_files.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_report(ladder)
+        write_report(small)
     assert html.read_bytes() == before
     assert not list(html.parent.rglob(".*"))
 

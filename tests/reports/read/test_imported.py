@@ -292,7 +292,7 @@ def test_curves_without_a_target(tmp_path):
     assert "b is 0.4750 nats/token above a after 2.00\u00a0k tokens [" in report.verdict.sentences[1]
     assert (report.figures / "convergence.svg").exists()
     other = write_report(store, tmp_path / "other", target=3.6)
-    assert "compared with a at a validation loss of 3.6 nats/token" in other.verdict.lead
+    assert "compared with a at a validation loss of 3.6 nats/token" in other.verdict.count
 
 
 def test_the_page_of_logs_does_not_tell_to_train(tmp_path):

@@ -69,6 +69,25 @@ def test_so_many_more_seeds_settle_it():
     assert how_often_found(rng, 2 + more, effect, spread) <= 0.82
 
 
+@pytest.mark.parametrize(("effect", "limit"), [(0.0, 0.03), (0.005, 0.03), (0.05, 0.03)])
+def test_so_many_more_seeds_settle_a_margin(effect, limit):
+    rng = np.random.default_rng(1)
+    spread = 0.03
+    x, y = moved([-1, 0, 1], 18 + effect, spread), moved([-1, 0, 1], 18, spread)
+    cost = token_cost(runs(x), runs(y))
+    more = power_of(cost, runs(x), runs(y), (cost.log_ratio, limit)).more_seeds
+
+    def how_often(seeds):
+        arm, base = rng.normal(effect, spread, (4000, seeds)), rng.normal(0, spread, (4000, seeds))
+        low, high = stats.ttest_ind(arm, base, axis=1).confidence_interval(0.9)
+        return np.mean(((-limit < low) & (high < limit)) | (low > limit) | (high < -limit))
+
+    assert how_often(3 + more) >= 0.78
+    assert how_often(2 + more) <= 0.82
+    settled = power_of(cost, runs(x), runs(y), (cost.log_ratio, 1.0))
+    assert settled.more_seeds == 0
+
+
 def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     rng = np.random.default_rng(3)
     n, of_seed, effect = 5, 0.05, 0.015

@@ -13,12 +13,13 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import is_settled, token_cost
 from ablate.reports.statistics.losses import Curve
-from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, target_sweeps
-from ablate.run.outcome import outcome
+from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, move_target
+from ablate.run.outcome import Outcome, outcome
 
 
 def target_sweep(arm, base):
-    return target_sweeps({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    found = move_target({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    return found and found.sweep
 
 
 def cost_growth(arm, base, target, *, decay_begins=None, paired=False):
@@ -94,6 +95,24 @@ HIGH = Curve(run_id="1", arm="b", seed=1, end="censored", tokens=np.arange(3), l
 )
 def test_no_sweep(arm, base):
     assert target_sweep(arm, base) is None
+
+
+def test_runs_that_diverged_bound_the_cost_at_every_target():
+    base, arm = [curve(seed, 1.0) for seed in range(3)], [curve(3, 1.1), curve(4, 1.1, end="diverged")]
+    lost = Outcome(seed=4, end="diverged", low=40_000)
+    own = float(base[0].loss[20]) + 1e-3
+    found = move_target(
+        {"a": (arm, base), "b": (base, base)}, {"a": 0.05, "b": 0.05}, own, lost={"a": [lost]}
+    )
+    assert own in found["a"].targets
+    assert found["a"].targets == found["b"].targets
+    assert found["a"].sweep is None
+    for ends, base_ends, cost in zip(
+        *(getattr(found["a"], key) for key in ("ends", "base_ends", "costs")), strict=True
+    ):
+        assert lost in ends
+        assert cost == token_cost(ends, base_ends)
+        assert cost.kind == "bound"
 
 
 @settings(max_examples=40)

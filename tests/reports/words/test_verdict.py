@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from synthetic_study import (
@@ -46,11 +48,72 @@ def test_a_cost_is_claimed_where_the_interval_excludes_zero(make_study):
     assert "no claim on speed" in text
 
 
+COSTS = {"bf16": 0.0, "fp8": 0.0, "F": 0.01, "all": 0.3, "all SR": 0.3, "all DHT": 0.03, "F DHT": 0.0}
+SHARES = {"bf16": 0.0, "fp8": 0.0, "F": 0.25, "all": 0.75, "all SR": 0.75, "all DHT": 0.75, "F DHT": 0.25}
+
+
+@pytest.fixture
+def grid(make_study):
+    """Return the verdict on arms with such shares of their FLOPs in FP4, whose runs spread so much."""
+
+    def judge(noise=0.006, **more):
+        analysis = analyse(load_frames(make_study(curves(COSTS, 5, noise), **more)))
+        arms = tuple(replace(arm, fp4_share=SHARES[arm.name]) for arm in analysis.arms)
+        return write_verdict(replace(analysis, arms=arms))
+
+    return judge
+
+
+def test_of_the_arms_within_the_margin_the_one_with_most_in_fp4_is_taken(grid):
+    within = TARGET | {"within": {"kind": "cost", "value": 0.05}}
+    verdict = grid(target=within)
+    assert verdict.take == "all DHT"
+    lead = verdict.lead.replace(words.NBSP, " ")
+    assert lead.startswith("Take all DHT: it is within ±5 % in token cost of bf16 (+")
+    assert "the most of 4 such arms. Fewest tokens of them: F DHT (" in lead  # and not fp8: no GEMM is in FP4
+    assert verdict.more == ""
+    # Where the seeds spread more, it takes more of them; what has less in FP4 is no question then.
+    verdict = grid(0.06, target=within)
+    assert verdict.take is None
+    assert verdict.lead.replace(words.NBSP, " ").startswith(
+        "No arm is shown to be within ±5 % in token cost of bf16. Most in FP4: all DHT, "
+    )
+    assert verdict.more == (
+        "To settle all DHT, run about 15 more seeds. "
+        "To settle F and F DHT would take more than 20 more seeds."
+    )
+
+
+def test_without_a_margin_the_least_costly_arms_are_named_and_what_they_take(grid):
+    verdict = grid(target=TARGET)
+    assert verdict.take is None
+    assert verdict.lead.startswith("No arm is shown to need fewer tokens than bf16. Most in FP4: all DHT, +")
+    assert "; fewest tokens: F DHT, " in verdict.lead
+    assert verdict.more.startswith("all DHT pays where it trains 1.0")
+    assert (
+        "That an arm is as good as bf16 can be shown within a margin alone (target.within)." in verdict.more
+    )
+    cheap = grid(target=TARGET, baseline="all")
+    assert cheap.take == "all DHT"
+    assert cheap.lead.startswith("Take all DHT: it needs fewer tokens than all (−")
+
+
+def test_a_margin_of_the_loss_may_hold_where_no_cost_is_known(make_study):
+    points = [line(3, 2.5, 2.1, 2.001 + 0.001 * seed) for seed in range(5)]
+    margin = {"value": 2.0035, "within": {"kind": "loss", "value": 0.05}}
+    verdict, _ = verdict_of(
+        make_study({"a": [line(3, 2.4, 2.0, 2.0)] * 5, "b": points}, target=margin, training={"tokens": 400})
+    )
+    assert verdict.findings[0].tone == "within"
+    assert verdict.take == "b"
+
+
 def test_an_interval_that_holds_zero_is_inconclusive(make_study):
     verdict, text = verdict_of(make_study(curves({"bf16": 0, "same": 0.0}, 3, noise=0.05), target=TARGET))
     assert verdict.findings[0].tone == "open"
     assert "same is inconclusive" in text
-    assert "1 is not settled" in verdict.lead
+    assert verdict.count.endswith("1 is not settled.")
+    assert verdict.take is None
 
 
 def test_one_seed_is_no_finding(make_study):
@@ -90,10 +153,10 @@ def test_censored_and_diverged_arms_get_bounds_in_words(make_study):
     assert "c did not reach the target: all 2 runs diverged" in text
 
 
-def test_a_baseline_that_misses_the_target_is_said_first_of_all_notes(make_study):
+def test_a_baseline_that_misses_the_target_is_said_first_of_all(make_study):
     hit, short = line(3, 2.5, 1.8, 1.7), line(3, 2.9, 2.8, 2.7)
     verdict, text = verdict_of(make_study({"a": [hit, short], "b": [hit, hit]}, target={"value": 2.0}))
-    assert "The baseline itself did not reach the target in 1 of 2 runs" in verdict.notes[0]
+    assert "the baseline itself did not reach the target in 1 of 2 runs" in verdict.lead
     assert "b is inconclusive" in text
     verdict, text = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
     assert verdict.findings[0].tone == "none"
