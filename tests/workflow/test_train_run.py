@@ -60,7 +60,6 @@ def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, cap
             "train_run: 'object' object is not iterable (expected the plain values of a study",
         ),
     ],
-    ids=str,
 )
 def test_a_mistake_is_one_line_with_the_key(words, line):
     with pytest.raises(UserError) as error:
