@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 from ablate.plan.tuning import fingerprint, found_before
 from ablate.run.schedule import plan_steps
+from ablate.store import StudyStore
 from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedTuning
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.store import RunDir, State, StudyStore
+    from ablate.store import RunDir, State
     from ablate.study import Study
     from ablate.study.space import Tune
 
@@ -84,13 +87,14 @@ def _lock_tuning(plan: Plan, tune: Tune) -> LockedTuning:
     )
 
 
-def adopt(plan: Plan, store: StudyStore) -> int:
-    """Return how many runs that have begun a store loses by taking this plan for the one that it has.
+def adopt(plan: Plan, folder: Path) -> int:
+    """Return how many runs that have begun a study's folder loses by taking this plan for its own.
 
     Raises:
         UserError: values of ``--set`` would take the place of a plan with other ones. An edited file is
             adopted; these stand nowhere, and the earlier results would be gone from the study's pages.
     """
+    store = StudyStore(folder)
     try:
         there = store.plan()
     except (OSError, UserError):

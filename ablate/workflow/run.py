@@ -64,10 +64,13 @@ def run_study(
     """
     listener = listener or Listener()
     plan = build_plan(load_study(study, tuple(settings)))
-    store = StudyStore(where.storage / plan.study)
-    plan = known_plan(plan, store)
-    chosen, lock = _choose_runs(plan, only, seeds), to_lock(plan)
-    if lost := adopt(plan, store):
+    if plan.tuning is not None:
+        plan = known_plan(plan, StudyStore(where.storage / plan.study))
+    chosen = _choose_runs(plan, only, seeds)
+    folder = where.storage / plan.study
+    lost, lock = adopt(plan, folder), to_lock(plan)
+    store = StudyStore(folder)
+    if lost:
         runs = "1 run" if lost == 1 else f"{lost} runs"
         listener.say(
             f"The study has changed: {runs} of its former plan stay in {store.path}, and do not count."

@@ -36,6 +36,7 @@ BEST = {"bf16": 2e-3, "fp8": 8e-3}
 class Identity:
     digest: str = "d"
     vocab_size: int = 256
+    validation_tokens: None = None
 
 
 class Executor:

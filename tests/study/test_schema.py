@@ -125,6 +125,6 @@ def test_every_field_can_be_a_factor():
         "resources": ResourcesConfig,
     }
     for section, kind in sections.items():
-        for field in kind.__dataclass_fields__:
-            assert f"{section}.{field}" in factors
+        for field in fields(kind):
+            assert f"{section}.{field.name}" in factors
     assert {"backend", "recipe.wgrad.stabiliser", *sections} <= set(factors)
