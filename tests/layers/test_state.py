@@ -128,6 +128,7 @@ def noise_power(replicas):
     return float(torch.stack(errors).mean())
 
 
+@pytest.mark.exhaustive
 def test_the_noise_of_replicas_averages_out_as_that_of_one_whole_batch():
     own, shared = noise_power(range(8)), noise_power([0] * 8)
     one = noise_power([0])

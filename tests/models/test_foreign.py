@@ -311,6 +311,7 @@ def test_an_encoder_is_refused_unless_it_is_made_a_decoder(hf):
     build(ModelConfig(**options, options={"is_decoder": True}), vocab_size=64, seq_len=32)
 
 
+@pytest.mark.exhaustive
 def test_building_a_hugging_face_model_prints_nothing(hf):
     code = (
         "from ablate.models.foreign import outline; from ablate.run.config import ModelConfig;"

@@ -189,8 +189,9 @@ def losses(rows):
 
 
 @pytest.mark.parametrize(("model", "recipe"), [
-    ("llama", ALL), ("untied", NVFP4), ("gpt", {"gemms": ["wgrad"]}), ("llama", RESET),
-    pytest.param("experts", ALL, marks=pytest.mark.exhaustive),
+    ("llama", ALL), ("gpt", {"gemms": ["wgrad"]}),
+    *(pytest.param(*one, marks=pytest.mark.exhaustive)
+      for one in (("untied", NVFP4), ("llama", RESET), ("experts", ALL))),
 ])  # fmt: skip
 def test_two_processes_have_the_curve_of_one_to_the_bit(
     tmp_path, make_config, tokens, together, model, recipe
