@@ -125,7 +125,8 @@ def _target_text(advice: Advice, *, written: bool) -> Iterator[str]:
 
 
 def _time_text(advice: Advice) -> str:
-    text = f"the rest of the study, {advice.seeds} seeds an arm: {_left_text(advice.seconds)}"
+    most = "at most " if advice.may_end_sooner else ""
+    text = f"the rest of the study, {most}{advice.seeds} seeds an arm: {_left_text(advice.seconds)}"
     if not advice.seconds:
         return text
     others = {name: factor for name, factor in advice.slower.items() if name != advice.baseline}

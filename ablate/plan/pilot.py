@@ -93,6 +93,7 @@ class Advice:
     ``take``: the target to take, ``own`` where that has room. ``why_not``: why there is none.
     ``seconds``: wall time of the rest of the study with its own seeds. ``slower``: time of an arm's tokens
     over the baseline's, where it was measured. ``emulated``: whether some of that was emulation.
+    ``may_end_sooner``: whether a rule of the study may do with fewer seeds.
     """
 
     study: str
@@ -107,6 +108,7 @@ class Advice:
     seconds: float
     slower: dict[str, float]
     emulated: bool = False
+    may_end_sooner: bool = False
 
 
 def advise(plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, cores: int) -> Advice:
@@ -140,6 +142,7 @@ def advise(plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, core
         needed=() if spread is None else _needed(plan, spread.pairs, progress, cores),
         seconds=estimate(plan, progress, cores=cores).wall_seconds,
         slower=slower,
+        may_end_sooner=plan.stop is not None,
     )
 
 

@@ -8,7 +8,7 @@ token counts are counts of predicted tokens.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -17,6 +17,9 @@ from pydantic_core import PydanticCustomError
 from ablate.base.section import Section, key
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run.backends import BUILT_IN, backend_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -76,6 +79,13 @@ class ModelConfig(Section):
     def is_built_in(self) -> bool:
         """Whether the fields describe the model; otherwise its own code does."""
         return self.hf is None and self.function is None
+
+    @classmethod
+    def telling(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of a recorded model's fields that mean something for it."""
+        if not model.get("hf") and not model.get("function"):
+            return dict(model)
+        return {key: value for key, value in model.items() if key in cls.FOREIGN}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.files import parse_json
 from ablate.recipes import GEMMS
+from ablate.run.config import ModelConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,7 +200,9 @@ def run_tags(
 
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
-    """Return the resolved configuration, flattened, and the arm's factors."""
+    """Return what means something in the resolved configuration, flattened, and the arm's factors."""
+    if isinstance(model := config.get("model"), dict):
+        config = config | {"model": ModelConfig.telling(model)}
     params = {key: text(value) for key, value in _flat(config, "")}
     params |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}

@@ -149,9 +149,7 @@ def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, t
 def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
     config = frame.configs.get(arm, RecordedConfig())
     training = config.training or frame.plan.training
-    model = config.model or {}
-    if model.get("hf") or model.get("function"):
-        model = {key: value for key, value in model.items() if key in ModelConfig.FOREIGN}
+    model = ModelConfig.telling(config.model or {})
     flat = {
         f"{section}.{key}": value
         for section, content in (("model", model), ("data", config.data), ("training", training))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ablate.cli.pilot import advice_text
 from ablate.plan import StudyProgress
 from ablate.plan.pilot import Curve, Reached, advise, merged_speeds, with_target
 from ablate.plan.seeds import SPREAD, cost_found
@@ -43,6 +44,15 @@ def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
     assert take.room == pytest.approx(BUDGET / take.tokens[1] - 1)
     # An arm that costs as many tokens more reaches it just at the end.
     assert 6 - 0.3 * math.log(BUDGET / (1.1 * (1 + take.room))) == pytest.approx(take.val_loss, abs=1e-3)
+
+
+def test_seeds_until_settled_are_the_most_that_there_may_be(plan):
+    settled = STUDY.replace("target: null", "target: {val_loss: 4.0, within: {cost: 5%}}")
+    settled = settled.replace("seeds: 3", "seeds: {until: settled, at_least: 2, at_most: 4}")
+    for study, seeds, sooner in ((STUDY, 3, False), (settled, 4, True)):
+        found = advise(plan(study), [curve(0), curve(1)], NOTHING, cores=2)
+        assert (found.seeds, found.may_end_sooner) == (seeds, sooner)
+        assert ("at most 4 seeds an arm" in "\n".join(advice_text(found, written=False))) == sooner
 
 
 @pytest.mark.parametrize("paired", [True, False])

@@ -41,6 +41,15 @@ def test_params_are_flat_and_short(study):
     assert len(params["data.paths"]) == 500
 
 
+def test_params_of_a_foreign_model_leave_out_the_built_in_one(study):
+    config = {"model": {"width": 128, "layers": 4, "function": "my.py:build", "options": {"width": 64}}}
+    params = describe.run_params(config, study.typed_plan().arms[1])
+    assert params["model.function"] == "my.py:build"
+    assert params["model.options.width"] == "64"
+    assert "model.width" not in params
+    assert "model.layers" not in params
+
+
 def test_tags_of_a_failed_run(study):
     run, arm = LockedRun(id="abc", seed=3), 1
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
