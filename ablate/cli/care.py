@@ -233,7 +233,8 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
 
     store = find_study(storage, study)
     if is_running(store.path):
-        raise UserError(f"{store.path} is being run (stop it first: ablate cancel {store.path.name})")
+        stop = command_line("cancel", store.path.name, storage=storage)
+        raise UserError(f"{store.path} is being run (stop it first: {stop})")
     found = _whole(store) if whole else _leftovers(store, weights=weights)
     if not found:
         click.echo("Nothing to remove.")

@@ -109,21 +109,31 @@ def find_study(storage: Path, study: str) -> StudyStore:
     return study_named(storage, loaded.name, start=command_line(verb, study, storage=storage))
 
 
-def find_run(storage: Path, start: str, study: str | None = None) -> RunDir:
-    """Return the run whose id begins so, in any study or in one."""
+def find_run(
+    storage: Path, start: str, study: str | None = None, *, rather: Callable[[RunDir], bool] | None = None
+) -> RunDir:
+    """Return the run whose id begins so, in any study or in one.
+
+    ``rather``: of one run in several studies, take that which it is true of.
+    """
     if not start.isalnum():
         raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
     if study is not None and not (storage / study / "runs").is_dir():
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
     found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
-    if len(found) == 1:
-        from ablate.store import StudyStore
+    from ablate.store import StudyStore
 
-        return StudyStore(found[0].parent.parent).run(found[0].name)
-    if not found:
+    runs = [StudyStore(path.parent.parent).run(path.name) for path in found]
+    if rather is not None and len({run.run_id for run in runs}) == 1:
+        runs = [run for run in runs if rather(run)] or runs
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
         ids = command_line("status", study or "STUDY", "--runs", storage=storage)
         raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
-    raise UserError(f"'{start}' begins {len(found)} runs' ids: {', '.join(p.name for p in found[:4])} …")
+    shown = ", ".join(str(run.path) for run in runs[:4])
+    more = " …" if len(runs) > 4 else ""
+    raise UserError(f"'{start}' begins {len(runs)} runs' ids: {shown}{more}")
 
 
 def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:

@@ -74,7 +74,8 @@ def command(
     from ablate.recipes.coverage import EVERYTHING
 
     if re.fullmatch(r"[0-9a-f]{4,16}", model) and not Path(model).exists():
-        model = str(find_run(storage, model).path)
+        kept = find_run(storage, model, rather=lambda run: run.weights.is_dir() or run.checkpoints.is_dir())
+        model = str(kept.path)
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
     window = tokens_of(subject)

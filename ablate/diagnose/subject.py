@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
+from ablate.base.commands import command_line, set_words
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.files import parse_json
 from ablate.data import hf_tokenizer, open_tokens, prepare
@@ -195,8 +196,10 @@ def _weights_of(run: RunDir, config: RunConfig) -> tuple[ModelConfig, str, Mappi
         return config.model, words, checkpoint.tensors, checkpoint.step * plan.tokens_per_step
     words = "the weights at its end"
     if not run.weights.is_dir():
-        hint = "train it again with: ablate run STUDY --set keep_weights=true --set name=ANOTHER"
-        raise UserError(f"{run.path}: no weights were kept ({passed_over[0] if passed_over else hint})")
+        settings = set_words(["keep_weights=true", "name=ANOTHER"])
+        again = command_line("run", "STUDY", *settings, storage=run.path.absolute().parents[2])
+        why = passed_over[0] if passed_over else f"train it again with: {again}"
+        raise UserError(f"{run.path}: no weights were kept ({why})")
     if config.model.hf is not None:
         hf = replace(config.model, hf=str(run.weights.absolute()), pretrained=True, options={})
         return hf, words, {}, plan.tokens

@@ -127,9 +127,10 @@ def end_of(
     )
 
 
-def say_mirror(left: MirrorReport, uri: str, name: str, listener: Listener) -> None:
-    """Say how to open MLflow's pages of a study, and what they lack. ``name``: as a shell takes it."""
+def say_mirror(left: MirrorReport, uri: str, name: str, where: Where, listener: Listener) -> None:
+    """Say how to open MLflow's pages of a study, and what they lack."""
     if not left.complete:
         why = left.problem or f"{len(left.unsent)} runs not sent"
         listener.say(f"MLflow:  not up to date at {redact(uri)}: {why}")
-    listener.say(f"MLflow:  ablate dashboard {name}")
+    pages = command_line("dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri)
+    listener.say(f"MLflow:  {pages}")

@@ -20,7 +20,6 @@ tells of failed runs and interruptions, and the same call resumes.
 from __future__ import annotations
 
 import contextlib
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -111,8 +110,8 @@ def run_study(
                 left = mirror.stop()
             if plan.keep_weights:
                 listener.say(_weights_text(store, chosen))
-            named = shlex.quote(plan.study) if settings else str(study)
-            say_mirror(left, mirror.tracking_uri, named, listener)
+            named = plan.study if settings else str(study)
+            say_mirror(left, mirror.tracking_uri, named, where, listener)
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error

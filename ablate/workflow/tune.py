@@ -6,7 +6,6 @@ How it fails: as ``run_study`` does. Told trials are kept, and the same call res
 from __future__ import annotations
 
 import json
-import shlex
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
@@ -67,7 +66,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
         left = mirror.stop()
     if found.tuning.is_done:
         return tuned_plan(plan, found.tuning)
-    say_mirror(left, mirror.tracking_uri, shlex.quote(tuning.study), listener)
+    say_mirror(left, mirror.tracking_uri, tuning.study, where, listener)
     return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
 
 

@@ -81,6 +81,13 @@ def test_logs_of_what_is_not_there(store, arguments, line):
         call(store, "logs", *arguments)
 
 
+def test_a_run_in_two_studies_is_named_by_its_folders(store):
+    (other := store.path.parent / "t" / "runs" / IDS[0]).mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"^'00aa' begins 2 runs' ids: {store.run(IDS[0]).path}, {other}$"):
+        call(store, "logs", "00aa")
+    assert "attempt 2: finished" in call(store, "logs", "00aa", "--study", "s").output
+
+
 def test_logs_follow_to_the_end(store, monkeypatch):
     run = store.run(IDS[1])
     run.create({})
@@ -185,7 +192,8 @@ def test_clean_of_the_whole_study(store, tmp_path):
         assert mine.read_text() == "mine"
         mine.unlink()
     store.throughput_path.write_text("{}")
-    with running(store, store.plan()), pytest.raises(UserError, match=r"is being run .stop it first"):
+    stop = rf"is being run \(stop it first: ablate cancel s --storage {tmp_path}\)$"
+    with running(store, store.plan()), pytest.raises(UserError, match=stop):
         call(store, "clean", "s", "--whole", "--yes")
     call(store, "clean", "s", "--whole", "--yes")
     assert not store.path.exists()

@@ -110,10 +110,11 @@ def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(tmp
     assert execute_run(replace(task)).state == "finished"
     assert fault(str(run.path)) == (
         f"{run.path}: no weights were kept (train it again with: ablate run STUDY --set keep_weights=true "
-        "--set name=ANOTHER)"
+        f"--set name=ANOTHER --storage {tmp_path})"
     )
     run.status_path.unlink()
     assert execute_run(replace(task, keep_weights=True)).state == "finished"
+    RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(parents=True)  # as --set name=… leaves it
     content = json.loads(call("0123", "--storage", str(tmp_path), *QUICK, "--draws", "2", "--json").stdout)
     assert content["weights"] == "the weights at its end"
     kept = run.weights / "model.safetensors"

@@ -101,14 +101,16 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     run_study("tiny.yaml", where)
     run_study("tiny.yaml", where, said, settings=["seeds=3"])  # the same question, and every run is kept
     assert [request.config.seed for request in executed[1]] == [2, 2]
-    assert sentences[-1] == "MLflow:  ablate dashboard tiny"
+    assert sentences[-1] == f"MLflow:  ablate dashboard tiny --storage {where.storage}"
     for setting in ("base.training.learning_rate=1e-3", "target.val_loss=1.9"):
         with pytest.raises(UserError, match=r"^--set: \S+/tiny holds .* such as --set name=tiny-2\)$"):
             run_study("tiny.yaml", where, settings=[setting])
     renamed = ["base.training.learning_rate=1e-3", "name=slow one"]
-    run_study("tiny.yaml", where, said, settings=renamed)
+    elsewhere = Where(storage=where.storage, tracking_uri="https://me:word@mlflow")
+    run_study("tiny.yaml", elsewhere, said, settings=renamed)
     assert len(executed[2]) == 4
-    assert sentences[-1] == "MLflow:  ablate dashboard 'slow one'"
+    there = f"--storage {where.storage} --tracking-uri 'https://***@mlflow'"
+    assert sentences[-1] == f"MLflow:  ablate dashboard 'slow one' {there}"
     assert StudyStore(tmp_path / "runs" / "slow one").plan().settings == tuple(renamed)
     assert not any("stay in" in sentence for sentence in sentences)
 
