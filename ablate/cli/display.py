@@ -81,15 +81,15 @@ def arms_table(runs: Iterable[RunProgress]) -> Table:
 def progress_table(runs: Iterable[RunProgress], title: str | None = None, *, with_ids: bool = False) -> Table:
     """Return a table of runs that fits 80 columns; losses in nats per token.
 
-    ``with_ids``: also the first letters of their ids, as ``ablate logs`` takes them.
+    ``with_ids``: also the first letters of their ids, as ``ablate logs`` takes them; long names of arms wrap.
     """
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     if with_ids:
-        table.add_column("run")
-    table.add_column("arm", overflow="ellipsis", no_wrap=True, max_width=28)
+        table.add_column("run", no_wrap=True)
+    table.add_column("arm", overflow="ellipsis", no_wrap=not with_ids, max_width=28)
     table.add_column("seed", justify="right")
     table.add_column("state", no_wrap=True)
     for name in ("tokens", "train", "val", "tok/s", "left"):

@@ -45,7 +45,9 @@ def validation_tokens(
     least = most = size
     if not validation:
         last = max(file.size if file.size <= _WHOLE_BYTES else _PIECE_BYTES for file in files)
-        least = held_out_size(size)
-        most = least + last  # the last document that is held out is held out whole
+        one = min(file.size if data.source != "jsonl" and file.size <= _WHOLE_BYTES else 0 for file in files)
+        # The last document that is held out is held out whole, and one stays for training.
+        most = max(0, min(held_out_size(size) + last, size - one))
+        least = min(held_out_size(size), most)
     few, many = _BYTES_PER_TOKEN[data.tokenizer]
     return least // many, most // few

@@ -217,7 +217,8 @@ def _too_short(study: Study, identities: Mapping[DataConfig, DataIdentity]) -> I
             continue
         least, most = about
         fits = (least - 1) // training.seq_len * training.seq_len
-        remedy = f"training.eval_tokens: {fits} fits" if fits > 0 else "add text, or lower training.seq_len"
+        more = "add text or data.validation_paths, or lower training.seq_len"
+        remedy = f"training.eval_tokens: {fits} fits" if fits > 0 else more
         yield (
             f"about {most:,} validation tokens at most, but training.eval_tokens asks for {needed:,}, which "
             f"`ablate run` would refuse ({remedy})"

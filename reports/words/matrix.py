@@ -24,7 +24,7 @@ _WORDS: dict[Tone, str] = {
     "bound": "bound alone",
     "diverged": "diverged",
     "open": "not settled",
-    "none": "no cost",
+    "none": "cannot be judged",
 }
 _STABILISERS = {
     "SR": "SR: stochastic rounding",

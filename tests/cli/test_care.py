@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -223,6 +224,12 @@ def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(store, mo
     assert "seed" not in by_arm
     runs = call(store, "status", "s", "--runs").output
     assert [line.split()[0] for line in runs.splitlines() if "bf16" in line] == [name[:8] for name in IDS]
+    plan = store.plan()
+    arm = replace(plan.arms[0], name="all three GEMMs with a deterministic Hadamard")
+    store.write_plan(replace(plan, arms=(arm,), baseline=arm.name))
+    runs = call(store, "status", "s", "--runs").output  # a name may wrap, an id may not be cut
+    assert max(map(len, runs.splitlines())) <= 80
+    assert [line.split()[0] for line in runs.splitlines() if "/10" in line] == [name[:8] for name in IDS]
 
 
 def test_status_finds_a_damaged_run(store):

@@ -205,7 +205,7 @@ class AtOneImport:
 
 module, sys.argv[1:] = sys.argv[1], ["run", "small.yaml", *sys.argv[2:]]
 sys.meta_path.insert(0, AtOneImport())
-from ablate.cli import main
+from ablate.__main__ import main
 main()
 """
 
@@ -223,3 +223,14 @@ def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, mo
     )
     assert "Traceback" not in done.stderr
     assert done.returncode == 130
+
+
+def test_ctrl_c_before_the_command_line_is_there_ends_the_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "click"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -17,6 +17,7 @@ from synthetic_study import (
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, words
+from ablate.reports.words.matrix import matrix_tables
 from ablate.reports.words.verdict import write_verdict
 
 
@@ -161,6 +162,20 @@ def test_a_baseline_that_misses_the_target_is_said_first_of_all(make_study):
     verdict, text = verdict_of(make_study({"a": [short], "b": [short]}, target={"value": 2.0}))
     assert verdict.findings[0].tone == "none"
     assert "For b no token cost can be given (" in text
+
+
+def test_a_cost_that_cannot_be_given_is_no_cost_of_nothing_in_the_matrix(make_study):
+    short = line(3, 2.9, 2.8, 2.7)
+    resolved = {
+        f"{gemm} {size}": resolved_recipe(gemm, hadamard=size)
+        for gemm in ("fprop", "wgrad")
+        for size in (0, 16)
+    }
+    study = {name: [short] for name in ("bf16", *resolved)}
+    resolved["bf16"] = resolved_recipe()
+    analysis = analyse(load_frames(make_study(study, resolved=resolved, target={"value": 2.0})))
+    (table,) = matrix_tables(analysis, write_verdict(analysis).findings)
+    assert {cell for row in table.rows for cell in row[1:]} == {"cannot be judged"}
 
 
 def test_a_target_that_all_runs_reach_is_named_and_gives_every_arm_a_cost(make_study):
