@@ -129,9 +129,10 @@ def check_server(address: str, *, insecure: bool) -> None:
 
 def client_at(address: str) -> Any:
     """Return Ray's client for jobs of the cluster whose dashboard is at ``address``."""
+    from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
     try:
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None

@@ -225,6 +225,14 @@ def test_a_port_where_another_program_listens_is_told_at_once(tmp_path, monkeypa
         call(*options, "head:8265")
 
 
+def test_a_server_that_refuses_rays_client_is_one_line(tmp_path):
+    (tmp_path / "sent.yaml").write_text(STUDY)
+    with server(403, b"Invalid Host header") as address:
+        said = f"^cannot reach Ray's dashboard at {address}: Authentication failed: Invalid Host header$"
+        with pytest.raises(UserError, match=said):
+            call(tmp_path / "sent.yaml", "--storage", "/s", "--address", address)
+
+
 def test_the_id_is_that_of_what_is_run():
     one = job_id("My study", b"x", "/s")
     assert one.startswith("ablate-my-study-")
