@@ -99,7 +99,7 @@ def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
     if not study.endswith((".yaml", ".yml")):
         return
     if settings := store.plan().settings:
-        ran = command_line("run", study, *set_words(settings))
+        ran = command_line("run", study, *set_words(settings), storage=store.path.parent)
         click.echo(f"{study}: this report is of the study as it ran: {ran}", err=True)
         return
     from ablate.plan import asks_otherwise

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -64,6 +65,11 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
         f"ran; adopt the file with: ablate run {path} --storage {tmp_path / 'runs'}\n"
     )
     assert edited.stdout == plain.stdout
+    (store := StudyStore(tmp_path / "runs" / "mine")).write_plan(replace(store.plan(), settings=("seeds=3",)))
+    assert call(path, "--storage", tmp_path / "runs").stderr == (
+        f"{path}: this report is of the study as it ran: ablate run {path} --set seeds=3 "
+        f"--storage {tmp_path / 'runs'}\n"
+    )
 
 
 def test_a_study_that_never_ran(ladder):
