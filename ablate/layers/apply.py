@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.linear import QuantLinear, phases_that_fit
+from ablate.layers.linear import QuantLinear, phases_that_fit, read_past
 from ablate.layers.state import RecipeState
 from ablate.layers.survey import ROOT, survey
 from ablate.recipes import Recipe, read_recipe
@@ -45,7 +45,8 @@ def apply_recipe(
     What the recipe reaches, and by name what it does not, is printed and stays in ``state.coverage``. Out of
     reach are subclasses of ``nn.Linear``, the projections inside ``nn.MultiheadAttention``, and parameters
     with two dimensions that no linear layer holds; they are refused unless ``allow`` names them. A module
-    that reads the weights of its layers itself, past the layers, cannot be recognised; torch's own such path,
+    that reads the weights of its layers itself, past the layers, is warned of when the state first advances,
+    if such a layer never ran, gradients are still there, and the process is alone. Torch's own such path,
     that of ``nn.TransformerEncoderLayer`` in evaluation, is switched off.
 
     >>> import torch
@@ -80,6 +81,8 @@ def apply_recipe(
     quantise_layers(model, state, skip=_listed(skip), allow=_listed(allow))
     if state.recipe.deoscillate is not None:
         state.deoscillation = Deoscillation(model, state)
+    if not distributed.is_initialized():  # an expert may run in another process alone
+        state.check = read_past
     if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
         print(state.coverage)
     return state
