@@ -18,6 +18,7 @@ from ablate.recipes.place import idle_rules, never_runs
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ablate.recipes import LayerRecipe
     from ablate.recipes.place import LayerPlace
 
 
@@ -79,7 +80,7 @@ def apply_recipe(
         backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
     )  # fmt: skip
     quantise_layers(model, state, skip=_listed(skip), allow=_listed(allow))
-    if state.recipe.deoscillate is not None:
+    if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
     if not distributed.is_initialized():  # an expert may run in another process alone
         state.check = read_past
@@ -108,7 +109,9 @@ def quantise_layers(
     where = {name: place for name, place in found.places.items() if name in unskipped}
     _check_rules(model, state, where)
     for name, place in where.items():
-        phases_that_fit(found.linears[name], name, state, place)
+        phases = phases_that_fit(found.linears[name], name, state, place)
+        if state.deoscillates and not isinstance(found.linears[name].weight, nn.Parameter):
+            _check_no_reset(name, phases)
     notes = _leave_fast_paths(model, {found.linears[name] for name in where})
     for name, place in where.items():
         QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
@@ -128,6 +131,15 @@ def _check_rules(model: nn.Module, state: RecipeState, where: dict[str, LayerPla
         raise ValueError(
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
             "model of this depth"
+        )
+
+
+def _check_no_reset(name: str, phases: tuple[tuple[int, LayerRecipe], ...]) -> None:
+    """Raise ``ValueError`` where de-oscillation would reset a weight that is computed anew in each pass."""
+    if any(not recipe.fprop.right.is_high_precision for _, recipe in phases):
+        raise ValueError(
+            f"deoscillate resets weights, but that of layer {name} is no parameter: a hook computes it anew "
+            f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
         )
 
 

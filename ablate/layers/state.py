@@ -137,6 +137,12 @@ class RecipeState:
         if _followed is not None:
             _followed.append(self.moves)
 
+    @property
+    def deoscillates(self) -> bool:
+        """Whether weights are reset at any time."""
+        recipes = (self.recipe, *([] if self.fork is None else [self.fork.recipe]))
+        return any(recipe.deoscillate is not None for recipe in recipes)
+
     def advance(self, tokens: int = 0) -> None:
         """Advance by one optimizer step with this many training tokens."""
         check, self.check = self.check, None

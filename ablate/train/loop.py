@@ -247,12 +247,10 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
-    recipes = [config.recipe, *([] if config.fork is None else [config.fork.recipe])]
-    deoscillates = any(recipe.deoscillate is not None for recipe in recipes)
     return Trainee(
         settings=settings, plan=plan, state=state, network=network,
         optimizer=build_optimizer(module, settings), device=device, group=group,
-        deoscillation=Deoscillation(module, state) if deoscillates else None,
+        deoscillation=Deoscillation(module, state) if state.deoscillates else None,
     )  # fmt: skip
 
 
