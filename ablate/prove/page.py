@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ablate.prove.record import NO_WORK, OTHER_WORK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,6 +49,7 @@ def page(record: ProofRecord) -> str:
         "",
         in_words(record) + ".",
         "",
+        *_beside(record),
         *_table(("part", "result", "checks", "seconds"), [_summary(part) for part in record.parts]),
     ]
     if record.failed:
@@ -63,6 +66,17 @@ def page(record: ProofRecord) -> str:
 def in_words(record: ProofRecord) -> str:
     """Return the parts' states in a few words."""
     return ", ".join(f"{count} part{'s' * (count > 1)} {state}" for state, count in record.states().items())
+
+
+def _beside(record: ProofRecord) -> list[str]:
+    """Return the other work that the parts saw on the device, for the top of the page."""
+    seen = [
+        f"{part.name}: {one.detail}"
+        for part in record.parts
+        for one in part.findings
+        if one.check == OTHER_WORK and one.detail != NO_WORK
+    ]
+    return [f"Other work ({'; '.join(seen)}): times may be too long.", ""] if seen else []
 
 
 def _summary(part: Part) -> tuple[str, ...]:
