@@ -55,6 +55,16 @@ def test_a_page_warns_at_its_top_of_times_beside_other_work():
     )
 
 
+def test_a_page_tells_a_step_beside_bf16s_of_the_same_model_and_kind():
+    times = {"tiny, bf16, eager": 2.0, "tiny, mxfp4, eager": 3.0, "tiny, mxfp4, compiled": 5.0}
+    found = [
+        Finding(check=name, result="told", detail="", figures={"step_ms": ms}) for name, ms in times.items()
+    ]
+    text = page(replace(record(), parts=(Part(name="step times", state="passed", findings=tuple(found)),)))
+    assert "| tiny, mxfp4, eager |  | told | step_ms 3, 1.50 × bf16 |" in text
+    assert "| tiny, mxfp4, compiled |  | told | step_ms 5 |" in text
+
+
 def test_the_docs_have_every_field_of_a_record():
     """Each field by name in the JSON of docs/native.md, and nothing that no record has."""
     (text,) = re.findall(r"```json\n(.*?)```", (DOCS / "native.md").read_text(encoding="utf-8"), re.DOTALL)
