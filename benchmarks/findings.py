@@ -7,9 +7,10 @@ A page says what goes where, and this script writes it there, so that no figure 
     <!-- end -->
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
-``places`` for token costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with
-``change=FROM,TO`` how much the difference changes between two), ``verdict`` for the report's sentences, or
-``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
+``contrasts`` for arms over parents of their own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs or
+``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO`` how much
+the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for one of
+its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
 ``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes alone), or of the scaling law ``law`` with
 ``figure=law`` (``at=N,D`` for what it says of a size and budget).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
@@ -183,6 +184,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         table = diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
     elif what == "places":
         table = cost_places(storage, study, baseline, whole_numbers(settings["after"]))
+    elif what == "contrasts":
+        table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
     elif what == "losses":
         change = whole_numbers(settings["change"]) if "change" in settings else []
         table = loss_places(analysis, whole_numbers(settings["after"]), change)
@@ -260,6 +263,25 @@ def cost_places(storage: Path, study: str, baseline: str | None, places: list[in
         columns=("Arm", *heads),
         rows=tuple((name, *(cost[name] for cost in costs)) for name in costs[0]),
         numeric=frozenset(range(1, len(places) + 1)),
+    )
+
+
+def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
+    """Each arm over a parent of its own: token cost and final loss difference, as the report states them."""
+    rows = []
+    for name, parent in pairs:
+        table = tables.headline(read(storage, study, parent, None))
+        cost, loss = (table.columns.index(head) for head in ("Token cost", "Final loss difference"))
+        row = next(row for row in table.rows if row[0] == name)
+        rows.append((name, parent, row[cost], row[loss]))
+    return Table(
+        caption=(
+            "Token cost and final loss (nats/token) of an arm over those of the recipe that it changes. "
+            "Brackets: 95 % intervals over pairs of seeds, each for its own comparison."
+        ),
+        columns=("Arm", "Over", "Token cost", "Final loss difference"),
+        rows=tuple(rows),
+        numeric={2, 3},
     )
 
 
