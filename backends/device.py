@@ -24,6 +24,9 @@ KNOWN: dict[str, tuple[Kind, str]] = {
 }
 """Architectures known to the back ends: (kind, example products)."""
 
+TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm")
+"""The names under which builds of torch bring Triton."""
+
 OLDEST_TRITON = (3, 6)
 """The oldest Triton for which the kernels were compiled and checked (``ablate.backends.testing.ahead``)."""
 
@@ -102,7 +105,7 @@ def interpreting() -> bool:
 @lru_cache(maxsize=1)
 def triton_version() -> tuple[int, ...] | None:
     """Return the version of the installed Triton (including ROCm's), or None."""
-    for package in ("triton", "pytorch-triton-rocm", "triton-rocm"):
+    for package in TRITON_PACKAGES:
         try:
             found = version(package)
         except PackageNotFoundError:

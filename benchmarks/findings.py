@@ -7,10 +7,12 @@ A page says what goes where, and this script writes it there, so that no figure 
     <!-- end -->
 
 TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
-``places`` for token costs or ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with
-``change=FROM,TO`` how much the difference changes between two), ``verdict`` for the report's sentences, or
-``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
-``trend``, ``verdict``, ``figure=trend``, or ``places`` (the changes alone).
+``contrasts`` for arms over parents of their own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs or
+``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO`` how much
+the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for one of
+its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
+``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes alone), or of the scaling law ``law`` with
+``figure=law`` (``at=N,D`` for what it says of a size and budget).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
 are made again of the losses in ``docs/findings/data`` and the study files, for all but ``diagnoses``, which
 need the runs themselves.
@@ -37,16 +39,16 @@ from ablate.plan import build_plan, to_lock
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
-from ablate.reports.figures.trend import draw_trend
+from ablate.reports.figures.trend import draw_law, draw_trend
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.findings.trend import trend
+from ablate.reports.findings.trend import trend, trend_and_law
 from ablate.reports.pages.csv_files import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import mean_interval
 from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import tables, words
-from ablate.reports.words.beside import trend_sentences, trend_table
+from ablate.reports.words.beside import law_sentences, law_tables, trend_sentences, trend_table
 from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.table import Table
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.statistics.scaling import Scaling
     from ablate.store import RunDir
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
@@ -181,6 +184,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         table = diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
     elif what == "places":
         table = cost_places(storage, study, baseline, whole_numbers(settings["after"]))
+    elif what == "contrasts":
+        table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
     elif what == "losses":
         change = whole_numbers(settings["change"]) if "change" in settings else []
         table = loss_places(analysis, whole_numbers(settings["after"]), change)
@@ -197,6 +202,8 @@ def trend_block(
     if what == "places":
         places = whole_numbers(settings["after"])
         return as_markdown(places_table(storage, studies, baseline, places), None), {}
+    if what in ("law", "figure=law"):
+        return law_block(storage, studies, what, settings)
     found = read_trend(storage, studies, baseline, None)
     if what == "figure=trend":
         return as_figure(draw_trend(found), (*studies, baseline, "trend"))
@@ -204,6 +211,21 @@ def trend_block(
         return "\n".join(["", *(f"- {escape_markdown(line)}" for line in trend_sentences(found)), ""]), {}
     assert what == "trend", f"{what} is not of a trend"
     return as_markdown(trend_table(found), None), {}
+
+
+def law_block(
+    storage: Path, studies: list[str], what: str, settings: dict[str, str]
+) -> tuple[str, dict[Path, bytes]]:
+    """Return the scaling law in sentences with its factors, what it says of a place, or its figure."""
+    at = settings.get("at")
+    law = read_law(storage, tuple(studies), None if at is None else tuple(map(int, at.split(","))))
+    if what == "figure=law":
+        return as_figure(draw_law(law), (*studies, "law"))
+    if at is not None:
+        _, table = law_tables(law)[-1]
+        return as_markdown(table, None), {}
+    lines = "\n".join(["", *(f"- {escape_markdown(line)}" for line in law_sentences(law)), ""])
+    return lines + as_markdown(law_tables(law)[0][1], None), {}
 
 
 def places_table(storage: Path, studies: list[str], baseline: str | None, places: list[int]) -> Table:
@@ -241,6 +263,25 @@ def cost_places(storage: Path, study: str, baseline: str | None, places: list[in
         columns=("Arm", *heads),
         rows=tuple((name, *(cost[name] for cost in costs)) for name in costs[0]),
         numeric=frozenset(range(1, len(places) + 1)),
+    )
+
+
+def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
+    """Each arm over a parent of its own: token cost and final loss difference, as the report states them."""
+    rows = []
+    for name, parent in pairs:
+        table = tables.headline(read(storage, study, parent, None))
+        cost, loss = (table.columns.index(head) for head in ("Token cost", "Final loss difference"))
+        row = next(row for row in table.rows if row[0] == name)
+        rows.append((name, parent, row[cost], row[loss]))
+    return Table(
+        caption=(
+            "Token cost and final loss (nats/token) of an arm over those of the recipe that it changes. "
+            "Brackets: 95 % intervals over pairs of seeds, each for its own comparison."
+        ),
+        columns=("Arm", "Over", "Token cost", "Final loss difference"),
+        rows=tuple(rows),
+        numeric={2, 3},
     )
 
 
@@ -289,6 +330,15 @@ def read_trend(storage: Path, studies: list[str], baseline: str | None, after: i
         target = None if after is None else target_after(own, after)
         frames.append(read_against(own, baseline=baseline, target=target))
     return trend([analyse(frame) for frame in frames], frames)
+
+
+@cache
+def read_law(storage: Path, studies: tuple[str, ...], at: tuple[int, int] | None) -> Scaling:
+    frames = [load_frames(StudyStore(storage / study)) for study in studies]
+    analyses = [analyse(frame) for frame in frames]
+    _, law = trend_and_law(analyses, frames, studies, at=[] if at is None else [at])
+    assert not isinstance(law, str), law
+    return law
 
 
 @cache

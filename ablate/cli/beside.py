@@ -208,7 +208,7 @@ def _trend_of(
         raise UserError("--paired is for --losses: a study's own file says whether its seeds are pairs")
     stores = find_studies(storage, studies)
     from ablate.reports import analyse
-    from ablate.reports.findings.trend import trend_and_law
+    from ablate.reports.findings.trend import NO_TARGET, trend_and_law
     from ablate.reports.read.against import read_against, target_after
 
     frames = _read(stores)
@@ -217,7 +217,10 @@ def _trend_of(
     frames = [read_against(frame, baseline=baseline, target=target) for frame, target in pairs]
     analyses = [analyse(frame) for frame in frames]
     names = shown_names(stores, [one.plan.study for one in analyses])
-    return trend_and_law(analyses, frames, names, parameters=parameters, at=places)
+    found, law = trend_and_law(analyses, frames, names, parameters=parameters, at=places)
+    if found is None and all(one.plan.target is None for one in analyses):
+        click.echo(f"No trend: {NO_TARGET}.", err=True)
+    return found, law
 
 
 def _law_of(losses: Path, studies: tuple[str, ...], **options: Any) -> tuple[None, Scaling]:

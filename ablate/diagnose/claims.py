@@ -23,7 +23,7 @@ from torch import Tensor
 from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import Selection
 from ablate.base.code import load_function
-from ablate.base.errors import UserError, first_line, likely
+from ablate.base.errors import UserError, first_line, likely, one_of
 from ablate.diagnose.recipe_text import recipe_of
 from ablate.numerics.philox import Key
 from ablate.recipes import GemmPolicy, OperandPolicy, Recipe
@@ -32,7 +32,7 @@ from ablate.recipes.policy import MS_EDEN, contracted_axis
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_OPERAND = re.compile(r"(fprop|dgrad|wgrad)\.(x|w|dy)")
+_OPERAND = re.compile(r"\w+\.\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +187,14 @@ def _policy(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
     named = _OPERAND.fullmatch(last) if before else None
     recipe = recipe_of(before if named else text, option="--as")
     operands = _operands(recipe)
+    if not operands:
+        raise UserError(f"--as: {before if named else text} quantises nothing")
     if named:
+        known = [name for one in operands for name in one.names]
         operands = tuple(one for one in operands if last in one.names)
         if not operands:
-            raise UserError(f"--as: {last} is not quantised in {before}")
-    if not operands:
-        raise UserError(f"--as: {text} quantises nothing")
+            what = f"--as: {last} is not quantised in {before}"
+            raise UserError(what, hint=f"expected {one_of(known)}")
     found = {without_rotation(one.policy): one for one in operands}
     if len(found) > 1:
         names = ", ".join(one.names[0] for one in operands)

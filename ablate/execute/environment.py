@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
 """Parts of this package that can change a run's result."""
 
-_PACKAGES = ("torch", "numpy", "triton", "ray", "tokenizers")
+_PACKAGES = ("torch", "numpy", "ray", "tokenizers")
 
 _IDLE_PERCENT = 10.0
 """Above this load a device counts as shared."""
@@ -155,7 +155,7 @@ def describe_environment(
     """
     import torch
 
-    from ablate.backends.device import device_of
+    from ablate.backends.device import TRITON_PACKAGES, device_of
     from ablate.backends.select import load_backend, overall_mode
 
     names = list(dict.fromkeys(choice.backend for choice in choices))
@@ -168,6 +168,7 @@ def describe_environment(
         "code": code_digest(),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
+        "triton": next(filter(None, map(_version, TRITON_PACKAGES)), None),
         "platform": platform.platform(),
         "host": platform.node(),
         "cpu": cpu_name(),

@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.linear import QuantLinear, phases_that_fit
+from ablate.layers.linear import QuantLinear, phases_that_fit, read_past
 from ablate.layers.state import RecipeState
 from ablate.layers.survey import ROOT, survey
 from ablate.recipes import Recipe, read_recipe
@@ -18,6 +18,7 @@ from ablate.recipes.place import idle_rules, never_runs
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ablate.recipes import LayerRecipe
     from ablate.recipes.place import LayerPlace
 
 
@@ -45,7 +46,8 @@ def apply_recipe(
     What the recipe reaches, and by name what it does not, is printed and stays in ``state.coverage``. Out of
     reach are subclasses of ``nn.Linear``, the projections inside ``nn.MultiheadAttention``, and parameters
     with two dimensions that no linear layer holds; they are refused unless ``allow`` names them. A module
-    that reads the weights of its layers itself, past the layers, cannot be recognised; torch's own such path,
+    that reads the weights of its layers itself, past the layers, is warned of when the state first advances,
+    if such a layer never ran, gradients are still there, and the process is alone. Torch's own such path,
     that of ``nn.TransformerEncoderLayer`` in evaluation, is switched off.
 
     >>> import torch
@@ -78,8 +80,10 @@ def apply_recipe(
         backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
     )  # fmt: skip
     quantise_layers(model, state, skip=_listed(skip), allow=_listed(allow))
-    if state.recipe.deoscillate is not None:
+    if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
+    if not distributed.is_initialized():  # an expert may run in another process alone
+        state.check = read_past
     if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
         print(state.coverage)
     return state
@@ -105,7 +109,9 @@ def quantise_layers(
     where = {name: place for name, place in found.places.items() if name in unskipped}
     _check_rules(model, state, where)
     for name, place in where.items():
-        phases_that_fit(found.linears[name], name, state, place)
+        phases = phases_that_fit(found.linears[name], name, state, place)
+        if state.deoscillates and not isinstance(found.linears[name].weight, nn.Parameter):
+            _check_no_reset(name, phases)
     notes = _leave_fast_paths(model, {found.linears[name] for name in where})
     for name, place in where.items():
         QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
@@ -125,6 +131,15 @@ def _check_rules(model: nn.Module, state: RecipeState, where: dict[str, LayerPla
         raise ValueError(
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
             "model of this depth"
+        )
+
+
+def _check_no_reset(name: str, phases: tuple[tuple[int, LayerRecipe], ...]) -> None:
+    """Raise ``ValueError`` where de-oscillation would reset a weight that is computed anew in each pass."""
+    if any(not recipe.fprop.right.is_high_precision for _, recipe in phases):
+        raise ValueError(
+            f"deoscillate resets weights, but that of layer {name} is no parameter: a hook computes it anew "
+            f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
         )
 
 

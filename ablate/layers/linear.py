@@ -31,6 +31,7 @@ from ablate.layers.position import EVAL_CALL, Position
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand
 from ablate.recipes import OPERANDS, features_fault, token_group
+from ablate.recipes.coverage import in_short
 from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
 
@@ -59,7 +60,7 @@ class QuantLinear(nn.Linear):
     there is no bias. A tensor that is no parameter raises ``TypeError``.
     """
 
-    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "amax_history", "amax_step"))
+    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", "amax_history", "amax_step"))
     """Attributes and buffers that a layer to be taken over must not have, beside those of this class."""
 
     def __init__(
@@ -108,6 +109,7 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.forget_amax()
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
+        self.has_run = False
         self._register()
 
     def _register(self) -> None:
@@ -132,8 +134,14 @@ class QuantLinear(nn.Linear):
         """Return x wᵀ + b for x [..., in_features].
 
         Raises:
+            ValueError: x is of whole numbers or of another width.
             RuntimeError: a transform of ``torch.func`` is active, or as ``RecipeState.position``.
         """
+        if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"layer {self.name}: expected x […, {self.in_features}] of floating point, got "
+                f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+            )
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001  as torch.autograd.Function asks it
             raise RuntimeError(
                 f"layer {self.name} follows a recipe, which no transform of torch.func (grad, vmap, jvp) can "
@@ -149,6 +157,7 @@ class QuantLinear(nn.Linear):
 
     def position(self) -> Position:
         """Return this layer's stream position; count its forward passes unless the trainer does."""
+        self.has_run = True
         return self.state.position(self.name, training=self.training)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
@@ -255,6 +264,28 @@ def phases_that_fit(
         if fault := features_fault(recipe, name, inputs=layer.in_features, outputs=layer.out_features):
             raise ValueError(f"{fault} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])")
     return phases
+
+
+def read_past(state: RecipeState) -> str | None:
+    """Say of which layers in low precision only the weights were used so far; None if of none.
+
+    Their gradients tell, so it must be asked before these are cleared. An expert that ran in another process
+    has a gradient, too.
+    """
+    layers = [layer for layer in _sites.values() if layer.state is state]
+    run = {id(layer.weight) for layer in layers if layer.has_run}  # layers may share a weight
+    past = [
+        layer.name
+        for layer in layers
+        if isinstance(layer.weight, nn.Parameter) and layer.weight.grad is not None
+        if id(layer.weight) not in run and not layer.recipe_at(state.tokens).is_high_precision
+    ]
+    if not past:
+        return None
+    return (
+        f"{', '.join(in_short(past))} got a gradient and never ran: the model multiplies by the "
+        "weight itself, in high precision"
+    )
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:

@@ -109,7 +109,8 @@ class RecipeState:
     operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
     backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
-    does not. ``deoscillation``, if set, takes in the weights whenever the state advances.
+    does not. ``deoscillation``, if set, takes in the weights whenever the state advances. ``check``, if set,
+    is asked when it first advances what is wrong with the model, for a warning.
     """
 
     recipe: Recipe
@@ -126,6 +127,7 @@ class RecipeState:
     coverage: Coverage | None = field(default=None, repr=False)
     calls: Calls = field(default_factory=Calls, repr=False)
     deoscillation: Follower | None = field(default=None, repr=False)
+    check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
     moves: Moves = field(init=False, repr=False)
     _warned: bool = field(default=False, repr=False)
 
@@ -135,8 +137,17 @@ class RecipeState:
         if _followed is not None:
             _followed.append(self.moves)
 
+    @property
+    def deoscillates(self) -> bool:
+        """Whether weights are reset at any time."""
+        recipes = (self.recipe, *([] if self.fork is None else [self.fork.recipe]))
+        return any(recipe.deoscillate is not None for recipe in recipes)
+
     def advance(self, tokens: int = 0) -> None:
         """Advance by one optimizer step with this many training tokens."""
+        check, self.check = self.check, None
+        if check is not None and (fault := check(self)) is not None:
+            warnings.warn(fault, stacklevel=2)
         self.step += 1
         self.tokens += tokens
         self.moves.step, self.moves.tokens = True, self.moves.tokens or tokens > 0

@@ -6,15 +6,21 @@ kernels of its own, which take minutes to compile.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.backends.testing.suite import POLICIES, QUICK, checks
-from ablate.prove.task import Setup, Task, Tasks
+from ablate.prove.task import Setup, Task, Tasks, Told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ablate.backends.testing.suite import Check
     from ablate.recipes import OperandPolicy
+
+
+_TOLD = ("accumulator", "rounding of sums")
+"""Properties of the hardware, which are no promise of a back end."""
 
 
 def _part(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Tasks:
@@ -23,9 +29,14 @@ def _part(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Tasks:
             for check in checks(backend, setup.where, policies):
                 if check.kind in kinds:
                     named = check.of if len(kinds) == 1 else check.name
-                    yield Task(backend=name, name=named, run=check.run)
+                    run = partial(_told, check) if check.kind in _TOLD else check.run
+                    yield Task(backend=name, name=named, run=run)
 
     return tasks
+
+
+def _told(check: Check) -> Told:
+    return Told(detail=check.run())
 
 
 ARITHMETIC: dict[str, Tasks] = {

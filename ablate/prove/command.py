@@ -45,4 +45,6 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(asdict(record), indent=1))
     say(f"{in_words(record)}. Record: {path}, page: {path.with_suffix('.md').name}")
+    if "not run" in record.states():
+        say("The same command goes on with what was not run.")
     return int(bool(record.failed))

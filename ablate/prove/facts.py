@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ablate._version import __version__
+from ablate.backends.device import TRITON_PACKAGES
 from ablate.backends.quantisers import cpu_kernel
 from ablate.backends.testing.suite import in_short
 from ablate.execute.environment import cpu_name, other_work
 from ablate.execute.fingerprint import fingerprint
-from ablate.prove.record import Machine
+from ablate.prove.record import NO_WORK, OTHER_WORK, Machine
 from ablate.prove.task import Setup, Task, Told, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_PACKAGES = ("torch", "triton", "pytorch-triton-rocm", "numpy", "pydantic")
+_PACKAGES = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -73,7 +74,7 @@ def facts(setup: Setup) -> Iterator[Task]:
 
 def work_beside(setup: Setup) -> Task:
     """Return a look at what else the device does now."""
-    return Task(name="other work", run=lambda: Told(detail=other_work(setup.where) or "none"))
+    return Task(name=OTHER_WORK, run=lambda: Told(detail=other_work(setup.where) or NO_WORK))
 
 
 def _detail(backend: Any) -> Told:

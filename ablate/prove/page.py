@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ablate.prove.record import NO_WORK, OTHER_WORK
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.prove.record import Finding, Part, ProofRecord
 
@@ -27,7 +29,7 @@ MEANING = {
     "GEMM rates": "Speed of products by format and shape, over bf16's and FP8's, the time to quantise "
     "included.",
     "quantised bits of other policies": "As the second part, for all other roundings, scales and rotations.",
-    "step times": "Whole training steps, eager and compiled.",
+    "step times": "Whole training steps, eager and compiled; beside them how often bf16's time they take.",
     "FSDP2": "Training on all GPUs of the machine beside one.",
 }
 """What each part tests, for a reader who has not seen the tool."""
@@ -47,6 +49,7 @@ def page(record: ProofRecord) -> str:
         "",
         in_words(record) + ".",
         "",
+        *_beside(record),
         *_table(("part", "result", "checks", "seconds"), [_summary(part) for part in record.parts]),
     ]
     if record.failed:
@@ -55,7 +58,8 @@ def page(record: ProofRecord) -> str:
     for part in record.parts:
         if part.findings:
             lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", "", MEANING.get(part.name, ""), ""]
-            rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
+            steps = {one.check: one.figures["step_ms"] for one in part.findings if "step_ms" in one.figures}
+            rows = [(one.check, one.backend, one.result, _detail(one, steps)) for one in part.findings]
             lines += _table(("check", "back end", "result", "detail"), rows)
     return "\n".join(lines) + "\n"
 
@@ -63,6 +67,17 @@ def page(record: ProofRecord) -> str:
 def in_words(record: ProofRecord) -> str:
     """Return the parts' states in a few words."""
     return ", ".join(f"{count} part{'s' * (count > 1)} {state}" for state, count in record.states().items())
+
+
+def _beside(record: ProofRecord) -> list[str]:
+    """Return the other work that the parts saw on the device, for the top of the page."""
+    seen = [
+        f"{part.name}: {one.detail}"
+        for part in record.parts
+        for one in part.findings
+        if one.check == OTHER_WORK and one.detail != NO_WORK
+    ]
+    return [f"Other work ({'; '.join(seen)}): times may be too long.", ""] if seen else []
 
 
 def _summary(part: Part) -> tuple[str, ...]:
@@ -79,8 +94,13 @@ def _file(one: Finding) -> str:
     return f" ([tensors]({one.tensors}))" if one.tensors else ""
 
 
-def _detail(one: Finding) -> str:
+def _detail(one: Finding, steps: Mapping[str, float]) -> str:
+    """Return a finding in words; ``steps``: step times by check, to tell each beside bf16's of its model."""
     figures = ", ".join(f"{name} {value:.4g}" for name, value in one.figures.items())
+    model, _, how = one.check.partition(", ")
+    bf16 = steps.get(f"{model}, bf16, {how.rpartition(', ')[2]}")
+    if one.check in steps and bf16 is not None:
+        figures += f", {steps[one.check] / bf16:.2f} × bf16"
     return "; ".join(filter(None, (one.detail, figures))) + _file(one)
 
 

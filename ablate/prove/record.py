@@ -26,6 +26,9 @@ Result = Literal["passed", "failed", "told", "skipped"]
 """told: a fact or a measurement, which cannot fail."""
 State = Literal["passed", "failed", "skipped", "not run"]
 
+OTHER_WORK, NO_WORK = "other work", "none"
+"""The check that looks for other work on the device, and what it tells of an idle one."""
+
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Finding:

@@ -20,6 +20,7 @@ from ablate.backends.select import Selection, overall_mode
 from ablate.backends.testing.bench import Shape, medians_ms, time_gemm
 from ablate.backends.testing.suite import both, label
 from ablate.modelled.hardware import peak_tflops
+from ablate.models.arithmetic import model_size
 from ablate.numerics.philox import Key
 from ablate.prove.facts import work_beside
 from ablate.prove.recipes import BF16, MODELS, config_of, trained_by
@@ -171,4 +172,8 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
     figures = {"step_ms": seconds * 1e3, "tokens_per_s": found.tokens_per_step / seconds}
     if found.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = found.peak_memory_bytes / 1e9
+    peak = peak_tflops(setup.device.name, "bf16")
+    if peak is not None and recipe == BF16:
+        size = model_size(config.model, vocab_size=config.vocab_size, seq_len=positions)
+        figures["share_of_peak"] = size.flops_per_token * figures["tokens_per_s"] / (peak * 1e12)
     return Told(detail=f"{sequences} × {positions} tokens", figures=figures)

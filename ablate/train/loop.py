@@ -27,10 +27,12 @@ from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.evaluation import forward_in_bf16, is_forward_in_bf16
+from ablate.layers.linear import read_past
 from ablate.layers.position import EVAL_CALL
 from ablate.layers.shards import is_sharded
 from ablate.layers.state import RecipeState
 from ablate.models.decoder import Decoder
+from ablate.models.foreign import named
 from ablate.models.network import Network, build_network
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout, compile_blocks, compute_twice, shard
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
+_CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ def train(
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
-        UserError: the run forks, and diverged before that.
+        UserError: the run forks, and diverged before that; or a model that is not built in passes layers by.
     """
     from ablate.data import open_tokens, prepare
 
@@ -145,6 +148,9 @@ def train(
         if observer is not None:
             observer.before(step)
         loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
+        foreign = not config.model.is_built_in and group.size == 1  # an expert may run elsewhere alone
+        if step == first and foreign and (fault := read_past(state)) is not None:
+            raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
         done, seen = step + 1, (step + 1) * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
@@ -241,12 +247,10 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
-    recipes = [config.recipe, *([] if config.fork is None else [config.fork.recipe])]
-    deoscillates = any(recipe.deoscillate is not None for recipe in recipes)
     return Trainee(
         settings=settings, plan=plan, state=state, network=network,
         optimizer=build_optimizer(module, settings), device=device, group=group,
-        deoscillation=Deoscillation(module, state) if deoscillates else None,
+        deoscillation=Deoscillation(module, state) if state.deoscillates else None,
     )  # fmt: skip
 
 

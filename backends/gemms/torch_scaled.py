@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.recipes import GemmPolicy
 
-_OLDEST = (2, 10)
+_OLDEST, _OLDEST_ON_CPU = (2, 10), (2, 13)
 _NATIVE: dict[str, tuple[str, ...]] = {
     "sm_90": FP8,
     "sm_100": (*FP8, "mxfp8", "mxfp4", "nvfp4"),
@@ -49,10 +49,13 @@ class TorchBackend(PackedBackend):
         if gemm.left.format.startswith("mx") and gemm.left.prescale * gemm.right.prescale != 1:
             return Support(mode="no", detail="F.scaled_mm has no factor that undoes a prescale in fp32")
         found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        if found < _OLDEST:
-            return Support(mode="no", detail=f"torch {torch.__version__} has no F.scaled_mm (needs 2.10)")
+        on_cpu = device.kind == "cpu"
+        oldest = _OLDEST_ON_CPU if on_cpu else _OLDEST
+        if found < oldest:
+            what = f"torch {torch.__version__} has no F.scaled_mm{' on the CPU' if on_cpu else ''}"
+            return Support(mode="no", detail=f"{what} (needs {'.'.join(map(str, oldest))})")
         formats = {gemm.left.format, gemm.right.format}
-        if device.kind == "cpu":
+        if on_cpu:
             if formats <= set(FP8):
                 return Support(mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU")
             return Support(mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on the CPU")

@@ -2,7 +2,7 @@
 
 A final loss belongs to its budget, whatever the schedule, as long as all studies have schedules of one
 shape. Where the learning rate is known to be constant, an evaluation is the final loss of a run of that
-budget, to the bit: with final losses of fewer than three sizes or budgets, runs are read at five token
+budget, to the bit: where final losses are too few to tell size from budget, runs are read at five token
 counts, from the end of the constant rate down to a quarter of it. Then a run has several losses, and the
 bootstrap moves them together.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ablate.base.errors import UserError
 from ablate.reports.read.losses import LossPoint
-from ablate.reports.statistics.law_fit import DISTINCT
+from ablate.reports.statistics.law_fit import CROSSED, DISTINCT
 from ablate.reports.statistics.losses import common_grid
 from ablate.reports.statistics.scaling import Scaling, fit_scaling
 from ablate.run.schedule import decay_begins
@@ -134,8 +134,9 @@ def study_points(
         )
     shapes = {_shape(training) for side in sides for training in side.training.values()}
     final = _once(point for side in sides for point in _final(side))
-    enough = (len({p.parameters for p in final}), len({p.tokens for p in final}))
-    if len(shapes) == 1 and min(enough) >= DISTINCT:
+    cells = {(point.parameters, point.tokens) for point in final}
+    distinct = min(len({size for size, _ in cells}), len({budget for _, budget in cells}))
+    if len(shapes) == 1 and distinct >= DISTINCT and len(cells) >= CROSSED:
         return final, FINAL, left_out
     if {shape[0] for shape in shapes} <= {"constant", "wsd"}:
         return _once(point for side in sides for point in _read(side)), READ, left_out

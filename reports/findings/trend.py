@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from ablate.store.lock import StopRule
 
 
+NO_TARGET = "the studies have no target (to read them at one place: --after TOKENS)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SizedStudy:
     """A study, the ``parameters`` of its baseline's model, that baseline, and its target in words."""
@@ -160,12 +163,13 @@ def trend_and_law(
     parameters: Sequence[int] | None = None,
     at: Sequence[tuple[int, int]] = (),
 ) -> tuple[Trend | None, Scaling | str]:
-    """Return the trends over size, None for studies of one, and the scaling law or why there is none.
+    """Return the trends over size, and the scaling law or why there is none.
 
-    ``parameters``: of each study, in place of what its files tell. ``at``: as ``fit_law`` takes it.
+    The trends are None for studies of one size or without a target. ``parameters``: of each study, in place
+    of what its files tell. ``at``: as ``fit_law`` takes it.
 
     Raises:
-        UserError: as ``trend`` and ``fit_law`` do; studies of one size are refused where there is no law.
+        UserError: as ``trend`` and ``fit_law`` do; or there is neither a trend nor a law.
     """
     configs = [read_configs(frame.configs) for frame in frames]
     sized = _all_sized(names, analyses, configs, parameters)
@@ -173,6 +177,10 @@ def trend_and_law(
     order = sorted(range(len(sized)), key=lambda i: sized[i].parameters)
     law = _law([sized[i] for i in order], [analyses[i] for i in order], [configs[i] for i in order], at)
     if len({study.parameters for study in sized}) == 1 and not isinstance(law, str):
+        return None, law
+    if all(analysis.plan.target is None for analysis in analyses):
+        if isinstance(law, str):
+            raise UserError(f"no trend: {NO_TARGET}; and no scaling law: {law}")
         return None, law
     return trend(analyses, frames, names, parameters), law
 

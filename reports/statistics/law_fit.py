@@ -37,6 +37,8 @@ HUBER = 1e-3
 REPLICATES = 1000
 DISTINCT = 3
 """Sizes, and budgets, that a power law with an offset needs at least."""
+CROSSED = 6
+"""Sizes × budgets that a law over both needs at least: one budget a size does not tell them apart."""
 
 
 class Key(NamedTuple):
@@ -108,9 +110,10 @@ def axes_of(cells: Iterable[Key], baseline: str) -> tuple[tuple[str, ...], str]:
                 f"eff_{letter} needs losses at {DISTINCT} {noun}s at least, and the baseline has {count}: "
                 f"add a study of another {noun}" + ("" if more == 1 else f", and {more - 1} more")
             )
-    if len(axes) == 2 and len(own) < 6:
+    if len(axes) == 2 and len(own) < CROSSED:
         return (), (
-            f"the baseline has losses at {len(own)} sizes × budgets, and a law over both needs 6: add "
+            f"the baseline has losses at {len(own)} sizes × budgets, and a law over both needs {CROSSED}: "
+            "add "
             "studies of several budgets at one size"
         )
     return tuple(axes), "; ".join(missing)

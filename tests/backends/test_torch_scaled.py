@@ -61,6 +61,22 @@ def test_the_mi300x_has_other_fp8_formats():
     assert (support.mode, "FNUZ" in support.detail) == ("no", True)
 
 
+@pytest.mark.parametrize(
+    ("version", "arch", "mode", "why"),
+    [
+        ("2.9.1", "sm_90", "no", "torch 2.9.1 has no F.scaled_mm (needs 2.10)"),
+        ("2.11.0+cu130", "sm_90", "native", "F.scaled_mm, quantised by"),
+        ("2.11.0", "cpu", "no", "torch 2.11.0 has no F.scaled_mm on the CPU (needs 2.13)"),
+        ("2.13.0+cpu", "cpu", "emulated", "F.scaled_mm of FP8 codes on the CPU"),
+    ],
+)
+def test_an_older_torch_is_refused_where_it_has_no_scaled_mm(monkeypatch, version, arch, mode, why):
+    monkeypatch.setattr(torch, "__version__", version)
+    support = BACKEND.support(both(OperandPolicy(format="fp8_e4m3")), device_of_arch(arch))
+    assert support.mode == mode
+    assert support.detail.startswith(why)
+
+
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 256, 512), (7, 33, 96), (300, 17, 160)])
 def test_arguments_on_blackwell(fmt, m, n, k):

@@ -60,6 +60,7 @@ def test_prove_passes_here_and_goes_on_where_it_ended(tmp_path, monkeypatch):
     first = prove(tmp_path, "--minutes", "1e-9")
     assert first.exit_code == 0, first.output
     assert "6 parts not run. Record: " in first.output
+    assert first.output.endswith("The same command goes on with what was not run.\n")
     result = prove(tmp_path)
     assert result.exit_code == 0, result.output
     assert (

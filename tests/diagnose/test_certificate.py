@@ -221,6 +221,11 @@ def test_what_is_left_out_is_said(tmp_path):
         ("FILE:gone", {"held_against": "mxfp4"}, "FILE:gone: no function 'gone' there"),
         ("FILE:right", {"held_against": "bf16"}, "--as: bf16 quantises nothing"),
         ("FILE:right", {"held_against": "tseng:fprop.x"}, "--as: fprop.x is not quantised in tseng"),
+        (
+            "FILE:right",
+            {"held_against": "tseng:wgrad.z"},
+            "--as: wgrad.z is not quantised in tseng (expected dgrad.dy, dgrad.w, wgrad.dy or wgrad.x)",
+        ),
         ("FILE:right", {"held_against": "nvidia-nvfp4"}, "--as: the operands of nvidia-nvfp4 differ ("),
         ("FILE:right", {"held_against": "quartet2:wgrad.dy"}, "--as: no function can be held against"),
     ],

@@ -97,6 +97,12 @@ def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
         assert (found["timing_valid"], found["timing_why_not"]) == (others is None, others)
 
 
+def test_triton_is_told_under_the_name_that_rocm_gives_it(monkeypatch):
+    monkeypatch.setattr(environment, "_version", {"triton-rocm": "3.9.0"}.get)
+    found = describe_environment([choice("emulated")], [], "cpu", None, others=None, fingerprints=["a1"])
+    assert (found["triton"], found["ray"]) == ("3.9.0", None)
+
+
 def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
     def silent(_device):
         raise ModuleNotFoundError("pynvml does not seem to be installed")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from ablate.layers.apply import apply_recipe
 from ablate.layers.deoscillation import Deoscillation
@@ -230,6 +231,20 @@ def test_a_weight_that_two_layers_share_is_followed_once_and_a_frozen_one_not_at
     state = apply_recipe(model, FP4 | first_in_bf16)
     state.advance()
     assert set(state.deoscillation.tensors()) == {"1.moved", "1.quantised_moved"}
+
+
+def test_a_weight_that_a_hook_computes_is_refused_where_it_would_be_reset():
+    def hooked():
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        prune.l1_unstructured(model[1], "weight", amount=0.2)
+        return model
+
+    model = hooked()
+    with pytest.raises(ValueError, match=r"deoscillate resets weights, but that of layer 1 is no parameter"):
+        apply_recipe(model, FP4 | {"deoscillate": {}})
+    assert type(model[0]) is nn.Linear
+    apply_recipe(hooked(), FP4 | {"deoscillate": {}, "layers": [{"match": "1", "recipe": "bf16"}]})
+    apply_recipe(hooked(), FP4)
 
 
 def test_without_the_key_nothing_is_followed():

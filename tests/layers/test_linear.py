@@ -194,6 +194,21 @@ def test_a_transform_of_functions_is_refused_by_name(transform):
         torch.func.jvp(layer, (x,), (x,))
 
 
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (torch.ones(32, 96, dtype=torch.int64), r".* got int64 \[32, 96\]"),
+        (torch.ones(2, 32, 48), r"expected x \[…, 96\] of floating point, got float32 \[2, 32, 48\]"),
+        (torch.tensor(1.0), r".* got float32 \[\]"),
+    ],
+    ids=["whole numbers", "width", "scalar"],
+)
+def test_an_input_that_does_not_fit_is_refused_by_name(x, said):
+    layer, _, _ = layer_and_data(RecipeSpec(gemms=ALL))
+    with pytest.raises(ValueError, match=r"layer blocks.0.ffn.down: " + said):
+        layer(x)
+
+
 def test_a_nan_is_seen_in_the_output():
     layer, x, _ = layer_and_data(RecipeSpec(gemms=ALL), "emulated")
     x[5, 40] = float("nan")

@@ -336,3 +336,41 @@ def test_a_model_follows_one_recipe():
     apply_recipe(model, FP4, quiet=True)
     with pytest.raises(ValueError, match="layer 0 follows a recipe already"):
         apply_recipe(model, FP4, quiet=True)
+
+
+class Past(nn.Module):
+    """Reads the weight of its second layer past that layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.idle = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        return F.linear(self.first(x), self.second.weight, self.second.bias)
+
+
+def one_step(model, state):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model(X).square().mean().backward()
+            state.advance()
+    return [str(one.message) for one in caught]
+
+
+def test_a_weight_that_is_read_past_its_layer_is_told_once():
+    model = Past()
+    (said,) = one_step(model, apply_recipe(model, FP4, quiet=True))
+    assert said.startswith("second got a gradient and never ran: ")
+    model = Past()
+    high = FP4 | {"layers": [{"match": "second", "recipe": "bf16"}]}
+    assert not one_step(model, apply_recipe(model, high, quiet=True))
+
+
+def test_layers_that_run_and_those_that_share_their_weight_are_not_told_of():
+    model = chain(nn.Linear(64, 64), nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)))
+    model.twin = nn.Linear(64, 64)
+    model.twin.weight = model[0].weight
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    weight_norm(model[1])
+    assert not one_step(model, apply_recipe(model, FP4, allow="2", quiet=True))

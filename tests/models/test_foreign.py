@@ -354,6 +354,29 @@ def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(make_config, 
     assert trainee.state.coverage.count("wgrad") == 2
 
 
+PAST = """
+
+class Past(Tiny):
+    def forward(self, tokens):
+        x, past = self.layers[0](self.table(tokens)), self.layers[1]
+        return self.lm_head(nn.functional.linear(x, past.weight, past.bias))
+
+
+def past(*, vocab_size, seq_len):
+    return Past(vocab_size, 64, 0.0)
+"""
+
+
+def test_a_weight_that_is_read_past_its_layer_ends_a_run_but_for_a_rule(make_config, function, tokens):
+    name = function("past")
+    Path(name.partition(":")[0]).write_text(FUNCTION + PAST)
+    with pytest.raises(UserError, match=r"mine.py:past: layers.1 got a gradient and never ran"):
+        train(config_with(make_config, {"function": name}), print, tokens=tokens)
+    high = ALL | {"layers": [{"match": "layers.1", "recipe": "bf16"}]}
+    done = train(config_with(make_config, {"function": name}, recipe=high), print, tokens=tokens)
+    assert done.state == "finished"
+
+
 def test_a_dry_run(make_config, function, hf):
     assert dry_run(config_with(make_config, {"function": function("build")})).linear_layers == 3
     for kind in CONFIGS:

@@ -65,6 +65,8 @@ def test_a_right_back_end_passes_all(tmp_path):
     setup = Setup(where="cpu", device=device_of("cpu"), backends={"emulated": EmulatedBackend()})
     record, _ = prove(setup, tmp_path, minutes=10, parts=PARTS)
     assert record.states() == {"passed": len(PARTS)}
+    kinds = {(one.check.partition(":")[0], one.result) for one in record.parts[1].findings}
+    assert kinds == {("exact probe", "passed"), ("accumulator", "told"), ("rounding of sums", "told")}
 
 
 def test_the_bits_of_every_policy_are_in_one_of_two_parts():

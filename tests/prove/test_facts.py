@@ -26,6 +26,12 @@ def test_the_versions_are_those_that_run():
     assert {"ablate", "python", "numpy", "pydantic"} <= versions.keys()
 
 
+@pytest.mark.parametrize("package", ["triton", "pytorch-triton-rocm", "triton-rocm"])
+def test_triton_is_named_as_each_build_of_torch_brings_it(monkeypatch, package):
+    monkeypatch.setattr(module, "_version", lambda name: "3.9.0" if name == package else None)
+    assert machine_of(CPU).versions[package] == "3.9.0"
+
+
 def test_a_back_end_that_does_not_claim_the_device_says_why(tmp_path):
     one = found(setup_of("cpu", CPU.device), tmp_path)["triton", "back end"]
     assert one.result == "skipped"

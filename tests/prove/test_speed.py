@@ -12,6 +12,7 @@ from ablate.backends.select import load_backend
 from ablate.backends.testing import bench
 from ablate.models.arithmetic import model_size
 from ablate.prove import speed
+from ablate.prove.recipes import MODELS
 from ablate.prove.run import prove
 from ablate.prove.speed import bandwidth, rates, steps
 from ablate.prove.task import Setup
@@ -123,6 +124,9 @@ def test_steps_on_a_gpu_are_those_of_three_models_with_their_memory(tmp_path, mo
     assert results["llama 150M, mxfp4 emulated, compiled"].figures == {
         "step_ms": 200.0, "tokens_per_s": 5120.0, "peak_memory_GB": 3.0,
     }  # fmt: skip
+    flops = model_size(MODELS["llama 150M"], vocab_size=32_000, seq_len=2048).flops_per_token
+    share = results["llama 150M, bf16, eager"].figures["share_of_peak"]
+    assert share == pytest.approx(flops * 5120 / 2250e12)
     assert results["llama3.2-1b, bf16, eager"].detail == "out of the device's memory"
     assert results["llama3.2-1b, bf16, eager"].result == "skipped"
 

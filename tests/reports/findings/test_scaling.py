@@ -12,6 +12,7 @@ from scaling_coverage import Design, simulated
 from synthetic_study import build_study
 
 from ablate.base.errors import UserError
+from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.scaling import FINAL, READ, study_points
@@ -20,6 +21,7 @@ from ablate.reports.statistics import law_fit
 
 WIDTHS = (32, 64, 128)
 SIZES = {32: 100_000, 64: 400_000, 128: 1_600_000}
+BUDGETS = (400_000, 800_000, 1_200_000)
 COSTS = {"bf16": (1.0, 1.0), "fp4": (0.8, 0.9)}
 
 
@@ -91,6 +93,14 @@ def test_final_losses_serve_where_there_are_three_sizes_and_budgets(tmp_path):
     assert what == FINAL
     assert {one.tokens for one in points} == {300_000, 600_000, 1_200_000}
     assert len(points) == 9 * 2 * 3
+
+
+def test_with_one_budget_a_size_runs_are_read_on_the_way(tmp_path):
+    stores = [study(tmp_path, width, last=last) for width, last in zip(WIDTHS, BUDGETS, strict=True)]
+    points, what, _ = points_of(*stores)
+    assert what == READ
+    assert {max(one.tokens for one in points if one.parameters == width) for width in WIDTHS} == set(BUDGETS)
+    assert len(points) == 3 * 2 * 3 * 5
 
 
 def test_a_run_that_did_not_use_its_budget_has_no_final_loss(tmp_path):
@@ -174,6 +184,22 @@ def test_studies_of_one_size_and_several_budgets_have_a_law_over_tokens(tmp_path
     assert "--at: these losses cannot carry a law over sizes and budgets: eff_N needs" in refused(
         "w64", "long", "--storage", tmp_path, "--at", "1B,2B"
     )
+
+
+def test_studies_without_a_target_have_a_law_and_no_trend(tmp_path):
+    stores = [study(tmp_path, width) for width in WIDTHS]
+    stores += [
+        study(tmp_path, width, name=f"c{width}", training={"schedule": "cosine"}) for width in WIDTHS[:2]
+    ]
+    for store in stores:
+        write_record(store.plan_path, read_record(store.plan_path) | {"target": None})
+    names = [f"w{width}" for width in WIDTHS]
+    result = call(*names, "--storage", tmp_path)
+    assert "No trend: the studies have no target (to read them at one place: --after" in result.stderr
+    assert result.stdout.startswith("Scaling law: L = ")
+    assert list(json.loads(call(*names, "--storage", tmp_path, "--json").stdout)) == ["scaling"]
+    assert "Change per" in call(*names, "--storage", tmp_path, "--after", "500_000").stdout
+    assert "no trend: the studies have no target" in refused("c32", "c64", "--storage", tmp_path)
 
 
 def test_without_a_law_the_trend_says_what_is_missing(tmp_path):
