@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 from ablate.base.errors import safe_text
-from ablate.cli.output import figure
+from ablate.cli.output import figure, verdict_lines
 from ablate.execute.pace import seconds_to_end
 from ablate.execute.progress import ProgressReader, RunProgress, count_states
 from ablate.store import STATES, State
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from ablate.reports import ReportPaths
     from ablate.store import StudyStore
 
 _LINE_EVERY_SEC = 30.0
@@ -229,6 +230,11 @@ class ConsoleListener(Listener):
     def say(self, sentence: str) -> None:
         """Print a sentence as it is; the terminal breaks a long line."""
         self.console.print(sentence, markup=False, soft_wrap=True)
+
+    def reported(self, written: ReportPaths) -> None:
+        """Print the verdict, and where the report is."""
+        for line in ("", *verdict_lines(written), f"\nReport:  {written.html}"):
+            self.say(line)
 
     @contextmanager
     def preparing(self) -> Iterator[Callable[[str, float, str], None]]:

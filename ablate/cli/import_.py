@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ablate.base.commands import command_line
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, likely, one_of
 from ablate.cli.common import AT_LEAST_1, storage_option
 
 if TYPE_CHECKING:
@@ -33,7 +33,18 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@click.group("import", no_args_is_help=True)
+class _Importers(click.Group):
+    """A group that answers an unknown name with those that it knows."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not cmd_name.startswith("-"):
+            hint = likely(cmd_name, self.commands, f"expected {one_of(list(self.commands))}")
+            raise UserError(f"no command '{cmd_name}' ({hint})")
+        return found
+
+
+@click.group("import", cls=_Importers, no_args_is_help=True)
 def command() -> None:
     """Make a study of logs that others wrote, so that `ablate report` and MLflow work on it.
 

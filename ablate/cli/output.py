@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from ablate.reports import ReportPaths
     from ablate.reports.words.table import Table
 
 _GAP = "  "
@@ -66,9 +67,24 @@ def table_text(table: Table) -> str:
     return safe_text(format_table(table.columns, table.rows, width=terminal_width()), keep="\n")
 
 
+def verdict_lines(written: ReportPaths) -> Iterator[str]:
+    """Yield a report's notices and verdict; a matrix stands in the place of the sentences of its arms."""
+    verdict = written.verdict
+    yield from written.notices
+    yield from filter(None, (verdict.lead, verdict.more, verdict.count))
+    for table, _ in written.matrices:
+        yield f"\n{table_text(table)}\n"
+    shown = {arm for _, arms in written.matrices for arm in arms}
+    yield from (finding.text for finding in verdict.findings if finding.arm not in shown)
+    yield from verdict.notes
+
+
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:
     """Return a table as text. Columns are as wide as their content; beyond ``width`` the widest wrap."""
-    widths = [max(_cells(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    widths = [
+        max(_cells(line) for row in (header, *rows) for line in row[i].split("\n"))
+        for i in range(len(header))
+    ]
     room = width - len(_GAP) * (len(header) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widest = widths.index(max(widths))
@@ -78,7 +94,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width:
     lines = []
     for row in (header, *rows):
         wrapped = [
-            [cell] if _cells(cell) <= size else textwrap.wrap(cell, size)
+            [
+                part
+                for line in cell.split("\n")
+                for part in ([line] if _cells(line) <= size else textwrap.wrap(line, size))
+            ]
             for cell, size in zip(row, widths, strict=True)
         ]
         for i in range(max(map(len, wrapped))):

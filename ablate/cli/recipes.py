@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ablate.recipes import LayerRecipe, OperandPolicy, Preset
 
 
+_WORDS = ("bf16", "fp8", "mxfp4")
+
+
 class _Group(click.Group):
     """A group that answers a recipe's name in place of a command with a hint."""
 
@@ -23,7 +26,8 @@ class _Group(click.Group):
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
             from ablate.recipes import PRESETS
 
-            close = likely(cmd_name, (*PRESETS, "show"), "")
+            _refuse_word(cmd_name)
+            close = likely(cmd_name, (*PRESETS, *_WORDS, "show"), "")
             meant = close.replace("'", "'show ", 1) if close and "'show'" not in close else close
             raise UserError(f"no command '{cmd_name}' ({meant or 'expected show NAME'})")
         return super().get_command(ctx, cmd_name)
@@ -58,7 +62,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         return
     table = [(p.name, p.summary, _short(p.source.url)) for p in PRESETS.values()]
     click.echo(format_table(("recipe", "what", "source"), table, width=_width()))
-    click.echo("\nbf16, fp8 and mxfp4 are words too. One in full: ablate recipes show NAME")
+    click.echo(f"\n{', '.join(_WORDS)} are words too. One in full: ablate recipes show NAME")
 
 
 @command.command("show")
@@ -68,12 +72,19 @@ def show(name: str, as_json: bool) -> None:
     """Show a recipe's six operands, its source, what that states and what had to be assumed."""
     from ablate.recipes import PRESETS
 
+    _refuse_word(name)
     if name not in PRESETS:
-        raise UserError(f"no recipe '{name}' ({likely(name, PRESETS, '`ablate recipes` lists them')})")
+        hint = likely(name, (*PRESETS, *_WORDS), "`ablate recipes` lists them")
+        raise UserError(f"no recipe '{name}' ({hint})")
     if as_json:
         echo_json(asdict(PRESETS[name]))
     else:
         click.echo("\n".join(_lines(PRESETS[name])))
+
+
+def _refuse_word(name: str) -> None:
+    if name in _WORDS:
+        raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
 
 
 def _short(url: str) -> str:

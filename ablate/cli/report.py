@@ -11,7 +11,7 @@ import click
 from ablate.base.commands import command_line, set_words
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, FOLDER, find_study, price_option, storage_option
-from ablate.cli.output import writing_to
+from ablate.cli.output import verdict_lines, writing_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +115,8 @@ def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
 
 
 def _show(written: ReportPaths) -> None:
-    for line in (*written.notices, *written.verdict.sentences):
-        click.echo(safe_text(line))
+    for line in verdict_lines(written):
+        click.echo(safe_text(line, keep="\n"))
     click.echo()
     for path in written.paths():
         click.echo(str(path))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ablate.execute.driver import ExecutionEnd
     from ablate.plan import Plan
+    from ablate.reports import ReportPaths
     from ablate.store import StudyStore
     from ablate.track.cursor import MirrorReport
 
@@ -53,6 +54,9 @@ class Listener:
 
     def say(self, sentence: str) -> None:
         """Take a sentence for the user, without markup."""
+
+    def reported(self, written: ReportPaths) -> None:
+        """Take a report that has been written, with its verdict."""
 
     def preparing(self) -> AbstractContextManager[Prepared]:
         """Follow the preparation of token files during the block."""

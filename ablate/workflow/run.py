@@ -241,10 +241,9 @@ def _weights_text(store: StudyStore, asked: Collection[str]) -> str:
 
 
 def _report(store: StudyStore, listener: Listener) -> Path:
-    """Write the report and say its verdict; return its page."""
+    """Write the report and tell of it; return its page."""
     from ablate.reports import write_report
 
     written = write_report(store)
-    for sentence in ("", *written.notices, *written.verdict.sentences, f"\nReport:  {written.html}"):
-        listener.say(sentence)
+    listener.reported(written)
     return written.html

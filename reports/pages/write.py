@@ -72,7 +72,7 @@ class PageSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPaths:
-    """What was written, and the verdict to print beside it."""
+    """What was written, and the verdict to print beside it. ``matrices``: each with the arms in it."""
 
     html: Path
     markdown: Path
@@ -80,6 +80,7 @@ class ReportPaths:
     tables: Path
     figures: Path
     verdict: Verdict
+    matrices: tuple[tuple[Table, tuple[str, ...]], ...]
     notices: tuple[str, ...]
 
     def paths(self) -> tuple[Path, ...]:
@@ -163,6 +164,7 @@ def write_report(
         tables=folder / "tables",
         figures=folder / "figures",
         verdict=verdict,
+        matrices=tuple(zip(matrices, (one.names for one in analysis.matrices), strict=False)),
         notices=(*notices, *kept),
     )
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ablate.base.commands import command_line
 from ablate.reports.findings.ends import target_text
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.statistics.steps import greatest_step
@@ -224,8 +225,9 @@ def _target_note(analysis: Analysis) -> Iterator[str]:
     steps, value = (10, math.exp(reached)) if target.kind == "perplexity" else (100, reached)
     diverged = any(arm.diverged for arm in analysis.arms)
     runs = "All runs that have not diverged" if diverged else "All runs"
-    lower = target_text(replace(target, value=math.ceil(value * steps) / steps))
-    yield f"{runs} reach {lower}: with that target (`ablate report --target`) a cost can be given."
+    higher = replace(target, value=math.ceil(value * steps) / steps)
+    command = command_line("report", analysis.plan.study, target=f"{higher.value:g}", out="FOLDER")
+    yield f"{runs} reach {target_text(higher)}: with that target (`{command}`) a cost can be given."
 
 
 def _bracket_note(analysis: Analysis, count: int) -> Iterator[str]:
@@ -283,12 +285,13 @@ def _by_final_loss(analysis: Analysis) -> Verdict:
     arms = words.plural(len(found), "arm")
     notes = [*evaluation_notes(analysis)]
     notes += [*_bracket_note(analysis, sum(arm.difference.low is not None for arm in analysis.others))]
-    notes.append(
-        "No target was given, so that nothing is said of tokens: `ablate report --target` reads one off the "
-        "curves."
-        if analysis.has_curves
-        else "The logs hold final losses alone: that the runs went equally far is for their owners to vouch."
-    )
+    if analysis.has_curves:
+        command = command_line("report", analysis.plan.study, target="VALUE", out="FOLDER")
+        notes.append(f"No target was given, so that nothing is said of tokens: `{command}` takes one.")
+    else:
+        notes.append(
+            "The logs hold final losses alone: that the runs went equally far is for their owners to vouch."
+        )
     if analysis.timing.kind == "logged":
         notes.append(_logged_note(analysis))
     return Verdict(

@@ -217,6 +217,8 @@ def test_final_losses_to_report(logs):
         ([*CSV, "--columns", "seed=s"], "--columns: fp8.csv has no column 's' (has "),
         ([*TEXT[:-2], "--tokens-per-step", "1"], "--arm fp8: old does not exist"),
         (["import", "text", "--arm", "fp8=fp8.csv", "--pattern", "(", *COMMON], "is no regular expression: "),
+        (["import", "mlperf"], "no command 'mlperf' (expected mllog, "),
+        (["import", "mlog"], "no command 'mlog' (did you mean 'mllog'?)"),
         ([*CSV[:-2], "--crossing", "first_eval"], "--crossing: there is no --target to cross"),
         (
             [

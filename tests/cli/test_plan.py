@@ -428,6 +428,7 @@ def test_a_table_that_is_too_wide_wraps_its_widest_column():
     assert format_table(("n", "words", "last"), rows, width=27) == (
         "n  words         last\na  one two       xxxxxxxxxx\n   three four\n   five\nb                y"
     )
+    assert format_table(("n", "m"), [("a\nb c", "x")], width=20) == "n    m\na    x\nb c"
     assert format_table(("n", "m"), [("表", "x")], width=20) == "n   m\n表  x"
 
 

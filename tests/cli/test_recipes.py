@@ -54,11 +54,20 @@ def test_an_unknown_name_has_a_hint():
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("tseng", "show tseng"), ("shwo", "show"), ("tetrajt", "show tetrajet")]
+    ("word", "meant"),
+    [("tseng", "show tseng"), ("shwo", "show"), ("tetrajt", "show tetrajet"), ("mxpf4", "show mxfp4")],
 )
 def test_a_name_without_show_has_a_hint(word, meant):
     with pytest.raises(UserError, match=f"no command '{word}' .did you mean '{meant}'"):
         run(word)
+
+
+def test_a_word_of_study_files_is_named_as_one():
+    for call in (("mxfp4",), ("show", "mxfp4")):
+        with pytest.raises(UserError, match="'mxfp4' is a word of study files"):
+            run(*call)
+    with pytest.raises(UserError, match="did you mean 'mxfp4'"):
+        run("show", "mxpf4")
 
 
 def test_listing_needs_no_torch():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from synthetic_study import (
     TRAINING,
     line,
@@ -14,6 +15,7 @@ from synthetic_study import (
     write_throughput,
 )
 
+from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, words
@@ -173,9 +175,15 @@ def test_a_cost_that_cannot_be_given_is_no_cost_of_nothing_in_the_matrix(make_st
     }
     study = {name: [short] for name in ("bf16", *resolved)}
     resolved["bf16"] = resolved_recipe()
-    analysis = analyse(load_frames(make_study(study, resolved=resolved, target={"value": 2.0})))
+    study["fp8"], resolved["fp8"] = [short], resolved_recipe(rest="fp8_e4m3")
+    store = make_study(study, resolved=resolved, target={"value": 2.0})
+    analysis = analyse(load_frames(store))
     (table,) = matrix_tables(analysis, write_verdict(analysis).findings)
     assert {cell for row in table.rows for cell in row[1:]} == {"cannot be judged"}
+    shown = CliRunner().invoke(cli, ["report", str(store.path)], catch_exceptions=False).output
+    assert "\nFprop         cannot be judged  cannot be judged\nWgrad " in shown
+    assert "For fp8 no token cost can be given" in shown
+    assert "For fprop 16" not in shown, "the matrix says it"
 
 
 def test_a_target_that_all_runs_reach_is_named_and_gives_every_arm_a_cost(make_study):
@@ -193,6 +201,7 @@ def test_a_target_that_all_runs_reach_is_named_and_gives_every_arm_a_cost(make_s
     perplexity = {"kind": "perplexity", "value": 7.0}
     _, text = verdict_of(make_study({"a": [hit, hit], "b": [short, short]}, target=perplexity))
     assert "All runs reach a validation perplexity of 16.5 (2.8034 nats/token): with" in text
+    assert "(`ablate report synthetic --target 16.5 --out FOLDER`) a cost can be given" in text
 
 
 def test_no_results_and_one_arm(make_study):
