@@ -45,7 +45,7 @@ def _unknown_layers(study: Study, layers: Layers) -> Iterator[Problem]:
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
             what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            yield Problem(file=str(study.path), line=line, column=column, what=what, hint=hint)
+            yield Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint)
 
 
 def _unfit_recipes(study: Study, layers: Layers) -> Iterator[Problem]:
@@ -58,7 +58,7 @@ def _unfit_recipes(study: Study, layers: Layers) -> Iterator[Problem]:
             if fault is not None:
                 what, hint = fault
                 what = f"diagnostics.what_if[{index}]: {what}; arm '{arm.name}'"
-                yield Problem(file=str(study.path), line=line, column=column, what=what, hint=hint)
+                yield Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint)
                 break
 
 

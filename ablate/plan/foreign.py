@@ -104,7 +104,7 @@ class Foreigners:
         if problem.file is not None:
             return problem
         line, column = arm.lines[part]
-        return replace(problem, file=str(self._study.path), line=line, column=column)
+        return replace(problem, file=self._study.shown_path, line=line, column=column)
 
 
 def misfit(layers: tuple[LinearLayer, ...], recipe: Recipe) -> str | None:

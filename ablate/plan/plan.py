@@ -128,7 +128,7 @@ def build_plan(
         line, column = study.search.lines["search"]
         name = study.path.stem if study.path in shipped_studies().values() else study.path.name
         what, hint = "a search, not a study", f"start it with: ablate search {name}"
-        raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
+        raise UserError(Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint))
     if identify is None:
         from ablate.data import identify as identify_data
 
@@ -311,7 +311,7 @@ def _refuse_a_guess(study: Study, vocab_size: int) -> None:
     what = f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has {guess}"
     line, column = study.target_line
     hint = "take a target below that"
-    raise UserError(Problem(file=str(study.path), line=line, column=column, what=what, hint=hint))
+    raise UserError(Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint))
 
 
 def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
@@ -321,7 +321,8 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
         same = first.setdefault(arm.runs[0].id, arm.name)
         if same != arm.name and arm.config.data_digest:
             what = f"arm '{arm.name}' is the same as arm '{same}'"
-            problems.append(Problem(file=str(study.path), what=what, hint="their data have the same content"))
+            hint = "their data have the same content"
+            problems.append(Problem(file=study.shown_path, what=what, hint=hint))
     if problems:
         raise UserError(*problems)
 

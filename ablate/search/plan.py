@@ -142,4 +142,4 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
 
 def _problem(study: Study, search: Search, key: str, what: str, hint: str) -> Problem:
     line, column = search.lines.get(key, search.lines["search"])
-    return Problem(file=str(study.path), line=line, column=column, what=what, hint=hint)
+    return Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ablate.recipes import Recipe, RecipeSpec
     from ablate.run.config import (
         BackendName,
@@ -104,3 +103,9 @@ class Study:
     keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None
+
+    @property
+    def shown_path(self) -> str:
+        """The file as a fault names it: from the current folder, where it lies below it."""
+        here = Path.cwd()
+        return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)

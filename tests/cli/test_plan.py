@@ -454,7 +454,7 @@ def test_what_a_recipe_does_not_reach_is_refused_or_shown(tmp_path):
     text += "arms:\n  bf16:\n  low: {recipe: mxfp4}\n"
     (tmp_path / "study.yaml").write_text(text)
     assert ablate("plan", "study.yaml", cwd=tmp_path).line == (
-        f"{tmp_path}/study.yaml:8:21: the recipe does not reach 1 matrix of the model: mixing: "
+        "study.yaml:8:21: the recipe does not reach 1 matrix of the model: mixing: "
         "torch.nn.Sequential holds it, which is no torch.nn.Linear; arm 'low' "
         "(if high precision is meant there: model.allow: ['mixing'])"
     )
