@@ -136,17 +136,20 @@ def one_slice(cells: Cells, baseline: str, axis: str) -> tuple[Cells, str]:
 
 def arms_of(cells: Cells, baseline: str, axes: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the arms that have cells enough, the baseline first, and why others have not."""
-    counts: dict[str, int] = defaultdict(int)
+    own: dict[str, list[Key]] = defaultdict(list)
     for key in cells:
-        counts[key[0]] += 1
-    need = 2 * len(axes)
-    names = [name for name in counts if name != baseline]
-    few = {
-        name: f"losses at {counts[name]} of the sizes and budgets, needed are {need}"
-        for name in names
-        if counts[name] < need
-    }
-    return (baseline, *(name for name in names if name not in few)), few
+        own[key.arm].append(key)
+    few = {}
+    for name, keys in own.items():
+        sizes, budgets = {key.parameters for key in keys}, {key.tokens for key in keys}
+        if name == baseline:
+            continue
+        if len(keys) < 2 * len(axes):
+            few[name] = f"losses at {len(keys)} of the sizes and budgets, needed are {2 * len(axes)}"
+        elif len(axes) == 2 and 1 in (len(sizes), len(budgets)):
+            # Its two factors would be told apart by the law's form alone.
+            few[name] = f"losses at one {'size' if len(sizes) == 1 else 'budget'} alone"
+    return (baseline, *(name for name in own if name != baseline and name not in few)), few
 
 
 def choose(cells: Cells, names: tuple[str, ...], axes: tuple[str, ...]) -> Fitted | str:

@@ -164,6 +164,16 @@ def test_an_arm_with_too_few_cells_is_left_out():
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("axis", "noun"), [("parameters", "size"), ("tokens", "budget")])
+def test_an_arm_of_one_size_or_one_budget_has_no_two_factors(axis, noun):
+    place = {"parameters": SIZES[0], "tokens": BUDGETS[0]}[axis]
+    points = [one for one in exact() if one.arm != "less" or getattr(one, axis) == place]
+    found = fitted(points)
+    assert found.left_out == {"less": f"losses at one {noun} alone"}
+    assert [arm.name for arm in found.arms] == ["smaller"]
+
+
+@pytest.mark.usefixtures("few")
 def test_a_factor_that_the_losses_do_not_bound_is_said_to_be_so():
     rng = np.random.default_rng(5)
     # The size does nothing here but noise.
