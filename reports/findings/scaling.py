@@ -169,7 +169,7 @@ def _final(side: _Side) -> Iterator[LossPoint]:
 
 
 def _read(side: _Side) -> Iterator[LossPoint]:
-    """Yield the losses at five places of the constant rate, the same of all arms of a study."""
+    """Yield the losses of runs with a result at five places of the constant rate, the same of all arms."""
     known = common_grid(side.curves).tokens
     for training in side.training.values():
         ends = decay_begins(training)
@@ -180,7 +180,7 @@ def _read(side: _Side) -> Iterator[LossPoint]:
     wanted = known[-1] / _STEP ** np.arange(_READINGS)
     places = {int(known[np.abs(np.log(known / place)).argmin()]) for place in wanted}
     for curve in side.curves:
-        for at in sorted(places):
+        for at in sorted(places) if curve.end != "missing" else ():
             yield _point(side, curve, at, int(np.searchsorted(curve.tokens, at)))
 
 

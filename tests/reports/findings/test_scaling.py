@@ -39,9 +39,12 @@ def curve(rng, size, arm, *, last, every=50_000):
     ]
 
 
-def study(folder, width, *, name=None, last=1_000_000, seed=0, **more):
+def study(folder, width, *, name=None, last=1_000_000, seed=0, short=None, **more):
+    """``short``: the tokens at which the last run of fp4 ends."""
     rng = np.random.default_rng(100 * seed + width)
     curves = {arm: [curve(rng, SIZES[width], arm, last=last) for _ in range(3)] for arm in COSTS}
+    if short is not None:
+        curves["fp4"][2] = curves["fp4"][2][: short // 50_000]
     model = {"width": width, "layers": 2, "heads": 4, "ffn": 2 * width + 64}
     training = {"tokens": last} | more.pop("training", {})
     return build_study(folder, curves, study=name or f"w{width}", model=model, training=training, **more)
@@ -101,6 +104,14 @@ def test_with_one_budget_a_size_runs_are_read_on_the_way(tmp_path):
     assert what == READ
     assert {max(one.tokens for one in points if one.parameters == width) for width in WIDTHS} == set(BUDGETS)
     assert len(points) == 3 * 2 * 3 * 5
+
+
+def test_a_run_without_a_result_is_not_read(tmp_path):
+    stores = [study(tmp_path, width, short=600_000, states={("fp4", 2): "interrupted"}) for width in WIDTHS]
+    points, what, _ = points_of(*stores)
+    assert what == READ
+    assert max(one.tokens for one in points) == 1_000_000
+    assert {one.seed for one in points if one.arm == "fp4"} == {0, 1}
 
 
 def test_a_run_that_did_not_use_its_budget_has_no_final_loss(tmp_path):
