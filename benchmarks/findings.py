@@ -153,7 +153,9 @@ def fill_pages(options: argparse.Namespace, storage: Path, *, rebuilt: bool) -> 
         files[page] = BLOCK.sub(fill, text).encode()
     for study in studies:
         frames = load_frames(StudyStore(storage / study))
-        files[FOLDER / "data" / f"{study}.csv"] = csv_text(frames.evals).encode()
+        ended = frames.runs.loc[frames.runs["state"].isin(["finished", "diverged"]), "run_id"]
+        evals = frames.evals[frames.evals["run_id"].isin(ended)]
+        files[FOLDER / "data" / f"{study}.csv"] = csv_text(evals).encode()
     changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
     for path in changed:
         print(("differs: " if options.check else "written: ") + str(path.relative_to(FOLDER)))
