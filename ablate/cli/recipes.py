@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from ablate.recipes import LayerRecipe, OperandPolicy, Preset
 
 
-_WORDS = ("bf16", "fp8", "mxfp4")
-
-
 class _Group(click.Group):
     """A group that answers a recipe's name in place of a command with a hint."""
 
@@ -27,7 +24,7 @@ class _Group(click.Group):
             from ablate.recipes import PRESETS
 
             _refuse_word(cmd_name)
-            close = likely(cmd_name, (*PRESETS, *_WORDS, "show"), "")
+            close = likely(cmd_name, (*PRESETS, *_words(), "show"), "")
             meant = close.replace("'", "'show ", 1) if close and "'show'" not in close else close
             raise UserError(f"no command '{cmd_name}' ({meant or 'expected show NAME'})")
         return super().get_command(ctx, cmd_name)
@@ -62,7 +59,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         return
     table = [(p.name, p.summary, _short(p.source.url)) for p in PRESETS.values()]
     click.echo(format_table(("recipe", "what", "source"), table, width=_width()))
-    click.echo(f"\n{', '.join(_WORDS)} are words too. One in full: ablate recipes show NAME")
+    click.echo(f"\n{', '.join(_words())} are words too. One in full: ablate recipes show NAME")
 
 
 @command.command("show")
@@ -74,7 +71,7 @@ def show(name: str, as_json: bool) -> None:
 
     _refuse_word(name)
     if name not in PRESETS:
-        hint = likely(name, (*PRESETS, *_WORDS), "`ablate recipes` lists them")
+        hint = likely(name, (*PRESETS, *_words()), "`ablate recipes` lists them")
         raise UserError(f"no recipe '{name}' ({hint})")
     if as_json:
         echo_json(asdict(PRESETS[name]))
@@ -82,8 +79,15 @@ def show(name: str, as_json: bool) -> None:
         click.echo("\n".join(_lines(PRESETS[name])))
 
 
+def _words() -> list[str]:
+    from ablate.recipes import PRESETS
+    from ablate.recipes.short import SHORT_RECIPES
+
+    return [name for name in SHORT_RECIPES if name not in PRESETS]
+
+
 def _refuse_word(name: str) -> None:
-    if name in _WORDS:
+    if name in _words():
         raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
 
 
