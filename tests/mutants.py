@@ -9,15 +9,19 @@ code 1 if a mutant survives.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -576,7 +580,7 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
     """Run the tests on a copy with this mistake; return whether all pass, and the first that failed."""
     for part in ("ablate", "backends", "reports", "studies", "tests"):
         shutil.copytree(
-            ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / part, folder / part, symlinks=True
         )
     for name in ("pyproject.toml", "README.md", "docs"):
         (folder / name).symlink_to(ROOT / name)
@@ -586,25 +590,23 @@ def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         if old not in text:
             sys.exit(f"mutant '{mutant.name}': {file} no longer contains {old!r}")
         path.write_text(text.replace(old, new), encoding="utf-8")
-    environment = os.environ | {
-        "PYTHONPATH": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     rounds: tuple[tuple[str, ...], ...] = ((mutant.first,), TESTS)
     if mutant.interpreted:
         rounds = ((INTERPRETED, "-k", mutant.first),)
         environment |= {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[0] = str(folder)
     for tests in rounds:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900,
-        )  # fmt: skip
-        if done.returncode in (4, 5):  # of pytest: no such test
-            sys.exit(f"mutant '{mutant.name}': no test ran ({' '.join(tests)})\n{done.stdout[-2000:]}")
-        if done.returncode:
-            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            return False, failed[0].removeprefix("FAILED ") if failed else done.stdout[-300:]
+        with redirect_stdout(io.StringIO()) as printed:
+            code = pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests])
+        output = printed.getvalue()
+        if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            sys.exit(f"mutant '{mutant.name}': no test ran ({' '.join(tests)})\n{output[-2000:]}")
+        if code:
+            failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return False, failed[0].removeprefix("FAILED ") if failed else output[-300:]
     return True, ""
 
 
@@ -620,7 +622,10 @@ def main() -> None:
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant.name]
     alive = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "numpy", "pytest", "hypothesis"])  # once, not once a mutant
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
         for number, (mutant, (lives, by, sec)) in enumerate(
             zip(mutants, pool.map(judge, mutants), strict=True), 1
         ):
