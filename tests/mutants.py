@@ -579,9 +579,7 @@ MUTANTS += tuple(
 def survives(mutant: Mutant, folder: Path) -> tuple[bool, str]:
     """Run the tests on a copy with this mistake; return whether all pass, and the first that failed."""
     for part in ("ablate", "backends", "reports", "studies", "tests"):
-        shutil.copytree(
-            ROOT / part, folder / part, symlinks=True
-        )
+        shutil.copytree(ROOT / part, folder / part, symlinks=True)
     for name in ("pyproject.toml", "README.md", "docs"):
         (folder / name).symlink_to(ROOT / name)
     for file, old, new in mutant.edits:

@@ -422,7 +422,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(_value(item) for item in value) or "none"
     if isinstance(value, dict):
-        return " ".join(f"{key} {_value(item)}" for key, item in value.items() if item is not None)
+        return " ".join(f"{key} {_value(item)}" for key, item in value.items()) or "default"
     if value is None:
         return "default"
     if isinstance(value, bool):

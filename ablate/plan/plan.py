@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,7 +136,7 @@ def build_plan(
     identities, missing = _identify_all(study, identify, without_data=without_data)
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
-    described, counted, sized, plain = cache(describe), cache(plan_steps), cache(_built_in), cache(asdict)
+    described, counted, sized, plain = cache(describe), cache(plan_steps), cache(_built_in), cache(_fields)
     foreigners = Foreigners(study)
     folded: defaultdict[str, list[str]] = defaultdict(list)
     for cell in study.folded:
@@ -346,6 +346,26 @@ def _differences(
     if arm.fork != baseline.fork:
         differs["fork"] = (_fork_text(baseline), _fork_text(arm))
     return differs
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    """Return a section's fields as plain data; of a rule of layers or a phase what is not the default."""
+    return {one.name: _stated(getattr(section, one.name)) for one in fields(section)}
+
+
+def _stated(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _stated(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_stated(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    usual = {one.name: one.default for one in fields(value)}
+    return {
+        name: _stated(getattr(value, name))
+        for name, default in usual.items()
+        if getattr(value, name) != default
+    }
 
 
 def _fork_text(arm: ResolvedArm) -> str | None:

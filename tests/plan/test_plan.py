@@ -189,6 +189,17 @@ def test_differences_are_field_by_field_and_only_real_ones(plan):
     assert planned.arms[2].differs["recipe.rest"] == ("bf16", "fp8")
 
 
+def test_of_layers_and_phases_a_difference_names_what_is_not_the_default(plan):
+    rules = "layers: [{last: 1, recipe: {gemms: [fprop]}}], phases: [{from_fraction: 0.5, recipe: bf16}]"
+    text = STUDY.split("arms:", maxsplit=1)[0] + (
+        f"arms:\n  bf16: {{recipe: bf16}}\n  x: {{recipe: {{gemms: [], {rules}}}}}\n"
+    )
+    assert plan(text).arms[1].differs == {
+        "recipe.layers": (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}]),
+        "recipe.phases": (None, [{"from_fraction": 0.5, "recipe": {"gemms": []}}]),
+    }
+
+
 def test_sizes_and_schedules():
     training = TrainingConfig(
         tokens=10_000,
