@@ -45,6 +45,15 @@ def local_ray(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def shared_data():
+    """Return the folder of real text and real MLPerf logs, which is not part of the project."""
+    folder = Path(os.environ.get("ABLATE_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder} (set ABLATE_SHARED_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tokens():
     """Learnable text-like tokens: a noisy walk over 64 symbols."""
     import numpy as np

@@ -1,30 +1,17 @@
-"""A small corpus, an own user cache for every test, and the place of the shared data."""
+"""A small corpus, and an own user cache for every test."""
 
 import gzip
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("user-cache")
     monkeypatch.setenv("ABLATE_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def shared_text():
-    """Return the folder of real text that development uses; it is not part of the project."""
-    base = Path(os.environ.get("ABLATE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
-    folder = base / "text"
-    if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder} (set ABLATE_SHARED_DATA)")
     return folder
 
 

@@ -73,11 +73,11 @@ def test_the_same_bytes_on_any_number_of_workers(shards, tmp_path, name, monkeyp
         ) == [files.folder.name]
 
 
-def test_real_shards_on_two_workers(shared_text, tmp_path):
+def test_real_shards_on_two_workers(shared_data, tmp_path):
     data = DataConfig(
         source="jsonl",
-        paths=[str(shared_text / "reviews-train.*.json.gz")],
-        validation_paths=[str(shared_text / "reviews-validation.*.json.gz")],
+        paths=[str(shared_data / "text" / "reviews-train.*.json.gz")],
+        validation_paths=[str(shared_data / "text" / "reviews-validation.*.json.gz")],
     )
     one, two = (prepare(data, tmp_path / str(n), num_workers=n) for n in (1, 2))
     assert contents(one) == contents(two)
@@ -246,11 +246,11 @@ def test_a_shard_that_changes_between_two_readings_is_refused(shards, tmp_path, 
 
 
 @pytest.mark.exhaustive
-def test_progress_is_heard_several_times_a_second(shared_text, tmp_path):
+def test_progress_is_heard_several_times_a_second(shared_data, tmp_path):
     heard = []
     data = DataConfig(
         source="jsonl",
-        paths=[str(shared_text / "reviews-train.*.json.gz")],
+        paths=[str(shared_data / "text" / "reviews-train.*.json.gz")],
         tokenizer="bpe",
         vocab_size=400,
     )

@@ -187,11 +187,11 @@ def test_too_little_text(tmp_path):
         prepare(DataConfig(source="text", paths=[str(tmp_path / "a.txt")]), tmp_path / "cache")
 
 
-def test_real_shards_as_c4_publishes_them(shared_text, tmp_path):
+def test_real_shards_as_c4_publishes_them(shared_data, tmp_path):
     data = DataConfig(
         source="jsonl",
-        paths=[str(shared_text / "reviews-train.*.json.gz")],
-        validation_paths=[str(shared_text / "reviews-validation.*.json.gz")],
+        paths=[str(shared_data / "text" / "reviews-train.*.json.gz")],
+        validation_paths=[str(shared_data / "text" / "reviews-validation.*.json.gz")],
     )
     train, validation, meta = sides(data, tmp_path / "cache")
     assert len(validation) == 100
@@ -204,12 +204,12 @@ def test_real_shards_as_c4_publishes_them(shared_text, tmp_path):
     assert max(sum(text[at : at + 64] in windows for at in range(len(text) - 64)) for text in validation) < 64
 
 
-def test_real_text_in_one_file(shared_text, tmp_path):
-    data = DataConfig(source="text", paths=[str(shared_text / "speeches.txt")])
+def test_real_text_in_one_file(shared_data, tmp_path):
+    data = DataConfig(source="text", paths=[str(shared_data / "text" / "speeches.txt")])
     train, validation, _ = sides(data, tmp_path / "cache")
     assert len(train) > 100
     assert not set(train) & set(validation)
-    size = (shared_text / "speeches.txt").stat().st_size
+    size = (shared_data / "text" / "speeches.txt").stat().st_size
     assert abs(sum(len(text.encode()) for text in train + validation) - size) < 200
     assert 0.09 < sum(map(len, validation)) / size < 0.12
 

@@ -16,8 +16,6 @@ from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
 from ablate.store.lock import Target
 
-REAL = Path(__file__).parents[4] / "shared" / "data" / "mlperf_v5.1"
-
 
 def record(key, value=None, **meta):
     content = {"namespace": "", "time_ms": 1.7e12, "event_type": "POINT_IN_TIME", "key": key, "value": value}
@@ -200,10 +198,11 @@ def by_hand(folder):
 
 
 @pytest.fixture
-def nvfp4_against_fp8(tmp_path):
+def nvfp4_against_fp8(tmp_path, shared_data):
+    logs = shared_data / "mlperf_v5.1"
     folders = {
-        "NVFP4": REAL / "NVIDIA" / "theia_ngpu8_ngc25.09_nemo",
-        "FP8": REAL / "Dell" / "1xXE9780x8B300-SXM-270GB",
+        "NVFP4": logs / "NVIDIA" / "theia_ngpu8_ngc25.09_nemo",
+        "FP8": logs / "Dell" / "1xXE9780x8B300-SXM-270GB",
     }
     arms = {}
     for name, folder in folders.items():
@@ -219,7 +218,6 @@ def nvfp4_against_fp8(tmp_path):
     return store, folders
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
 def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8, monkeypatch, capsys):
     store, _ = nvfp4_against_fp8
     monkeypatch.setattr("sys.argv", ["cadence.py", str(store.path), "3.6"])
@@ -238,7 +236,6 @@ def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8, monkeypatch,
     assert f"around the {costs['confirmed'][0]} % of the full reading" in page
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real MLPerf logs are not here")
 def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     store, folders = nvfp4_against_fp8
     analysis = analyse(load_frames(store))
