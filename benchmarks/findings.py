@@ -9,8 +9,9 @@ A page says what goes where, and this script writes it there, so that no figure 
 TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
 ``contrasts`` for arms over parents of their own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs or
 ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO`` how much
-the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for one of
-its figures. STUDY may be several, ``A,B``, for what ``ablate trend`` says of them:
+the difference changes between two, with ``evaluated=bf16`` by the evaluations in bf16), ``verdict`` for the
+report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
+``ablate trend`` says of them:
 ``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes alone), or of the scaling law ``law`` with
 ``figure=law`` (``at=N,D`` for what it says of a size and budget).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from ablate.reports import Analysis
     from ablate.reports.figures import Drawing
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.statistics.losses import Curve
     from ablate.reports.statistics.scaling import Scaling
     from ablate.store import RunDir
 
@@ -190,7 +192,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
     elif what == "losses":
         change = whole_numbers(settings["change"]) if "change" in settings else []
-        table = loss_places(analysis, whole_numbers(settings["after"]), change)
+        curves = analysis.curves_in_bf16 if settings.get("evaluated") == "bf16" else analysis.curves
+        table = loss_places(analysis, curves, whole_numbers(settings["after"]), change)
     else:
         table = TABLES[what](analysis)
     assert table.rows, f"{study} has no {what}"
@@ -287,13 +290,10 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
     )
 
 
-def loss_places(analysis: Analysis, places: list[int], change: list[int]) -> Table:
+def loss_places(analysis: Analysis, curves: tuple[Curve, ...], places: list[int], change: list[int]) -> Table:
     """Each arm's loss difference at the evaluations nearest to so many tokens, and its change between two."""
     assert analysis.plan.paired_seeds, "the change of a difference needs seeds in pairs"
-    grids = {
-        arm.name: common_grid([one for one in analysis.curves if one.arm == arm.name])
-        for arm in analysis.arms
-    }
+    grids = {arm.name: common_grid([one for one in curves if one.arm == arm.name]) for arm in analysis.arms}
     base = grids.pop(analysis.baseline)
     assert all(grid.tokens.tolist() == base.tokens.tolist() for grid in grids.values())
     assert all(grid.seeds == base.seeds for grid in grids.values())
@@ -311,9 +311,9 @@ def loss_places(analysis: Analysis, places: list[int], change: list[int]) -> Tab
         heads.append(f"Change, {first} to {last}")
     return Table(
         caption=(
-            f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token), with its 95 % "
-            "interval over pairs of seeds, at the evaluations nearest to so many. The same runs in all "
-            "columns."
+            f"Validation loss {'' if curves is analysis.curves else 'in bf16 '}minus that of "
+            f"{analysis.baseline} at equal tokens (nats/token), with its 95 % interval over pairs of seeds, "
+            "at the evaluations nearest to so many. The same runs in all columns."
         ),
         columns=("Arm", *heads),
         rows=tuple(rows),

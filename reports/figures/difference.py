@@ -17,7 +17,10 @@ from ablate.reports.statistics.losses import Band, difference_bands
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ablate.reports.findings.results import Analysis
+    from ablate.reports.statistics.losses import Curve
 
 _EARLY = 0.25
 
@@ -25,9 +28,43 @@ _EARLY = 0.25
 @canvas.drawing("difference", "Difference to the baseline")
 def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
-    by_arm = {
-        arm.name: [curve for curve in analysis.curves if curve.arm == arm.name] for arm in analysis.arms
+    bands = _bands(analysis, analysis.curves)
+    if not bands:
+        return None
+    in_bf16 = {
+        name: band for name, band in _bands(analysis, analysis.curves_in_bf16).items() if name in bands
     }
+    in_bf16 = {name: band for name, band in in_bf16.items() if not _alike(band, bands[name])}
+    without = [arm.name for arm in analysis.others if arm.name not in bands]
+    way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
+    caption = (
+        f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
+        f"with its pointwise {words.coverage(analysis.plan.stop)} band ({way}), as far as all runs of both "
+        "go; above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
+        "differences and wide bands may leave it. No band with one run, or where runs diverged."
+    )
+    if in_bf16:
+        caption += (
+            " Thin and black: evaluated in bf16, what the arm learnt worse; the rest of the difference is "
+            "its own evaluation."
+        )
+    caption += canvas.decay_caption(analysis.decay_begins)
+    if without:
+        caption += f" No evaluation in common: {', '.join(without)}."
+    last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
+    alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
+    if in_bf16:
+        last = ", ".join(
+            f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in in_bf16.items()
+        )
+        alt += f" Evaluated in bf16: {last}."
+    return _draw(analysis, bands, in_bf16), caption, alt
+
+
+def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
+    by_arm: dict[str, list[Curve]] = {arm.name: [] for arm in analysis.arms}
+    for curve in curves:
+        by_arm[curve.arm].append(curve)
     bands = difference_bands(
         {
             # An arm that was stopped at a look is compared with as many seeds of the baseline.
@@ -41,26 +78,15 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         paired=analysis.plan.paired_seeds,
         moderated=analysis.plan.is_moderated,
     )
-    bands = {name: band for name, band in bands.items() if band.tokens.any()}
-    if not bands:
-        return None
-    without = [arm.name for arm in analysis.others if arm.name not in bands]
-    way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
-    caption = (
-        f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
-        f"with its pointwise {words.coverage(analysis.plan.stop)} band ({way}), as far as all runs of both "
-        "go; above zero the arm is worse. Grey: the other arms. The scale follows the later part; early "
-        "differences and wide bands may leave it. No band with one run, or where runs diverged."
-    )
-    caption += canvas.decay_caption(analysis.decay_begins)
-    if without:
-        caption += f" No evaluation in common: {', '.join(without)}."
-    last = ", ".join(f"{name} {words.signed(float(band.difference[-1]), 4)}" for name, band in bands.items())
-    alt = f"Small line charts of the loss difference to {analysis.baseline}. At the last evaluation: {last}."
-    return _draw(analysis, bands), caption, alt
+    return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
-def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
+def _alike(one: Band, other: Band) -> bool:
+    """Whether an arm's two evaluations say the same, as they do where its Fprop is in bf16."""
+    return np.array_equal(one.difference, other.difference)
+
+
+def _draw(analysis: Analysis, bands: dict[str, Band], in_bf16: dict[str, Band]) -> Any:
     style = canvas.looks([arm.name for arm in analysis.arms], analysis.baseline)
     figure, axes, lowest = canvas.panels(bands, "loss difference (nats/token)")
     low, high = _limits(bands)
@@ -70,6 +96,10 @@ def _draw(analysis: Analysis, bands: dict[str, Band]) -> Any:
         for other, context in bands.items():
             if other != name:
                 axis.plot(context.tokens, context.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
+        if name in in_bf16:
+            axis.plot(
+                in_bf16[name].tokens, in_bf16[name].difference, color=canvas.INK, linewidth=1.0, zorder=2.5
+            )
         _panel(axis, band, style[name], diverged=diverged[name], limits=(low, high))
         axis.set_ylim(low, high)
         axis.set_xlim(0, largest * 1.01)

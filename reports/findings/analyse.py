@@ -113,8 +113,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     for name, own in runs.items():
         groups.setdefault(own.origin, {plan.baseline: bases[name]})[name] = own
     against: dict[str, Against] = {}
+    second = {origin: second_ends(frames, apart, origin) for origin in groups}
     for origin, group in groups.items():
-        against |= compare_arms(group, second_ends(frames, apart, origin), plan, origin)
+        against |= compare_arms(group, second[origin], plan, origin)
     between = cache(lambda first, origin: costs_over(first, groups[origin], plan, origin))
     arms = tuple(
         _arm_result(entry, runs[entry.name], bases[entry.name], setting, against.get(entry.name))
@@ -155,6 +156,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         horizon_tokens=setting.horizon,
         last_ended_unix=max(ended) if ended else None,
         curves=curves,
+        curves_in_bf16=tuple(curve for _, curve in second[0].values()),
     )
 
 

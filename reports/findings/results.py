@@ -290,6 +290,7 @@ class Analysis:
     """Everything that the report says in numbers. ``plan``: what was compared, and how.
 
     ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
+    ``curves_in_bf16``: of the runs that were also evaluated in bf16, by that evaluation.
     """
 
     plan: LockedPlan
@@ -310,6 +311,7 @@ class Analysis:
     loss_effects: Effects
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
+    curves_in_bf16: tuple[Curve, ...]
     tuning: TuningResult | None = None
 
     @property
