@@ -12,6 +12,7 @@ from scipy import stats
 
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
+from ablate.reports.figures import draw_figures
 from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
@@ -162,6 +163,20 @@ def test_an_arm_stopped_at_a_look_is_held_against_the_same_seeds_of_the_baseline
 
 def once(points):
     return [point[:2] for point in points]
+
+
+def test_the_figure_of_differences_has_a_line_for_what_was_learnt(study):
+    drawn = {one.name: one for one in draw_figures(analyse(load_frames(study())))}["difference"]
+    ends = {name: np.array([run[-1] for run in runs]).mean(axis=0) for name, runs in CURVES.items()}
+    own, second = (ends["fp4"] - ends["bf16"])[1:]
+    seen, told = drawn.alt.split(" Evaluated in bf16: ")
+    assert f"fp4 +{own:.4f}" in seen
+    assert told == f"fp4 +{second:.4f}."  # and no line for an arm whose evaluations are one
+    assert "learnt worse" in drawn.caption
+    once_evaluated = study({name: [once(points) for points in own] for name, own in CURVES.items()})
+    plain = {one.name: one for one in draw_figures(analyse(load_frames(once_evaluated)))}["difference"]
+    assert "bf16:" not in plain.alt
+    assert "learnt" not in plain.caption
 
 
 def test_without_second_evaluations_there_is_nothing_to_tell(study):
