@@ -9,8 +9,8 @@ A page says what goes where, and this script writes it there, so that no figure 
 TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
 ``contrasts`` for arms over parents of their own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs or
 ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO`` how much
-the difference changes between two, with ``evaluated=bf16`` by the evaluations in bf16), ``verdict`` for the
-report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
+the difference changes between two), both with ``evaluated=bf16`` by the evaluations in bf16, ``verdict`` for
+the report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
 ``ablate trend`` says of them:
 ``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes alone), or of the scaling law ``law`` with
 ``figure=law`` (``at=N,D`` for what it says of a size and budget).
@@ -187,7 +187,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
     if what == "diagnoses":
         table = diagnosis_table(diagnose_study(StudyStore(storage / study), analysis)[0])
     elif what == "places":
-        table = cost_places(storage, study, baseline, whole_numbers(settings["after"]))
+        in_bf16 = settings.get("evaluated") == "bf16"
+        table = cost_places(storage, study, baseline, whole_numbers(settings["after"]), in_bf16=in_bf16)
     elif what == "contrasts":
         table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
     elif what == "losses":
@@ -250,19 +251,28 @@ def places_table(storage: Path, studies: list[str], baseline: str | None, places
     )
 
 
-def cost_places(storage: Path, study: str, baseline: str | None, places: list[int]) -> Table:
+def cost_places(
+    storage: Path, study: str, baseline: str | None, places: list[int], *, in_bf16: bool
+) -> Table:
     """Each arm's token cost at the losses that the study's baseline reaches after so many tokens."""
     frames = load_frames(StudyStore(storage / study))
     targets = [target_after(frames, place) for place in places]
     found = [read(storage, study, baseline, target) for target in targets]
-    costs = [{arm.name: words.cost(arm.token_cost) for arm in analysis.others} for analysis in found]
+    costs = [
+        {
+            arm.name: words.cost((arm.in_bf16 if in_bf16 and arm.in_bf16 else arm).token_cost)
+            for arm in analysis.others
+        }
+        for analysis in found
+    ]
     heads = (
         f"After {words.tokens(place)} tokens ({target:.3f})"
         for place, target in zip(places, targets, strict=True)
     )
     return Table(
         caption=(
-            f"Token cost over {found[0].baseline}, with its 95 % interval, at the loss (nats/token, in "
+            f"Token cost {'in bf16 ' if in_bf16 else ''}over {found[0].baseline}, with its 95 % interval, at "
+            "the loss (nats/token, in "
             "brackets) that the study's baseline reaches after so many tokens. The same runs in all columns."
         ),
         columns=("Arm", *heads),
