@@ -9,11 +9,11 @@ A page says what goes where, and this script writes it there, so that no figure 
 TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``diagnoses`` for a table,
 ``contrasts`` for arms over parents of their own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs or
 ``losses`` for loss differences in several places (``after=TOKENS,TOKENS``; with ``change=FROM,TO`` how much
-the difference changes between two), both with ``evaluated=bf16`` by the evaluations in bf16, ``verdict`` for
-the report's sentences, or ``figure=NAME`` for one of its figures. STUDY may be several, ``A,B``, for what
-``ablate trend`` says of them:
-``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes alone), or of the scaling law ``law`` with
-``figure=law`` (``at=N,D`` for what it says of a size and budget).
+the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for one of its
+figures. With ``evaluated=bf16`` places and losses are those of the evaluations in bf16, with
+``evaluated=alone`` losses are what the arm's own evaluation has above that. STUDY may be several, ``A,B``,
+for what ``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes
+alone), or of the scaling law ``law`` with ``figure=law`` (``at=N,D`` for what it says of a size and budget).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
 are made again of the losses in ``docs/findings/data`` and the study files, for all but ``diagnoses``, which
 need the runs themselves.
@@ -193,8 +193,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
     elif what == "losses":
         change = whole_numbers(settings["change"]) if "change" in settings else []
-        curves = analysis.curves_in_bf16 if settings.get("evaluated") == "bf16" else analysis.curves
-        table = loss_places(analysis, curves, whole_numbers(settings["after"]), change)
+        table = loss_places(analysis, settings.get("evaluated"), whole_numbers(settings["after"]), change)
     else:
         table = TABLES[what](analysis)
     assert table.rows, f"{study} has no {what}"
@@ -300,8 +299,9 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
     )
 
 
-def loss_places(analysis: Analysis, curves: tuple[Curve, ...], places: list[int], change: list[int]) -> Table:
+def loss_places(analysis: Analysis, evaluated: str | None, places: list[int], change: list[int]) -> Table:
     """Each arm's loss difference at the evaluations nearest to so many tokens, and its change between two."""
+    what, curves = evaluations(analysis, evaluated)
     assert analysis.plan.paired_seeds, "the change of a difference needs seeds in pairs"
     grids = {arm.name: common_grid([one for one in curves if one.arm == arm.name]) for arm in analysis.arms}
     base = grids.pop(analysis.baseline)
@@ -321,14 +321,27 @@ def loss_places(analysis: Analysis, curves: tuple[Curve, ...], places: list[int]
         heads.append(f"Change, {first} to {last}")
     return Table(
         caption=(
-            f"Validation loss {'' if curves is analysis.curves else 'in bf16 '}minus that of "
-            f"{analysis.baseline} at equal tokens (nats/token), with its 95 % interval over pairs of seeds, "
-            "at the evaluations nearest to so many. The same runs in all columns."
+            f"{what} at equal tokens (nats/token), with its 95 % interval over pairs of seeds, at the "
+            "evaluations nearest to so many. The same runs in all columns."
         ),
         columns=("Arm", *heads),
         rows=tuple(rows),
         numeric=frozenset(range(1, len(heads) + 1)),
     )
+
+
+def evaluations(analysis: Analysis, evaluated: str | None) -> tuple[str, Iterable[Curve]]:
+    """Return the curves by one evaluation, or by how much the two differ, and what they are."""
+    if evaluated is None:
+        return f"Validation loss minus that of {analysis.baseline}", analysis.curves
+    if evaluated == "bf16":
+        return f"Validation loss in bf16 minus that of {analysis.baseline}", analysis.curves_in_bf16
+    assert evaluated == "alone", f"evaluated={evaluated} is neither bf16 nor alone"
+    own = {one.run_id: one for one in analysis.curves}
+    return "Validation loss by the arm's own evaluation minus that in bf16", [
+        replace(one, loss=own[one.run_id].loss[np.isin(own[one.run_id].tokens, one.tokens)] - one.loss)
+        for one in analysis.curves_in_bf16
+    ]
 
 
 def whole_numbers(text: str) -> list[int]:
