@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 _EVALUATED = {
+    "recipe": "by the recipe's own forward pass: a cost is what an arm learns worse and what it infers "
+    "worse. training.evaluate_in: both tells them apart.",
     "bf16": "with every linear layer in bf16, whatever the recipe trains in: figures are of what was learnt.",
     "both": "by the recipe's own forward pass, on which all figures rest; and once more on the same batches "
     "with every linear layer in bf16, for what was learnt alone. Where a recipe's Fprop is in bf16 the two "
     "are one.",
 }
-"""What is said of evaluations that are not, or not only, the recipe's own."""
+"""What is said of the evaluations, by ``training.evaluate_in``."""
 
 
 def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:

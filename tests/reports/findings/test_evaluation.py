@@ -14,6 +14,7 @@ from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.figures import draw_figures
 from ablate.reports.words.evaluation import evaluation_table
+from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
 
@@ -163,6 +164,21 @@ def test_an_arm_stopped_at_a_look_is_held_against_the_same_seeds_of_the_baseline
 
 def once(points):
     return [point[:2] for point in points]
+
+
+@pytest.mark.parametrize(
+    ("evaluate_in", "said"),
+    [
+        ("recipe", "tells them apart"),
+        ("bf16", "of what was learnt"),
+        ("both", "once more"),
+        (None, None),
+    ],
+)
+def test_the_report_says_what_it_was_evaluated_in(study, evaluate_in, said):
+    training = {"schedule": "constant"} | ({} if evaluate_in is None else {"evaluate_in": evaluate_in})
+    found = dict(definitions(analyse(load_frames(study(training=training)))))
+    assert (said in found["Evaluation"]) if said else ("Evaluation" not in found)
 
 
 def test_the_figure_of_differences_has_a_line_for_what_was_learnt(study):
