@@ -113,7 +113,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     for name, own in runs.items():
         groups.setdefault(own.origin, {plan.baseline: bases[name]})[name] = own
     against: dict[str, Against] = {}
-    second = {origin: second_ends(frames, apart, origin) for origin in groups}
+    second = {origin: second_ends(frames, apart, origin) for origin in {0, *groups}}
     for origin, group in groups.items():
         against |= compare_arms(group, second[origin], plan, origin)
     between = cache(lambda first, origin: costs_over(first, groups[origin], plan, origin))

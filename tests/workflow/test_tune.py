@@ -116,14 +116,12 @@ def searched_in_memory(folder):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("local_ray")
-def test_tuned_and_run(folder):
-    def ablate(*words):
-        done = command.ablate(*words, cwd=folder)
-        assert done.code == 0, done
-        return done.out
-
-    output = ablate("run", "small.yaml")
+def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill_and_run(folder):
+    for count in (1, 4):  # in the first round, and in the second
+        kill_at(folder, count)
+    process = start(folder, "run", "small.yaml")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
     assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
     assert tuning_of(folder) == searched_in_memory(folder)
     lock = StudyStore(folder / "runs" / "small").plan()
@@ -133,21 +131,13 @@ def test_tuned_and_run(folder):
     assert report["runs_missing"] == 0
     assert report["baseline"] == lock.tuning.tuned["bf16"]
 
+    def ablate(*words):
+        done = command.ablate(*words, cwd=folder)
+        assert done.code == 0, done
+        return done.out
+
     output = ablate("run", "small.yaml")
     assert "Tuning" not in output  # found before
     assert "0 to run" in output
     assert "small tune: " in ablate("status", "small")
     assert "3 trials of 8,192 tokens for each of 2 groups, by tpe" in ablate("plan", "small.yaml")
-
-
-@pytest.mark.exhaustive
-def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill(folder):
-    for count in (1, 4):  # in the first round, and in the second
-        kill_at(folder, count)
-    process = start(folder, "run", "small.yaml")
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert tuning_of(folder) == searched_in_memory(folder)
-    lock = StudyStore(folder / "runs" / "small").plan()
-    assert lock.tuning.done
-    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
