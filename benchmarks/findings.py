@@ -290,7 +290,7 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
         rows.append((name, parent, row[cost], row[loss]))
     return Table(
         caption=(
-            "Token cost and final loss (nats/token) of an arm over those of the recipe that it changes. "
+            "Token cost and final loss (nats/token) of an arm over those of the arm beside it. "
             "Brackets: 95 % intervals over pairs of seeds, each for its own comparison."
         ),
         columns=("Arm", "Over", "Token cost", "Final loss difference"),
