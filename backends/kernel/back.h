@@ -7,16 +7,13 @@
 namespace {
 
 // Zero where the mask is; NaN stays NaN.
-inline Pair masked(const Job& job, int64_t row, int64_t col, const Pair& v) {
+INLINE Pair masked(const Job& job, int64_t row, int64_t col, const Pair& v) {
   const int64_t left = job.cols - col;
   uint16_t both[16] = {};  // two bytes a lane
   std::memcpy(both, job.mask + row * job.cols + col, left < PAIR ? static_cast<size_t>(left) : sizeof both);
-  vi even, odd;
-  for (int i = 0; i < 16; ++i) {
-    even[i] = both[i] & 1;
-    odd[i] = both[i] >> 8;
-  }
-  return {v.even * __builtin_convertvector(even, vf), v.odd * __builtin_convertvector(odd, vf)};
+  vu lanes;
+  read_narrow(both, lanes);
+  return {v.even * to_float((vi)(lanes & 1u)), v.odd * to_float((vi)(lanes >> 8))};
 }
 
 // `signs` and the job's order come after the Hadamard here, its norm before them.

@@ -14,9 +14,9 @@ struct E2M1 {
   static constexpr float max = 6.0f;
   static constexpr bool exact_in_bf16 = true;
 
-  vf nearest(vf a) const {
-    const vi under2 = a < splat(2.0f), under4 = a < splat(4.0f);
-    const vf magic = under2 ? splat(6291456.0f) : (under4 ? splat(12582912.0f) : splat(25165824.0f));
+  INLINE vf nearest(const vf& a) const {
+    const vi under2 = a < 2.0f, under4 = a < 4.0f;
+    const vf magic = choose(under2, vf(6291456.0f), choose(under4, vf(12582912.0f), vf(25165824.0f)));
     return (a + magic) - magic;
   }
 };
@@ -28,42 +28,42 @@ struct Minifloat {
   float max;
   static constexpr bool exact_in_bf16 = false;  // at the ends of the range
 
-  vf nearest(vf a) const {
+  INLINE vf nearest(const vf& a) const {
     const int drop = 23 - mantissa_bits;
     const vu even = (vu)a + ((1u << (drop - 1)) - 1) + (((vu)a >> drop) & 1u);
     const vf normal = (vf)(even & ~((1u << drop) - 1));
-    const vf magic = (vf)splat_u(static_cast<uint32_t>(150 + min_exponent - mantissa_bits) << 23 | 1u << 22);
-    const vf smallest = (vf)splat_u(static_cast<uint32_t>(127 + min_exponent) << 23);
-    const vf q = a < smallest ? (a + magic) - magic : normal;
-    return a == a ? q : a;
+    const vf magic = (vf)vu(static_cast<uint32_t>(150 + min_exponent - mantissa_bits) << 23 | 1u << 22);
+    const vf smallest = (vf)vu(static_cast<uint32_t>(127 + min_exponent) << 23);
+    const vf q = choose(a < smallest, (a + magic) - magic, normal);
+    return choose(a == a, q, a);
   }
 };
 
 // Round v to the element's grid; the sign, also of zero, is v's.
 template <class ELEMENT, int ROUNDING>
-inline vf round_element(const ELEMENT& element, vf v, vu word) {
-  const vf a = min_f(magnitude(v), splat(element.max));
+INLINE vf round_element(const ELEMENT& element, const vf& v, const vu& word) {
+  const vf a = min_f(magnitude(v), element.max);
   if (ROUNDING == NEAREST) return with_sign_of(element.nearest(a), (vu)v);
   const uint32_t smallest = static_cast<uint32_t>(127 + element.min_exponent) << 23;
   const uint32_t below = static_cast<uint32_t>(element.mantissa_bits) << 23;
-  const vu step = max_u((vu)a & 0x7F800000u, splat_u(smallest)) - below;
+  const vu step = max_u((vu)a & 0x7F800000u, smallest) - below;
   const vf y = a * (vf)((254u << 23) - step);  // in steps: exact, for a step is a power of two
-  const vf low = truncate(y);
+  const vf low = truncated(y);
   const vf p = y - low;
   vi up;
   if (ROUNDING == NEAREST_AWAY) {
-    up = p >= splat(0.5f);
+    up = p >= 0.5f;
   } else if (ROUNDING == NEAREST_TOWARD_ZERO) {
-    up = p > splat(0.5f);
+    up = p > 0.5f;
   } else if (ROUNDING == STOCHASTIC) {
-    const vf u = __builtin_convertvector((vi)(word >> 8), vf) * splat(1.0f / 16777216.0f);
+    const vf u = to_float((vi)(word >> 8)) * (1.0f / 16777216.0f);
     up = p > u;
   } else {
-    const vf below = truncate(p * splat(4194304.0f)) + __builtin_convertvector((vi)(word >> 10), vf);
-    up = below >= splat(4194304.0f);
+    const vf below = truncated(p * 4194304.0f) + to_float((vi)(word >> 10));
+    up = below >= 4194304.0f;
   }
-  const vf q = (up ? low + splat(1.0f) : low) * (vf)step;
-  return with_sign_of(a == a ? q : a, (vu)v);
+  const vf q = choose(up, low + 1.0f, low) * (vf)step;
+  return with_sign_of(choose(a == a, q, a), (vu)v);
 }
 
 }  // namespace

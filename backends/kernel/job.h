@@ -1,20 +1,14 @@
-// What there is to do, and vectors to do it with: loading, storing, shuffling.
+// What there is to do, and pairs of vectors to do it with: loading and storing.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+
+#include "vectors.h"
 
 namespace {
-
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint64_t vq __attribute__((vector_size(64)));
 
 constexpr int PAIR = 32;         // columns in a pair of vectors
 constexpr int STRIP = 2 * PAIR;  // columns that one set of Philox calls covers
@@ -56,92 +50,54 @@ struct Job {
 
 namespace {
 
-inline vf splat(float x) { return x - vf{}; }
-inline vu splat_u(uint32_t x) { return x - vu{}; }
-inline vu max_u(vu a, vu b) { return a > b ? a : b; }
-inline vf min_f(vf a, vf b) { return a > b ? b : a; }  // NaN in a stays
-inline vf magnitude(vf a) { return (vf)((vu)a & MAGNITUDE); }
-inline vf with_sign_of(vf a, vu bits) { return (vf)(((vu)a & MAGNITUDE) | (bits & SIGN)); }
-inline vf flip(vf v, vu sign) { return (vf)((vu)v ^ sign); }
-
-inline bool all(vi mask) {
-#ifdef __AVX512F__
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) == 0xFFFF;
-#else
-  int32_t every = -1;
-  for (int i = 0; i < 16; ++i) every &= mask[i];
-  return every != 0;
-#endif
-}
-
-#if defined(__clang__)
-#define SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-#define SHUFFLE2(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(v, ...) __builtin_shuffle(v, (vi){__VA_ARGS__})
-#define SHUFFLE2(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
-#endif
-#define XOR1(v) SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
-#define XOR2(v) SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
-#define XOR4(v) SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
-#define XOR8(v) SHUFFLE(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
-#define EVEN_TWICE(v) SHUFFLE(v, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14)
-#define EVENS(a, b) SHUFFLE2(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define ODDS(a, b) SHUFFLE2(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+INLINE vf min_f(const vf& a, const vf& b) { return choose(a > b, b, a); }  // NaN in a stays
+INLINE vf magnitude(const vf& a) { return (vf)((vu)a & MAGNITUDE); }
+INLINE vf with_sign_of(const vf& a, const vu& bits) { return (vf)(((vu)a & MAGNITUDE) | (bits & SIGN)); }
 
 struct Pair {
   vf even, odd;
 };
 
-inline vf truncate(vf a) {
-#ifdef __AVX512F__
-  return (vf)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-#else
-  const vf whole = __builtin_convertvector(__builtin_convertvector(a, vi), vf);
-  return a < splat(8388608.0f) ? whole : a;  // also NaN, which would not survive as an int
-#endif
-}
-
-inline vf rounded_to_bf16(vf a) {
+INLINE vf rounded_to_bf16(const vf& a) {
   const vu bits = (vu)a;
   const vu even = (bits + 0x7FFFu + ((bits >> 16) & 1u)) & HIGH;
-  return a == a ? (vf)even : (vf)splat_u(QUIET_NAN);
+  return choose(a == a, (vf)even, (vf)vu(QUIET_NAN));
+}
+
+// 32 numbers, or as many as are left.
+template <bool FULL>
+INLINE Pair deinterleaved(const float* from, int64_t left) {
+  const bool inside = FULL || left >= PAIR;
+  const vf first = inside ? vf::read(from) : read_some<vf>(from, left * 4);
+  const vf second = inside ? vf::read(from + 16) : read_some<vf>(from + 16, (left - 16) * 4);
+  return {evens(first, second), odds(first, second)};
 }
 
 // FULL: the caller knows that all 32 columns are inside; else those over the right edge read as zero.
 template <bool FULL>
-inline Pair load(const Job& job, int64_t row, int64_t col) {
+INLINE Pair load(const Job& job, int64_t row, int64_t col) {
   const int64_t at = row * job.src_stride + col;
-  const bool inside = FULL || col + PAIR <= job.cols;
+  const int64_t left = job.cols - col;
   if (job.src_bf16) {
     const uint16_t* from = static_cast<const uint16_t*>(job.src) + at;
-    vu both = {};
-    if (inside)
-      std::memcpy(&both, from, sizeof both);
-    else if (col < job.cols)
-      std::memcpy(&both, from, static_cast<size_t>(job.cols - col) * 2);
+    const vu both = FULL || left >= PAIR ? vu::read(from) : read_some<vu>(from, left * 2);
     const Pair v = {(vf)(both << 16), (vf)(both & HIGH)};
     if (job.factor == 1.0f) return v;
-    const Pair product = {v.even * splat(job.factor), v.odd * splat(job.factor)};
+    const Pair product = {v.even * job.factor, v.odd * job.factor};
     return job.product_bf16 ? Pair{rounded_to_bf16(product.even), rounded_to_bf16(product.odd)} : product;
   }
   const float* from = static_cast<const float*>(job.src) + at;
-  vf half[2] = {};
-  if (inside)
-    std::memcpy(half, from, sizeof half);
-  else if (col < job.cols)
-    std::memcpy(half, from, static_cast<size_t>(job.cols - col) * 4);
-  return {EVENS(half[0], half[1]), ODDS(half[0], half[1])};
+  return deinterleaved<FULL>(from, left);
 }
 
 template <bool FULL>
-inline void store(const Job& job, int64_t row, int64_t col, const Pair& value) {
+INLINE void store(const Job& job, int64_t row, int64_t col, const Pair& value) {
   uint16_t* at = static_cast<uint16_t*>(job.dst) + row * job.cols + col;
   const vu both = ((vu)value.even >> 16) | ((vu)value.odd & HIGH);
   if (FULL || col + PAIR <= job.cols)
-    std::memcpy(at, &both, sizeof both);
+    both.write(at);
   else
-    std::memcpy(at, &both, static_cast<size_t>(job.cols - col) * 2);
+    write_some(both, at, (job.cols - col) * 2);
 }
 
 }  // namespace

@@ -6,23 +6,6 @@
 
 namespace {
 
-// Low 32 bits of each lane times a 32-bit constant, all 64 bits of the product.
-inline vq mul_wide(vq a, uint32_t m) {
-#ifdef __AVX512F__
-  return (vq)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(m));
-#else
-  return (a & 0xFFFFFFFFull) * static_cast<uint64_t>(m);
-#endif
-}
-
-inline vq xor3(vq a, vq b, uint64_t key) {
-#ifdef __AVX512F__
-  return (vq)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(static_cast<int64_t>(key)), 0x96);
-#else
-  return a ^ b ^ key;
-#endif
-}
-
 // The keys of all rounds, widened once for a tensor.
 struct RoundKeys {
   explicit RoundKeys(const Job& job) {
@@ -47,23 +30,24 @@ struct Words {
 inline void philox(const Job& job, const RoundKeys& keys, int64_t strip, int64_t row, Words word[2]) {
   vq c[2][4];
   for (int odd = 0; odd < 2; ++odd) {
-    c[odd][0] = static_cast<uint64_t>(strip * 16 + odd) + vq{0, 2, 4, 6, 8, 10, 12, 14};
-    c[odd][1] = static_cast<uint64_t>(row) + vq{};
-    c[odd][2] = static_cast<uint64_t>(job.step) + vq{};
-    c[odd][3] = static_cast<uint64_t>(job.call) + vq{};
+    constexpr uint64_t lanes[] = {0, 2, 4, 6, 8, 10, 12, 14};
+    c[odd][0] = vq::read(lanes) + static_cast<uint64_t>(strip * 16 + odd);
+    c[odd][1] = static_cast<uint64_t>(row);
+    c[odd][2] = static_cast<uint64_t>(job.step);
+    c[odd][3] = static_cast<uint64_t>(job.call);
   }
   for (int round = 0; round < ROUNDS; ++round) {
     for (int odd = 0; odd < 2; ++odd) {
       vq* n = c[odd];
-      const vq p0 = mul_wide(n[0], 0xD2511F53u), p1 = mul_wide(n[2], 0xCD9E8D57u);
-      n[0] = xor3(p1 >> 32, n[1], keys.first[round]);
-      n[2] = xor3(p0 >> 32, n[3], keys.second[round]);
+      const vq p0 = low_times(n[0], vq(0xD2511F53u)), p1 = low_times(n[2], vq(0xCD9E8D57u));
+      n[0] = (p1 >> 32) ^ n[1] ^ keys.first[round];
+      n[2] = (p0 >> 32) ^ n[3] ^ keys.second[round];
       n[1] = p1;
       n[3] = p0;
     }
   }
   vu out[4];
-  for (int j = 0; j < 4; ++j) out[j] = (vu)((c[0][j] & 0xFFFFFFFFull) | (c[1][j] << 32));
+  for (int j = 0; j < 4; ++j) out[j] = (vu)((c[0][j] & uint64_t{0xFFFFFFFF}) | (c[1][j] << 32));
   word[0] = {out[0], out[1]};
   word[1] = {out[2], out[3]};
 }

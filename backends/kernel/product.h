@@ -36,9 +36,9 @@ inline void transpose(vu v[16]) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
       if (i & s) continue;
-      const __m512i a = (__m512i)v[i], b = (__m512i)v[i + s];
-      v[i] = (vu)_mm512_permutex2var_epi32(a, low, b);
-      v[i + s] = (vu)_mm512_permutex2var_epi32(a, high, b);
+      const __m512i a = (__m512i)v[i].v, b = (__m512i)v[i + s].v;
+      v[i].v = (vu::Register)_mm512_permutex2var_epi32(a, low, b);
+      v[i + s].v = (vu::Register)_mm512_permutex2var_epi32(a, high, b);
     }
   }
 }
@@ -46,24 +46,26 @@ inline void transpose(vu v[16]) {
 // Sixteen rows [.., k] of an operand from `first` on, as [k / 2][row][2]; what is beyond an edge is zero.
 void pack_rows(const uint16_t* from, int64_t stride, int64_t first, int64_t rows, int64_t k, uint32_t* to) {
   for (int64_t at = 0; at < k; at += 32, to += 16 * LANES) {
-    const size_t bytes = static_cast<size_t>(k - at < 32 ? k - at : 32) * 2;
-    vu v[LANES] = {};
-    for (int64_t i = 0; i < LANES && first + i < rows; ++i) std::memcpy(&v[i], from + (first + i) * stride + at, bytes);
+    vu v[LANES];
+    for (int64_t i = 0; i < LANES; ++i)
+      v[i] = first + i < rows ? read_some<vu>(from + (first + i) * stride + at, (k - at) * 2) : vu(0);
     transpose(v);
-    std::memcpy(to, v, sizeof v);
+    for (int i = 0; i < LANES; ++i) v[i].write(to + i * LANES);
   }
 }
 
 // The same of a transposed operand [k, ..].
 void pack_columns(const uint16_t* from, int64_t stride, int64_t first, int64_t columns, int64_t k, uint32_t* to) {
-  typedef uint16_t half __attribute__((vector_size(32)));
   const size_t bytes = static_cast<size_t>(columns - first < LANES ? columns - first : LANES) * 2;
   for (int64_t at = 0; at < (k + 31) / 32 * 32; at += 2, to += LANES) {
-    half one = {}, two = {};
-    if (at < k) std::memcpy(&one, from + at * stride + first, bytes);
-    if (at + 1 < k) std::memcpy(&two, from + (at + 1) * stride + first, bytes);
-    const vu both = __builtin_convertvector(one, vu) | (__builtin_convertvector(two, vu) << 16);
-    std::memcpy(to, &both, sizeof both);
+    uint16_t one[LANES] = {}, two[LANES] = {};
+    if (at < k) std::memcpy(one, from + at * stride + first, bytes);
+    if (at + 1 < k) std::memcpy(two, from + (at + 1) * stride + first, bytes);
+    vu low, high;
+    read_narrow(one, low);
+    read_narrow(two, high);
+    const vu both = low | (high << 16);
+    both.write(to);
   }
 }
 
@@ -153,12 +155,10 @@ class Multiplier {
   }
 
   void put(int64_t row, int64_t col, const float* total) const {
-    typedef uint16_t half __attribute__((vector_size(32)));
-    vf v;
-    std::memcpy(&v, total, sizeof v);
-    const half narrow = __builtin_convertvector((vu)rounded_to_bf16(v) >> 16, half);
+    uint16_t rounded[LANES];
+    write_narrow((vu)rounded_to_bf16(vf::read(total)) >> 16, rounded);
     const int64_t left = job_.n - col;
-    std::memcpy(job_.dst + row * job_.n + col, &narrow, static_cast<size_t>(left < LANES ? left : LANES) * 2);
+    std::memcpy(job_.dst + row * job_.n + col, rounded, static_cast<size_t>(left < LANES ? left : LANES) * 2);
   }
 
   const Product& job_;

@@ -6,22 +6,16 @@
 
 namespace {
 
-inline vf signed_by(vf v, const float* signs) {
-  vf s;
-  std::memcpy(&s, signs, sizeof s);
-  return v * s;
-}
+INLINE vf signed_by(const vf& v, const float* signs) { return v * vf::read(signs); }
 
-// One stage of a butterfly between lanes. Lower lanes: self + partner; upper lanes: partner - self.
-#define STAGE(v, SWAP, ...) ((SWAP(v)) + flip(v, vu{__VA_ARGS__}))
+// One stage of a butterfly between lanes. Lower lanes: self + partner; upper lanes, of sign SIGN: partner - self.
+INLINE vf stage(const vf& v, const vf& partner, const vi& upper) { return partner + (vf)((vu)v ^ ((vu)upper & SIGN)); }
 
-inline vf butterfly_lanes(vf v, int group) {
-  constexpr uint32_t S = SIGN;
-  v = STAGE(v, XOR1, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S, 0, S);
-  v = STAGE(v, XOR2, 0, 0, S, S, 0, 0, S, S, 0, 0, S, S, 0, 0, S, S);
-  v = STAGE(v, XOR4, 0, 0, 0, 0, S, S, S, S, 0, 0, 0, 0, S, S, S, S);
-  if (group > 16) v = STAGE(v, XOR8, 0, 0, 0, 0, 0, 0, 0, 0, S, S, S, S, S, S, S, S);
-  return v;
+INLINE vf butterfly_lanes(vf v, int group) {
+  v = stage(v, swap_ones(v), upper_lanes<1>());
+  v = stage(v, swap_twos(v), upper_lanes<2>());
+  v = stage(v, swap_fours(v), upper_lanes<4>());
+  return group > 16 ? stage(v, swap_eights(v), upper_lanes<8>()) : v;
 }
 
 // Put the elements of each group of N pairs in the job's order.
@@ -31,19 +25,21 @@ inline void reorder_columns(const Job& job, Pair v[N]) {
 #ifdef __AVX512F__
   if (pairs == 1) {
     const __m512i even = _mm512_loadu_si512(job.order), odd = _mm512_loadu_si512(job.order + 16);
-    for (int i = 0; i < N; ++i)
-      v[i] = {(vf)_mm512_permutex2var_ps((__m512)v[i].even, even, (__m512)v[i].odd),
-              (vf)_mm512_permutex2var_ps((__m512)v[i].even, odd, (__m512)v[i].odd)};
+    for (int i = 0; i < N; ++i) {
+      const __m512 first = (__m512)v[i].even.v, second = (__m512)v[i].odd.v;
+      v[i].even.v = (vf::Register)_mm512_permutex2var_ps(first, even, second);
+      v[i].odd.v = (vf::Register)_mm512_permutex2var_ps(first, odd, second);
+    }
     return;
   }
 #endif
   float before[N * PAIR], after[N * PAIR];
-  std::memcpy(before, v, sizeof before);
+  for (int i = 0; i < N; ++i) v[i].even.write(before + i * PAIR), v[i].odd.write(before + i * PAIR + 16);
   for (int i = 0; i < N * PAIR; ++i) {
     const int start = i / (pairs * PAIR) * (pairs * PAIR);
     after[i] = before[start + job.order[i - start]];
   }
-  std::memcpy(v, after, sizeof after);
+  for (int i = 0; i < N; ++i) v[i] = {vf::read(after + i * PAIR), vf::read(after + i * PAIR + 16)};
 }
 
 // Rotate groups along the columns of N pairs that follow each other in a row.
@@ -69,7 +65,7 @@ inline void rotate_columns(const Job& job, Pair v[N]) {
     }
   }
   for (int i = 0; i < N; ++i) {
-    v[i] = {v[i].even * splat(job.norm), v[i].odd * splat(job.norm)};
+    v[i] = {v[i].even * job.norm, v[i].odd * job.norm};
     if (job.rotated_bf16) v[i] = {rounded_to_bf16(v[i].even), rounded_to_bf16(v[i].odd)};
   }
 }
@@ -77,7 +73,7 @@ inline void rotate_columns(const Job& job, Pair v[N]) {
 typedef Pair Row[2];  // a row of a strip
 
 // The row of the matrix that row i of a tile is, before the signs.
-inline int64_t ordered_row(const Job& job, int64_t i) {
+INLINE int64_t ordered_row(const Job& job, int64_t i) {
   return job.order ? i / job.hadamard * job.hadamard + job.order[i % job.hadamard] : i;
 }
 
@@ -86,7 +82,7 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
   const int group = job.hadamard;
   if (job.signs)
     for (int i = 0; i < rows; ++i)
-      for (Pair& v : tile[i]) v = {v.even * splat(job.signs[i % group]), v.odd * splat(job.signs[i % group])};
+      for (Pair& v : tile[i]) v = {v.even * job.signs[i % group], v.odd * job.signs[i % group]};
   for (int half = 1; half < group / 2; half *= 2)
     for (int i = 0; i < rows; ++i) {
       if (i & half) continue;
@@ -97,7 +93,7 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
       }
     }
   const int half = group / 2;  // the last step goes with the norm: a pass over the tile less
-  const vf norm = splat(job.norm);
+  const vf norm = job.norm;
   for (int i = 0; i < rows; ++i) {
     if (i & half) continue;
     for (int p = 0; p < 2; ++p) {
@@ -112,35 +108,29 @@ inline void rotate_rows(const Job& job, Row tile[], int rows) {
 }
 
 struct Max {
-  static vu of(vu a, vu b) { return max_u(a, b); }
+  static vu of(const vu& a, const vu& b) { return max_u(a, b); }
 };
 struct Sum {
-  static vf of(vf a, vf b) { return a + b; }
+  static vf of(const vf& a, const vf& b) { return a + b; }
 };
 
 // Reduce the lanes of two vectors in eights, by the pairwise tree of the reference (halves, quarters, …):
 // lanes 4i…4i+3 of the result hold eight i of the sixteen lanes of a and then of b.
 template <class OP, class V>
-inline V reduce_eights(V a, V b) {
-  V c = OP::of(SHUFFLE2(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-               SHUFFLE2(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
-  c = OP::of(c, XOR2(c));
-  return OP::of(c, XOR1(c));
+INLINE V reduce_eights(V a, V b) {
+  V c = OP::of(shuffle<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b),
+               shuffle<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b));
+  c = OP::of(c, swap_twos(c));
+  return OP::of(c, swap_ones(c));
 }
 
 // The packed value of each 16 columns, spread over the lanes of the pair that holds them.
 template <int P>
-inline vf spread(vf v) {
+INLINE vf spread(const vf& v) {
   constexpr int L = 8 * P, H = 8 * P + 4;
-  return SHUFFLE(v, L, L + 1, L + 2, L + 3, L, L + 1, L + 2, L + 3, H, H + 1, H + 2, H + 3, H, H + 1, H + 2, H + 3);
+  return shuffle<L, L + 1, L + 2, L + 3, L, L + 1, L + 2, L + 3, H, H + 1, H + 2, H + 3, H, H + 1, H + 2, H + 3>(v, v);
 }
 
-inline vu magnitudes(const Pair& v) { return max_u((vu)v.even & MAGNITUDE, (vu)v.odd & MAGNITUDE); }
-
-inline uint32_t largest(vu m) {
-  uint32_t best = 0;
-  for (int i = 0; i < 16; ++i) best = m[i] > best ? m[i] : best;
-  return best;
-}
+INLINE vu magnitudes(const Pair& v) { return max_u((vu)v.even & MAGNITUDE, (vu)v.odd & MAGNITUDE); }
 
 }  // namespace

@@ -25,10 +25,10 @@ inline PairScale scale_of_rows(const Job& job, const Row tile[], int top, int p)
   }
   if (job.square) {  // 32 columns are the whole pair, 16 are eight lanes of it
     vu m = max_u(even, odd);
-    m = max_u(m, XOR1(m));
-    m = max_u(m, XOR2(m));
-    m = max_u(m, XOR4(m));
-    if (job.block == 32) m = max_u(m, XOR8(m));
+    m = max_u(m, swap_ones(m));
+    m = max_u(m, swap_twos(m));
+    m = max_u(m, swap_fours(m));
+    if (job.block == 32) m = max_u(m, swap_eights(m));
     const Scale s = scale_of(job, m);
     return {s, s};
   }
@@ -70,7 +70,7 @@ void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words wor
     }
     const vf base = four_six_base(job, m);
     for (int four = 0; four < 2; ++four) {
-      const Scale s = nvfp4_scale(job, four ? base * splat(1.5f) : base);
+      const Scale s = nvfp4_scale(job, four ? base * 1.5f : base);
       for (int i = 0; i < 16; ++i)
         value[odd][four][i] = q.rounded(q.scaled(x[i], s), odd ? word[i][p].odd : word[i][p].even) * s.up;
       error[four] = block_errors<false>(job, value[odd][four], x);
@@ -81,7 +81,7 @@ void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words wor
   }
   for (int i = 0; i < 16; ++i)
     q.template finish<false>(row + top + i, col,
-                             {fewer[0] ? value[0][1][i] : value[0][0][i], fewer[1] ? value[1][1][i] : value[1][0][i]});
+                             {choose(fewer[0], value[0][1][i], value[0][0][i]), choose(fewer[1], value[1][1][i], value[1][0][i])});
 }
 
 // MS-EDEN along the rows: the rows of a strip are one Hadamard group.
@@ -147,14 +147,16 @@ void strip_of_rows(const Job& job, const Q& q, Row tile[], int group, int64_t bl
   }
   if (job.hadamard && rows_contract) rotate_rows(job, tile, group);
   const int pairs = FULL || job.cols - left > PAIR ? 2 : 1;
-  if (job.rule >= EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
+  if constexpr (Q::EDENS)
+    if (job.rule >= EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
   for (int top = 0; top < group; top += job.block) {
-    if (job.rule == FOUR_SIX) {
-      Words word[16][2] = {};
-      for (int i = 0; i < 16; ++i) q.words(strip, block + top + i, word[i]);
-      for (int p = 0; p < pairs; ++p) four_six_rows(job, q, tile, word, top, p, block, left + p * PAIR);
-      continue;
-    }
+    if constexpr (Q::FOUR_SIXES)
+      if (job.rule == FOUR_SIX) {
+        Words word[16][2] = {};
+        for (int i = 0; i < 16; ++i) q.words(strip, block + top + i, word[i]);
+        for (int p = 0; p < pairs; ++p) four_six_rows(job, q, tile, word, top, p, block, left + p * PAIR);
+        continue;
+      }
     PairScale scale[2];
     for (int p = 0; p < pairs; ++p) scale[p] = scale_of_rows(job, tile, top, p);
     for (int i = top; i < top + job.block; ++i) {

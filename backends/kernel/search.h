@@ -52,7 +52,8 @@ class Search {
     vu most = {};
     for (int64_t col = 0; col < job_.cols; col += PAIR) {
       const Pair v = load<false>(job_, row, col);
-      std::memcpy(&x_[col], &v, sizeof v);
+      v.even.write(&x_[col]);
+      v.odd.write(&x_[col + 16]);
       most = max_u(most, magnitudes(v));
     }
     const uint32_t bits = largest(most);
@@ -108,17 +109,15 @@ class Search {
   // Sum and number of the magnitudes in each bin and all above it; return the sum of the squares.
   double fill_bins(float amax) {
     std::fill(above_.begin(), above_.end(), 0.0);
-    const vf scale = splat(static_cast<float>(length_ / amax)), top = splat(static_cast<float>(bin_.size() - 1));
+    const vf scale = static_cast<float>(length_ / amax), top = static_cast<float>(bin_.size() - 1);
     double energy[16] = {};
     for (size_t at = 0; at < x_.size(); at += 16) {
       float size[16];
       int32_t place[16];
-      vf v;
-      std::memcpy(&v, &x_[at], sizeof v);
-      v = magnitude(v);
-      const vi index = __builtin_convertvector(min_f(v * scale, top), vi);
-      std::memcpy(size, &v, sizeof size);
-      std::memcpy(place, &index, sizeof place);
+      const vf v = magnitude(vf::read(&x_[at]));
+      const vi index = to_int(min_f(v * scale, top));
+      v.write(size);
+      index.write(place);
       for (int i = 0; i < 16; ++i) energy[i] += static_cast<double>(size[i]) * size[i];
       for (int i = 0; i < 16; ++i) {
         double* cell = &above_[2 * bin_[place[i]]];
@@ -138,15 +137,14 @@ class Search {
   // The squared error in fp64, summed by the pairwise tree (halves, quarters, ...).
   double defined_error(float clip) {
     const float given = clip / all_.levels[all_.gaps];
-    const vf scale = splat(given), divisor = splat(given == 0.0f ? 1.0f : given);
+    const vf scale = given, divisor = given == 0.0f ? 1.0f : given;
     std::fill(tree_.begin(), tree_.end(), 0.0);
     for (size_t at = 0; at < x_.size(); at += 16) {
-      vf v;
-      std::memcpy(&v, &x_[at], sizeof v);
-      const vf value = round_element<Minifloat, NEAREST>(element_, v / divisor, vu{}) * scale;
+      float value[16];
+      (round_element<Minifloat, NEAREST>(element_, vf::read(&x_[at]) / divisor, 0u) * scale).write(value);
       const int64_t first = static_cast<int64_t>(at) / PAIR * PAIR + static_cast<int64_t>(at) % PAIR / 16;
       for (int64_t i = 0; i < 16 && first + 2 * i < job_.cols; ++i) {
-        const double off = static_cast<double>(value[i]) - static_cast<double>(v[i]);
+        const double off = static_cast<double>(value[i]) - static_cast<double>(x_[at + i]);
         tree_[first + 2 * i] = off * off;
       }
     }

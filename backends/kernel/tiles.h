@@ -53,23 +53,25 @@ void amax_of_tiles(const Job& job, int64_t left, int64_t right) {
         out[col / job.tile_cols] = largest(m);
       }
     } else {
-      for (int64_t col = left; col < right; ++col)
-        out[col] = (col - left) % 2 ? most.odd[(col - left) / PAIR][(col - left) % PAIR / 2]
-                                    : most.even[(col - left) / PAIR][(col - left) % PAIR / 2];
+      for (int64_t i = 0; i < pairs; ++i) {
+        uint32_t even[16], odd[16];
+        most.even[i].write(even);
+        most.odd[i].write(odd);
+        for (int64_t col = 0; col < PAIR && left + i * PAIR + col < right; ++col)
+          out[left + i * PAIR + col] = col % 2 ? odd[col / 2] : even[col / 2];
+      }
     }
   }
 }
 
 // The scales of the columns of a pair in one row of tiles.
 template <bool FULL>
-inline Pair scales_of_pair(const Job& job, const float* scales, int64_t col) {
+INLINE Pair scales_of_pair(const Job& job, const float* scales, int64_t col) {
   if (job.tile_cols > 1) {
-    const vf all = splat(scales[col / job.tile_cols]);
+    const vf all = scales[col / job.tile_cols];
     return {all, all};
   }
-  vf half[2] = {};
-  std::memcpy(half, scales + col, FULL ? sizeof half : static_cast<size_t>(job.cols - col) * 4);
-  return {EVENS(half[0], half[1]), ODDS(half[0], half[1])};
+  return deinterleaved<FULL>(scales + col, job.cols - col);
 }
 
 template <bool FULL, class Q>

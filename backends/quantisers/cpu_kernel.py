@@ -48,7 +48,7 @@ from ablate.recipes import GEMMS, PRESETS, OperandPolicy, block_shape
 from ablate.recipes.policy import MS_EDEN
 
 _FLAGS = (
-    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-std=c++17", "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
 _THREADING_MIN_ELEMENTS = 1 << 18
@@ -168,17 +168,24 @@ def _cpu_features() -> str:
     return platform.processor()
 
 
+def _flags() -> tuple[str, ...]:
+    """Return the compiler's flags: vectors as wide as torch's own, which ATEN_CPU_CAPABILITY can narrow."""
+    if platform.machine() != "x86_64":
+        return _FLAGS
+    narrower = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
+    found = torch.backends.cpu.get_cpu_capability()
+    return (*_FLAGS, *narrower.get(found, ("-mno-avx512f", "-mno-avx2")))
+
+
 def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str | None:
     """Compile, check the bits, move into place. Return None, or the reason of a failure."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         for name, content in sources.items():
             (Path(folder) / name).write_bytes(content)
-        vectors = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
         done = subprocess.run(
-            [compiler, *_FLAGS, *vectors, "-o", str(library), str(code)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [compiler, *_flags(), "-o", str(library), str(code)], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
         if not _bits_agree(ctypes.CDLL(str(library))):
@@ -210,7 +217,7 @@ def loaded() -> tuple[ctypes.CDLL | None, str]:
     if compiler:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
         version = done.stdout.splitlines()[0] if done.stdout else compiler
-    what = repr((sources, version, _cpu_features(), _FLAGS))
+    what = repr((sources, version, _cpu_features(), _flags()))
     identity = hashlib.sha256(what.encode()).hexdigest()[:16]
     cache = cache_folder("kernels")
     target = cache / f"{identity}.so"
