@@ -18,8 +18,8 @@ constexpr int ROUNDS = 7;        // of Philox4x32
 constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7FFFFFFFu, HIGH = 0xFFFF0000u, QUIET_NAN = 0x7FC00000u;
 constexpr float FLOAT_MAX = 3.402823466e38f;
 
-enum Rule : int {
-  E8M0 = 0, QUEST = 1, TENSOR = 2, TWO_LEVEL = 3, FOUR_SIX = 4, EDEN = 5, EDEN_UNSCALED = 6, GIVEN = 7, DIVIDED = 8
+enum Rule : int {  // in the order of cpu_kernel.py
+  E8M0, QUEST, TENSOR, TWO_LEVEL, DIVIDED_LEVEL, UE5M3, FOUR_SIX, EDEN, EDEN_UNSCALED, GIVEN, DIVIDED
 };
 enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_AWAY = 3, NEAREST_TOWARD_ZERO = 4 };
 
@@ -42,8 +42,8 @@ struct Job {
   float factor;  // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
   float element_max, prescale, undo, norm;
   float tensor_scale;      // of TENSOR; EDEN's clip; FOUR_SIX's amax of the tensor
-  float block_multiplier;  // of TWO_LEVEL and FOUR_SIX
-  float tensor_descale;    // of TWO_LEVEL, FOUR_SIX and EDEN
+  float block_multiplier;  // of TWO_LEVEL, DIVIDED_LEVEL and FOUR_SIX
+  float tensor_descale;    // of these, UE5M3 and EDEN
   float error_divisor;     // of FOUR_SIX: element * block scale * amax over it is the dequantised value
   uint32_t key0, key1, step, call;
 };

@@ -68,7 +68,7 @@ void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words wor
       x[i] = odd ? tile[top + i][p].odd : tile[top + i][p].even;
       m = max_u(m, (vu)x[i] & MAGNITUDE);
     }
-    const vf base = four_six_base(job, m);
+    const vf base = divided_base(job, m);
     for (int four = 0; four < 2; ++four) {
       const Scale s = nvfp4_scale(job, four ? base * 1.5f : base);
       for (int i = 0; i < 16; ++i)

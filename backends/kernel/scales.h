@@ -7,7 +7,7 @@
 namespace {
 
 struct Scale {
-  vf down;  // multiplies before rounding
+  vf down;  // multiplies before rounding, or divides under UE5M3
   vf up;    // and after
 };
 
@@ -33,16 +33,26 @@ INLINE Scale nvfp4_scale(const Job& job, const vf& block_scale) {
   return {down, up};
 }
 
+// At least 2^-17, the smallest, and NaN beside NaN or Inf.
+INLINE Scale ue5m3_scale(const Job& job, const vu& amax) {
+  const vf base = (vf)amax / job.tensor_descale / 6.0f;
+  const vf held = min_f(choose(base > 0x1p-17f, base, vf(0x1p-17f)), 114688.0f);
+  const vf up = choose(vf(FLOAT_MAX) >= base, Minifloat(3, -14, 114688.0f).nearest(held), (vf)vu(QUIET_NAN));
+  return {up * job.tensor_descale, up};
+}
+
+// amax / the largest element, times the tensor's scale, rounded after each step.
+INLINE vf divided_base(const Job& job, const vu& amax) { return (vf)amax / job.element_max * job.block_multiplier; }
+
 // From the largest magnitude of each lane's block.
 INLINE Scale scale_of(const Job& job, const vu& amax) {
   if (job.rule == E8M0)
     return e8m0_scale((vi)((amax + job.scale_add) >> 23) - static_cast<int32_t>(job.scale_emax), amax);
   if (job.rule == TENSOR) return {job.tensor_scale, 1.0f};
-  return nvfp4_scale(job, (vf)amax * job.block_multiplier);
+  if (job.rule == UE5M3) return ue5m3_scale(job, amax);
+  const vf multiplied = job.rule == TWO_LEVEL ? (vf)amax * job.block_multiplier : divided_base(job, amax);
+  return nvfp4_scale(job, multiplied);
 }
-
-// Four-or-six: amax / 6 times the tensor's scale, rounded after each step, as TransformerEngine does.
-INLINE vf four_six_base(const Job& job, const vu& amax) { return (vf)amax / 6.0f * job.block_multiplier; }
 
 // What a candidate errs by: the value that its element stands for, every factor applied, less x. EXACT: with
 // each rounding of the definition; else by one multiplication, which is faster.
@@ -80,7 +90,7 @@ class Quantiser {
   explicit Quantiser(const Job& job) : job_(job), element_(job), keys_(job) {}
 
   INLINE vf scaled(const vf& x, const Scale& s) const {
-    const vf v = x * s.down;
+    const vf v = job_.rule == UE5M3 ? x / s.down : x * s.down;
     return job_.prescale == 1.0f ? v : v * job_.prescale;
   }
 

@@ -43,7 +43,13 @@ from ablate.numerics.quantiser import (
     round_operand,
 )
 from ablate.numerics.rotate import permutation_of, signs_of, unrotate
-from ablate.numerics.scales import eden_tensor_scale, four_six_divisor, fp32, nvfp4_tensor_scale
+from ablate.numerics.scales import (
+    eden_tensor_scale,
+    four_six_divisor,
+    fp32,
+    nvfp4_tensor_scale,
+    ue5m3_tensor_scale,
+)
 from ablate.recipes import GEMMS, PRESETS, OperandPolicy, block_shape
 from ablate.recipes.policy import MS_EDEN
 
@@ -54,10 +60,11 @@ _FLAGS = (
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
 _RULES = {
-    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "four_six": 4, "ms_eden": 5, "ms_eden_unscaled": 6,
+    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "ue5m3": 5, "two_level_ue5m3": 5, "four_six": 6,
+    "ms_eden": 7, "ms_eden_unscaled": 8,
 }  # fmt: skip
-_RULES |= dict.fromkeys(block_scaled.RULES, 7) | {"searched": 8}
-"""Every other is E8M0: 0."""
+_RULES |= dict.fromkeys(block_scaled.RULES, 9) | {"searched": 10}
+"""Every other is E8M0: 0. Two levels over whole numbers are 4: the division by the largest comes first."""
 _SCALES = (*SCALE_ADD, *_RULES)
 _ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm", "nearest_away", "nearest_toward_zero")
 _LARGEST_HADAMARD = 128
@@ -102,7 +109,8 @@ def _bits_agree(library: ctypes.CDLL) -> bool:
     blocks += [OperandPolicy(format="fp8_e5m2", scale="row", rounding="stochastic")]
     blocks += [OperandPolicy(format="fp4_e3m0", scale="searched")]
     tensors = [OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e5m2"), nvfp4]
-    tensors += [replace(nvfp4, block="16x16")]
+    tensors += [replace(nvfp4, block="16x16"), OperandPolicy(format="nvint4", rounding="stochastic")]
+    tensors += [replace(nvfp4, scale="two_level_ue5m3", rounding="stochastic", prescale=0.75)]
     tensors += [replace(nvfp4, scale=scale, hadamard=32, signs="step") for scale in MS_EDEN]
     tensors += [replace(nvfp4, scale="four_six", rounding="stochastic", hadamard=16)]
     cases = [(odd, policy, axis) for policy in blocks for axis in (0, 1)]
@@ -265,7 +273,7 @@ def takes(x: Tensor, policy: OperandPolicy) -> bool:
 def _supports(policy: OperandPolicy) -> bool:
     return (
         policy.format in ELEMENTS
-        and policy.format not in ("nvint4", "if4")
+        and policy.format != "if4"
         and policy.scale in _SCALES
         and (policy.rounding in _ROUNDINGS[:2] or ELEMENTS[policy.format] == E2M1)
         and not (policy.scale in ("quest", "four_six") and policy.block in ("32x32", "16x16"))
@@ -381,10 +389,12 @@ def _call(
         if policy.scale in MS_EDEN:
             job.tensor_scale, job.tensor_descale = eden_tensor_scale(amax)
             descale = job.tensor_descale
-        elif policy.format == "nvfp4":
-            encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale)
-            four_six = policy.scale == "four_six"
-            job.block_multiplier = encode if four_six else fp32(encode * fp32(1 / 6))
+        elif policy.scale.endswith("ue5m3"):
+            job.tensor_descale = ue5m3_tensor_scale(amax, policy.scale)
+            descale = fp32(job.tensor_descale / policy.prescale)
+        elif policy.format in ("nvfp4", "nvint4"):
+            encode, tensor_descale = nvfp4_tensor_scale(amax, policy.scale, job.element_max)
+            job.block_multiplier = fp32(encode * fp32(1 / 6)) if job.rule == _RULES["two_level"] else encode
             job.tensor_scale, job.error_divisor = amax, four_six_divisor(policy)
             job.tensor_descale = tensor_descale
             descale = fp32(tensor_descale / policy.prescale)
@@ -429,7 +439,7 @@ def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> _Job:
         src_bf16=x.dtype == torch.bfloat16, factor=1.0, product_bf16=policy.source == "forward_bf16",
         axis=axis, square=rows > 1, block=block,
         hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
-        rule=_RULES.get(policy.scale, 0), rounding=_ROUNDINGS.index(policy.rounding),
+        rule=4 if policy.format == "nvint4" else _RULES.get(policy.scale, 0), rounding=_ROUNDINGS.index(policy.rounding),
         mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
         scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
         scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,
