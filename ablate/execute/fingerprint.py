@@ -36,6 +36,9 @@ def fingerprint(device: str) -> str:
     """Return the fingerprint of a torch device, with as many threads as this process has now."""
     import torch
 
+    from ablate.backends.cpu_bf16 import multiply_in_fp32
+
+    multiply_in_fp32()
     parts = []
     for dtype in (torch.float32, torch.bfloat16):
         x, w = _numbers(96, 320, 1).to(device, dtype), _numbers(112, 320, 7).to(device, dtype)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ablate.backends.cpu_bf16 import multiply_in_fp32
 from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
@@ -221,6 +222,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         UserError: a model that is not built in cannot be used.
         ValueError: the layout needs blocks and the model has none.
     """
+    multiply_in_fp32()
     settings, group = config.training, layout.group
     plan = plan_steps(settings, group.size)
     state = RecipeState(

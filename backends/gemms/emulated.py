@@ -9,13 +9,12 @@ scale is applied to the fp32 accumulator before its only rounding.
 
 from __future__ import annotations
 
-import platform
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.quantisers import cpu_kernel
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy, OperandPolicy
 
 
-@cache
-def _has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 itself; otherwise a bf16 GEMM takes three times as long as fp32."""
-    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
-
-
 class EmulatedBackend(Backend):
     """Quantises with the compiled CPU quantiser or Triton's if available, else plain torch: the same bits."""
 
@@ -44,7 +37,7 @@ class EmulatedBackend(Backend):
         if device.kind != "cpu" and gemm.is_untouched:
             return Support(mode="native", detail="bf16 GEMM")
         if device.kind == "cpu":
-            with_what = "bf16" if _has_bf16() else "fp32 (this CPU has no bf16)"
+            with_what = "bf16" if multiplies_bf16() else "fp32 (this CPU has no bf16)"
             return Support(mode="emulated", detail=f"{with_what} GEMM of dequantised values on the CPU")
         fault = triton_fault()
         with_what = "Triton's quantiser" if fault is None else f"plain torch ({fault})"
@@ -91,7 +84,7 @@ class EmulatedBackend(Backend):
         assert isinstance(b, Quantized | BlockScaled)
         left, right = a.contraction_last, b.contraction_last.t()
         alpha = a.descale * b.descale
-        if {left.dtype, right.dtype} != {torch.bfloat16} or (left.device.type == "cpu" and not _has_bf16()):
+        if {left.dtype, right.dtype} != {torch.bfloat16} or (left.device.type == "cpu" and not multiplies_bf16()):
             return ((left.float() @ right.float()).mul_(alpha)).to(torch.bfloat16)
         if isinstance(alpha, Tensor):  # on the device: reading its value would wait
             return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)

@@ -14,7 +14,7 @@ def operand(values, descale=1.0):
 @pytest.mark.parametrize("descale", [1.0, 0.25])
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_product_is_summed_in_fp32_and_rounded_once(monkeypatch, has_bf16, descale):
-    monkeypatch.setattr(emulated, "_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(emulated, "multiplies_bf16", lambda: has_bf16)
     generator = torch.Generator().manual_seed(0)
     # Whole numbers whose sums fp32 holds exactly, whatever the order, and bf16 does not.
     a, b = (torch.randint(-90, 91, (33, 127), generator=generator) for _ in range(2))

@@ -47,7 +47,7 @@ EIGHT = ResourcesConfig(devices_per_run=8, gpus=1)
 @pytest.fixture(autouse=True)
 def one_thread_that_multiplies_bf16(monkeypatch):
     """The model is of devices that multiply bf16: a CPU that does not would hold operands in fp32 besides."""
-    monkeypatch.setattr(emulated, "_has_bf16", lambda: True)
+    monkeypatch.setattr(emulated, "multiplies_bf16", lambda: True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

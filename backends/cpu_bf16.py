@@ -1,0 +1,56 @@
+"""Products of bf16 matrices on a CPU without bf16 arithmetic: taken in fp32, rounded to bf16 once.
+
+torch and oneDNN multiply bf16 on such a CPU element by element, some ten to forty times slower than fp32. The
+meaning is the same: bf16 operands, sums in fp32, one rounding. Attention, the head and the layers of a foreign
+model are reached where they all arrive, at four of ATen's operators, forward and backward, without touching
+their code. Where the CPU multiplies bf16 itself nothing changes.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_OPERATORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""ATen's matrix products, and the place of their left operand."""
+_overrides: list[torch.library.Library] = []
+"""Kept: a library's operators end with it."""
+
+
+@cache
+def multiplies_bf16() -> bool:
+    """Whether this CPU multiplies bf16 itself, and the variables of oneDNN (ONEDNN_MAX_CPU_ISA) let it."""
+    if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
+        return False
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+
+
+@cache
+def multiply_in_fp32() -> None:
+    """Let this process multiply bf16 matrices in fp32 on the CPU, if that does not multiply bf16 itself."""
+    if multiplies_bf16():
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _overrides.append(library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, left in _OPERATORS.items():
+            library.impl(name, _in_fp32(getattr(torch.ops.aten, name).out, left), "CPU")
+
+
+def _in_fp32(product: Any, left: int) -> Any:
+    def multiply(*operands: Tensor, **factors: float) -> Tensor:
+        dtype = operands[left].dtype
+        if dtype != torch.bfloat16:
+            out: Tensor = product(*operands, **factors, out=operands[left].new_empty(0))
+            return out
+        wide = [operand.float() for operand in operands]
+        rounded: Tensor = product(*wide, **factors, out=wide[left].new_empty(0)).to(dtype)
+        return rounded
+
+    return multiply
