@@ -1,9 +1,9 @@
 """Products of bf16 matrices on a CPU without bf16 arithmetic: taken in fp32, rounded to bf16 once.
 
-torch and oneDNN multiply bf16 on such a CPU element by element, some ten to forty times slower than fp32. The
-meaning is the same: bf16 operands, sums in fp32, one rounding. Attention, the head and the layers of a foreign
-model are reached where they all arrive, at four of ATen's operators, forward and backward, without touching
-their code. Where the CPU multiplies bf16 itself nothing changes.
+torch multiplies bf16 on such a CPU element by element, many times slower than fp32. The meaning is the same:
+bf16 operands, sums in fp32, one rounding. Attention, the head and a foreign model's own products are reached
+where they all arrive, at four of ATen's operators, forward and backward, without touching their code. Where
+the CPU multiplies bf16 itself nothing changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def multiplies_bf16() -> bool:
     """Whether this CPU multiplies bf16 itself, and the variables of oneDNN (ONEDNN_MAX_CPU_ISA) let it."""
     if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
         return False
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
 @cache
@@ -35,12 +37,13 @@ def multiply_in_fp32() -> None:
     """Let this process multiply bf16 matrices in fp32 on the CPU, if that does not multiply bf16 itself."""
     if multiplies_bf16():
         return
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _overrides.append(library)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, left in _OPERATORS.items():
-            library.impl(name, _in_fp32(getattr(torch.ops.aten, name).out, left), "CPU")
+            product = _in_fp32(getattr(torch.ops.aten, name).out, left)
+            library.impl(name, product, "CPU")  # type: ignore[no-untyped-call]
 
 
 def _in_fp32(product: Any, left: int) -> Any:

@@ -151,6 +151,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._last_drawn = 0.0
         self._states: dict[str, State] = {}
         self._last_line = float("-inf")
+        self._end_known = False
         self._live: Live | None = None
         self._waves = reader.in_waves
 
@@ -201,7 +202,9 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
             detail += f" at {format_count(run.tokens)} tokens" if run.tokens else ""
             detail += f": {run.message}" if run.message else ""
             self._line(safe_text(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}"))
-        if changed or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
+        first_end = bool(end) and not self._end_known
+        self._end_known |= first_end
+        if changed or first_end or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
             self._line(f"[{elapsed}] {summary(runs)}{f' · {end}' if end else ''}")
 
     def _line(self, text: str) -> None:
@@ -238,7 +241,17 @@ class ConsoleListener(Listener):
 
     @contextmanager
     def preparing(self) -> Iterator[Callable[[str, float, str], None]]:
-        """Show a bar for each corpus that is not ready yet."""
+        """Show a bar for each corpus that is not ready yet; no terminal: a line for each step."""
+        if not self.console.is_terminal:
+            said: set[tuple[str, str]] = set()
+
+            def tell(digest: str, _fraction: float, what: str) -> None:
+                if (digest, what) not in said:
+                    said.add((digest, what))
+                    self.say(f"Preparing the corpus: {what} …")
+
+            yield tell
+            return
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

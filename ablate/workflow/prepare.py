@@ -5,13 +5,14 @@ Everything that can be refused is refused here, with a ``UserError``, before the
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ablate.data import TokenFiles
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 def prepare(
     storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
-) -> tuple[dict[str, TokenFiles], str | None]:
+) -> tuple[dict[str, TokenFiles], Callable[[], str | None]]:
     """Make ready what the arms need, ``chosen`` being those that will train.
 
     ``here``: they train on this machine, whose devices are checked; a cluster's workers check theirs.
-    Returns token files by the digest of their data, and what to say before runs start.
+    Returns token files by the digest of their data, and a function that waits for the CPU quantiser, which is
+    compiled meanwhile, and returns what to say before runs start, or None.
 
     Raises:
         UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
@@ -33,16 +35,28 @@ def prepare(
     """
     if here:
         _check_devices(arms)
-    warning = None
-    if any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms):
-        from ablate.backends.quantisers.cpu_kernel import loaded
-
-        kernel, reason = loaded()  # compiled here before workers ask for it
-        if kernel is None:
-            warning = f"Emulating with plain torch, several times slower: {reason}."
+    emulates = any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms)
+    warning = _quantiser(listener) if emulates else lambda: None
     corpora = _prepare_tokens(storage, chosen, listener)
     _check_tokens(corpora, chosen, listener)
     return corpora, warning
+
+
+def _quantiser(listener: Listener) -> Callable[[], str | None]:
+    """Compile the CPU quantiser before workers ask for it; return a function that waits for it."""
+    from ablate.backends.quantisers.cpu_kernel import loaded, will_build
+
+    thread = threading.Thread(target=loaded, daemon=True)  # a user who stops the command waits for nothing
+    if will_build():
+        listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
+    thread.start()
+
+    def wait() -> str | None:
+        thread.join()
+        kernel, reason = loaded()
+        return None if kernel else f"Emulating with plain torch, several times slower: {reason}."
+
+    return wait
 
 
 def _check_devices(arms: Sequence[PlannedArm]) -> None:

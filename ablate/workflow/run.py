@@ -66,13 +66,15 @@ def run_study(
     if plan.tuning is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen = _choose_runs(plan, only, seeds)
+    runs = sum(len(arm.runs) for arm in plan.arms)
+    listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
     folder = where.storage / plan.study
     lost, lock = adopt(plan, folder), to_lock(plan)
     store = StudyStore(folder)
     if lost:
-        runs = "1 run" if lost == 1 else f"{lost} runs"
+        former = "1 run" if lost == 1 else f"{lost} runs"
         listener.say(
-            f"The study has changed: {runs} of its former plan stay in {store.path}, and do not count."
+            f"The study has changed: {former} of its former plan stay in {store.path}, and do not count."
         )
     from ablate.execute.todo import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
@@ -150,32 +152,31 @@ def _execute(
     where: Where,
     listener: Listener,
     unneeded: Callable[[], Mapping[str, str]],
-    warning: str | None,
+    warning: Callable[[], str | None],
 ) -> ExecutionEnd:
-    """Execute what each wave of runs lacks; ``find`` finds that."""
+    """Execute what each wave of runs lacks; ``find`` finds that, ``warning`` what to say before."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
 
     states: dict[str, State] = {}
-    # Between two waves Ray goes on, and a request to stop is heard.
+    # Ray goes on between two waves, and a request to stop is heard.
     cancellation = Cancellation(store.path) if _in_waves(plan) else None
     with contextlib.ExitStack() as ray:
         begun = False
         for number, asked in enumerate(waves):
             todo = find(asked)
             if number == 0 or todo.runs:
-                listener.say(_todo_text(plan, todo))
+                listener.say(_todo_text(todo))
             if not todo.runs:
                 continue
             if not begun:
                 begun = True
-                if warning:
-                    listener.say(warning)
                 listener.say(
                     f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
                 )
-                if _in_waves(plan):
-                    ray.enter_context(connection(where.address))
+                ray.enter_context(connection(where.address))
+                if text := warning():
+                    listener.say(text)
             if cancellation is not None and cancellation.requested:
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
@@ -220,7 +221,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
     return Unneeded(store)
 
 
-def _todo_text(plan: Plan, todo: Todo) -> str:
+def _todo_text(todo: Todo) -> str:
     from ablate.execute.todo import taken_text
 
     ended = f"{todo.num_ended} of those asked for have ended before"
@@ -228,8 +229,7 @@ def _todo_text(plan: Plan, todo: Todo) -> str:
         ended += f", {todo.num_unneeded} are not needed"
     if todo.taken:
         ended += f", {taken_text(todo.taken)}"
-    runs = sum(len(arm.runs) for arm in plan.arms)
-    return f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs; {len(todo.runs)} to run, {ended}."
+    return f"{len(todo.runs)} to run, {ended}."
 
 
 def _weights_text(store: StudyStore, asked: Collection[str]) -> str:

@@ -84,7 +84,9 @@ class EmulatedBackend(Backend):
         assert isinstance(b, Quantized | BlockScaled)
         left, right = a.contraction_last, b.contraction_last.t()
         alpha = a.descale * b.descale
-        if {left.dtype, right.dtype} != {torch.bfloat16} or (left.device.type == "cpu" and not multiplies_bf16()):
+        if {left.dtype, right.dtype} != {torch.bfloat16} or (
+            left.device.type == "cpu" and not multiplies_bf16()
+        ):
             return ((left.float() @ right.float()).mul_(alpha)).to(torch.bfloat16)
         if isinstance(alpha, Tensor):  # on the device: reading its value would wait
             return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)

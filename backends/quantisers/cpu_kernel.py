@@ -21,7 +21,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -64,7 +64,9 @@ _RULES = {
     "ms_eden": 7, "ms_eden_unscaled": 8,
 }  # fmt: skip
 _RULES |= dict.fromkeys(block_scaled.RULES, 9) | {"searched": 10}
-"""Every other is E8M0: 0. Two levels over whole numbers are 4: the division by the largest comes first."""
+"""Every other is E8M0: 0."""
+_DIVIDED_LEVEL = 4
+"""Two levels over whole numbers."""
 _SCALES = (*SCALE_ADD, *_RULES)
 _ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm", "nearest_away", "nearest_toward_zero")
 _LARGEST_HADAMARD = 128
@@ -176,31 +178,48 @@ def _cpu_features() -> str:
     return platform.processor()
 
 
-def _flags() -> tuple[str, ...]:
-    """Return the compiler's flags: vectors as wide as torch's own, which ATEN_CPU_CAPABILITY can narrow."""
+@dataclass(frozen=True, kw_only=True)
+class _Build:
+    """How the kernel is built on this machine, and where it is kept. ``compiler``: None, there is none."""
+
+    compiler: str | None
+    version: str
+    flags: tuple[str, ...]
+    sources: dict[str, bytes]
+    target: Path
+
+
+def _flags(instructions: str) -> tuple[str, ...]:
+    """Return the compiler's flags for torch's own instructions, which ATEN_CPU_CAPABILITY can narrow."""
     if platform.machine() != "x86_64":
         return _FLAGS
-    narrower = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
-    found = torch.backends.cpu.get_cpu_capability()
-    return (*_FLAGS, *narrower.get(found, ("-mno-avx512f", "-mno-avx2")))
+    wide = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
+    return (*_FLAGS, *wide.get(instructions, ("-mno-avx512f", "-mno-avx2")))
 
 
-def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str | None:
+def _sources() -> dict[str, bytes]:
+    folder = files("ablate.backends").joinpath("kernel")
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir(), key=lambda file: file.name)}
+
+
+def _compile(build: _Build) -> str | None:
     """Compile, check the bits, move into place. Return None, or the reason of a failure."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    assert build.compiler is not None
+    with tempfile.TemporaryDirectory(dir=build.target.parent) as folder:
         code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-        for name, content in sources.items():
+        for name, content in build.sources.items():
             (Path(folder) / name).write_bytes(content)
         done = subprocess.run(
-            [compiler, *_flags(), "-o", str(library), str(code)], capture_output=True, text=True, check=False
-        )
+            [build.compiler, *build.flags, "-o", str(library), str(code)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         if done.returncode != 0:
-            return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
+            return f"{build.compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
         if not _bits_agree(ctypes.CDLL(str(library))):
-            return f"the build of {compiler} does not give the bits of plain torch"
-        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": compiler}
-        library.replace(target)
-        write_record(target.with_suffix(".json"), record)
+            return f"the build of {build.compiler} does not give the bits of plain torch"
+        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": build.compiler}
+        library.replace(build.target)
+        write_record(build.target.with_suffix(".json"), record)
     return None
 
 
@@ -213,39 +232,53 @@ def _is_whole(target: Path) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def loaded() -> tuple[ctypes.CDLL | None, str]:
-    """Return the kernel, built if necessary, and one line about it; or None and the reason."""
-    if os.environ.get("ABLATE_CPU_KERNEL") == "off":
-        return None, "switched off by ABLATE_CPU_KERNEL=off"
-    folder = files("ablate.backends").joinpath("kernel")
-    sources = {file.name: file.read_bytes() for file in sorted(folder.iterdir(), key=lambda file: file.name)}
+def _build_here() -> _Build:
+    sources, flags = _sources(), _flags(torch.backends.cpu.get_cpu_capability())
     compiler = _compiler()
     version = ""
     if compiler:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
         version = done.stdout.splitlines()[0] if done.stdout else compiler
-    what = repr((sources, version, _cpu_features(), _flags()))
+    what = repr((sources, version, _cpu_features(), flags))
     identity = hashlib.sha256(what.encode()).hexdigest()[:16]
-    cache = cache_folder("kernels")
-    target = cache / f"{identity}.so"
+    target = cache_folder("kernels") / f"{identity}.so"
+    return _Build(compiler=compiler, version=version, flags=flags, sources=sources, target=target)
+
+
+def will_build() -> bool:
+    """Whether ``loaded`` has to compile first, which takes 10 to 40 s."""
+    build = None if _is_off() else _build_here()
+    return build is not None and build.compiler is not None and not _is_whole(build.target)
+
+
+def _is_off() -> bool:
+    return os.environ.get("ABLATE_CPU_KERNEL") == "off"
+
+
+@lru_cache(maxsize=1)
+def loaded() -> tuple[ctypes.CDLL | None, str]:
+    """Return the kernel, built if necessary, and one line about it; or None and the reason."""
+    if _is_off():
+        return None, "switched off by ABLATE_CPU_KERNEL=off"
+    build = _build_here()
+    target = build.target
     if not _is_whole(target):
-        if compiler is None:
+        if build.compiler is None:
             return None, "no C++ compiler found (install g++ for a several times faster emulation)"
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with (cache / f"{identity}.lock").open("w") as lock:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_whole(target) and (why := _build(compiler, sources, target)):
+                if not _is_whole(target) and (why := _compile(build)):
                     return None, why
         except OSError as error:
-            return None, f"cannot build into {cache}: {error}"
+            return None, f"cannot build into {target.parent}: {error}"
     try:
         library = ctypes.CDLL(str(target))
     except OSError as error:
         return None, f"cannot load {target}: {error}"
     _declare(library)
-    return library, f"compiled by {version or 'an earlier compiler'}"
+    return library, f"compiled by {build.version or 'an earlier compiler'}"
 
 
 def _openmp_runtime() -> ctypes.CDLL | None:
@@ -439,7 +472,8 @@ def _job(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> _Job:
         src_bf16=x.dtype == torch.bfloat16, factor=1.0, product_bf16=policy.source == "forward_bf16",
         axis=axis, square=rows > 1, block=block,
         hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
-        rule=4 if policy.format == "nvint4" else _RULES.get(policy.scale, 0), rounding=_ROUNDINGS.index(policy.rounding),
+        rule=_DIVIDED_LEVEL if policy.format == "nvint4" else _RULES.get(policy.scale, 0),
+        rounding=_ROUNDINGS.index(policy.rounding),
         mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
         scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
         scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,

@@ -1,5 +1,6 @@
 """The conformance suite over the back ends that run on a CPU, and what only they owe."""
 
+import ctypes
 import dataclasses
 import shutil
 
@@ -251,3 +252,24 @@ def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
         assert not list(tmp_path.rglob("*.so"))
     finally:
         cpu_kernel.loaded.cache_clear()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("instructions", ["AVX512", "AVX2", "DEFAULT"])
+def test_every_width_of_vectors_has_the_bits_of_the_reference(monkeypatch, tmp_path, instructions, compiler):
+    widest = torch.backends.cpu.get_cpu_capability()
+    if not shutil.which(compiler) or (instructions, widest) == ("AVX512", "AVX2") or widest == "DEFAULT":
+        pytest.skip(f"no {compiler}, or a CPU without {instructions}")
+    target = tmp_path / "kernel.so"
+    build = dataclasses.replace(
+        cpu_kernel._build_here(), compiler=compiler, flags=cpu_kernel._flags(instructions), target=target
+    )
+    assert cpu_kernel._compile(build) is None
+    library = ctypes.CDLL(str(target))
+    cpu_kernel._declare(library)
+    monkeypatch.setattr(cpu_kernel, "loaded", lambda: (library, "of a test"))
+    found = [check for check in checks(load_backend("emulated"), "cpu") if check.kind == "quantised bits"]
+    assert len(found) == len(POLICIES)
+    for check in found:
+        check.run()

@@ -118,8 +118,8 @@ def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(tmp_path):
     assert {state for (arm, _), (state, _) in found.items() if arm != "bad"} == {"finished"}
     assert [found["bad", seed][0] for seed in range(4)] == ["finished", "finished", "stopped", "stopped"]
     assert "settled after 2 of at most 4 seeds" in found["bad", 3][1]
-    assert [line.split(";")[1].split(",")[0] for line in done.out.splitlines() if " to run, " in line] == [
-        " 6 to run", " 2 to run", " 2 to run",
+    assert [line.split(",")[0] for line in done.out.splitlines() if " to run, " in line] == [
+        "6 to run", "2 to run", "2 to run",
     ]  # fmt: skip
     whole, arms = report(tmp_path)
     assert (arms["bad"]["n"], arms["like"]["n"], arms["good"]["n"]) == (2, 4, 4)
