@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
+from machine import prepare
 from torch import Tensor, nn
 
 from ablate.numerics import apply_recipe
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    machine = prepare(args.threads)
     keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(args.tokens, args.inputs, generator=generator).to(torch.bfloat16).requires_grad_()
@@ -101,9 +102,7 @@ def main() -> None:
                 continue
             least[name] = min(least[name], clock() - start)
             x.grad = None
-    print(
-        f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, {args.threads} thread(s), forward + backward"
-    )
+    print(f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, forward + backward; {machine}")
     for name, seconds in least.items():
         print(f"{name:<36} {seconds * 1e3:8.1f} ms  {seconds / least['bf16']:6.2f} x bf16")
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from machine import prepare
 
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    print(prepare(args.threads))
     window = np.random.default_rng(0).integers(0, VOCABULARY, (args.batch_size, args.seq_len + 1))
     llama = ModelConfig(
         width=args.width, layers=args.layers, heads=args.width // 64, ffn=round(args.width * 8 / 3 / 32) * 32

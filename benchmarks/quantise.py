@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
+from machine import prepare
 
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    machine = prepare(args.threads)
     keep_freed_memory()
     x = torch.randn(args.size, args.size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     backend = load_backend("emulated")
@@ -90,11 +91,13 @@ def main() -> None:
             start = time.perf_counter()
             call()
             least[name] = min(least[name], time.perf_counter() - start)
-    print(f"{args.size}x{args.size} bf16, {args.threads} thread(s); {backend.detail()}")
+    print(f"{args.size}x{args.size} bf16; {machine}")
     ours = max(least["mxfp4 nearest, axis 0"], least["mxfp4 nearest, axis 1"])
     for name, seconds in least.items():
-        ratio = f"  {seconds / ours:6.1f} x ours (mxfp4 nearest, the slower axis)" if name in peers else ""
-        print(f"{name:<32} {seconds / x.numel() * 1e9:7.2f} ns/element{ratio}")
+        ratio = f"{seconds / least['clone']:6.2f} x clone"
+        if name in peers:
+            ratio = f"{seconds / ours:6.1f} x ours (mxfp4 nearest, the slower axis)"
+        print(f"{name:<32} {seconds / x.numel() * 1e9:7.2f} ns/element  {ratio}")
     for name in (name for name, call in peers.items() if call is None):
         print(f"{name:<32} not installed")
 

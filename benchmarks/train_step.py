@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import torch
+from machine import prepare
 
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
@@ -29,6 +30,27 @@ ARMS = {
 }
 
 
+def own_products(model: ModelConfig, args: argparse.Namespace) -> float:
+    """Return the seconds of a step's matrix products alone, in fp32: the linear layers and attention."""
+    tokens, heads, size = args.batch_size * args.seq_len, model.heads, model.width // model.heads
+    qkv, out = (3 * model.width, model.width), (model.width, model.width)
+    gate_up, down = (2 * model.ffn, model.width), (model.width, model.ffn)
+    pairs = []
+    for outputs, inputs in model.layers * (qkv, out, gate_up, down) + ((256, model.width),):
+        x, w, dy = (torch.randn(shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+        pairs += [(x, w.t()), (dy, w), (dy.t(), x)]
+    for _ in range(model.layers):
+        q, p = (torch.randn(args.batch_size * heads, args.seq_len, n) for n in (size, args.seq_len))
+        pairs += 2 * [(q, q.transpose(1, 2)), (p, q), (p.transpose(1, 2), q)]
+    least = float("inf")
+    for _ in range(args.repeats):
+        start = time.perf_counter()
+        for left, right in pairs:
+            torch.matmul(left, right)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=512)
@@ -38,7 +60,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    machine = prepare(args.threads)
     ffn = args.width * 11 // 4 // 32 * 32
     model_config = ModelConfig(width=args.width, layers=args.layers, heads=args.width // 64, ffn=ffn)
     training = TrainingConfig(seq_len=args.seq_len, batch_size=args.batch_size)
@@ -63,7 +85,9 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - start)
     tokens = args.batch_size * args.seq_len
     base = statistics.median(seconds["bf16"])
-    print(f"width {args.width}, {args.layers} layers, {tokens} tokens a step, {args.threads} thread(s)")
+    print(f"width {args.width}, {args.layers} layers, {tokens} tokens a step; {machine}")
+    products = own_products(model_config, args)
+    print(f"the bf16 step takes {base / products:.2f} x its own products in fp32 ({products * 1e3:.1f} ms)")
     for name, values in seconds.items():
         median = statistics.median(values)
         print(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ablate.data import TokenFiles
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 def prepare(
     storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
-) -> tuple[dict[str, TokenFiles], Callable[[], str | None]]:
+) -> dict[str, TokenFiles]:
     """Make ready what the arms need, ``chosen`` being those that will train.
 
     ``here``: they train on this machine, whose devices are checked; a cluster's workers check theirs.
-    Returns token files by the digest of their data, and a function that waits for the CPU quantiser, which is
-    compiled meanwhile, and returns what to say before runs start, or None.
+    Returns token files by the digest of their data. Where the CPU quantiser has to be compiled, that goes on
+    beside what follows; a worker that needs it waits for it.
 
     Raises:
         UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
@@ -35,28 +35,26 @@ def prepare(
     """
     if here:
         _check_devices(arms)
-    emulates = any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms)
-    warning = _quantiser(listener) if emulates else lambda: None
+    if any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms):
+        _prepare_quantiser(listener)
     corpora = _prepare_tokens(storage, chosen, listener)
     _check_tokens(corpora, chosen, listener)
-    return corpora, warning
+    return corpora
 
 
-def _quantiser(listener: Listener) -> Callable[[], str | None]:
-    """Compile the CPU quantiser before workers ask for it; return a function that waits for it."""
+def _prepare_quantiser(listener: Listener) -> None:
     from ablate.backends.quantisers.cpu_kernel import loaded, will_build
 
-    thread = threading.Thread(target=loaded, daemon=True)  # a user who stops the command waits for nothing
+    def load() -> None:
+        kernel, reason = loaded()
+        if kernel is None:
+            listener.say(f"Emulating with plain torch, several times slower: {reason}.")
+
     if will_build():
         listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
-    thread.start()
-
-    def wait() -> str | None:
-        thread.join()
-        kernel, reason = loaded()
-        return None if kernel else f"Emulating with plain torch, several times slower: {reason}."
-
-    return wait
+        threading.Thread(target=load, daemon=True).start()  # who stops the command does not wait for it
+    else:
+        load()
 
 
 def _check_devices(arms: Sequence[PlannedArm]) -> None:

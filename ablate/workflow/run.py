@@ -94,7 +94,7 @@ def run_study(
                 store.write_plan(to_lock(plan))
                 chosen = _choose_runs(plan, only, seeds)
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-            corpora, warning = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
+            corpora = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
             unneeded = _unneeded(store, plan)
 
             def find(asked: Collection[str]) -> Todo:
@@ -104,7 +104,7 @@ def run_study(
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
                 waves = _waves(store, plan, chosen)
-                outcome = _execute(store, plan, waves, find, where, listener, unneeded, warning)
+                outcome = _execute(store, plan, waves, find, where, listener, unneeded)
                 if _in_waves(plan):
                     leave_out(store, requests_of(plan, chosen, corpora), unneeded())
                 report = None if outcome.interrupted or as_pilot else _report(store, listener)
@@ -152,14 +152,13 @@ def _execute(
     where: Where,
     listener: Listener,
     unneeded: Callable[[], Mapping[str, str]],
-    warning: Callable[[], str | None],
 ) -> ExecutionEnd:
-    """Execute what each wave of runs lacks; ``find`` finds that, ``warning`` what to say before."""
+    """Execute what each wave of runs lacks; ``find`` finds that."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
 
     states: dict[str, State] = {}
-    # Ray goes on between two waves, and a request to stop is heard.
+    # Between two waves Ray goes on, and a request to stop is heard.
     cancellation = Cancellation(store.path) if _in_waves(plan) else None
     with contextlib.ExitStack() as ray:
         begun = False
@@ -174,9 +173,8 @@ def _execute(
                 listener.say(
                     f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
                 )
-                ray.enter_context(connection(where.address))
-                if text := warning():
-                    listener.say(text)
+                if _in_waves(plan):
+                    ray.enter_context(connection(where.address))
             if cancellation is not None and cancellation.requested:
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:

@@ -111,9 +111,7 @@ def _go_on(
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora, warning = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
-    if text := warning():
-        listener.say(text)
+    corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
     runs = trial_runs(store, corpora, address, listener, retry_failed=True)
     runs.write(tried_plan(planned, before))
     is_done = plan.is_done(before)

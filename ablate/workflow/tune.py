@@ -43,9 +43,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
 
     tuning = plan.tuning
     assert tuning is not None
-    corpora, warning = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
-    if text := warning():
-        listener.say(text)
+    corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
     store = StudyStore(where.storage / tuning.study)
     store.path.mkdir(parents=True, exist_ok=True)
     mirror = start_mirror(store.path, where.tracking_uri)
