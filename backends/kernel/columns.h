@@ -47,7 +47,7 @@ INLINE Pair choose(const vi& take, const Pair& a, const Pair& b) {
 
 template <class Q>
 void four_six_columns(const Job& job, const Q& q, const Pair v[2], const Words word[2], const vu& amax, int64_t row,
-                             int64_t col) {
+                      int64_t col) {
   const vf base = divided_base(job, amax);
   Row value[2];
   vf error[2];

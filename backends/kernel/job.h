@@ -19,7 +19,17 @@ constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7FFFFFFFu, HIGH = 0xFFFF000
 constexpr float FLOAT_MAX = 3.402823466e38f;
 
 enum Rule : int {  // in the order of cpu_kernel.py
-  E8M0, QUEST, TENSOR, TWO_LEVEL, DIVIDED_LEVEL, UE5M3, FOUR_SIX, EDEN, EDEN_UNSCALED, GIVEN, DIVIDED
+  E8M0,
+  QUEST,
+  TENSOR,
+  TWO_LEVEL,
+  DIVIDED_LEVEL,
+  UE5M3,
+  FOUR_SIX,
+  EDEN,
+  EDEN_UNSCALED,
+  GIVEN,
+  DIVIDED
 };
 enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_AWAY = 3, NEAREST_TOWARD_ZERO = 4 };
 
@@ -28,10 +38,10 @@ enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_
 // As cpu_kernel.py fills it; the order of the fields is the interface.
 struct Job {
   const void* src;
-  void* dst;            // bf16 [rows, cols], contiguous
-  uint8_t* mask;        // null, or where |scaled| < 6 is written, or read to undo a rotation
-  const float* signs;   // null, or the signs before the Hadamard, for 32 elements at least; along the
-                        // columns even ones before odd ones in each 32
+  void* dst;             // bf16 [rows, cols], contiguous
+  uint8_t* mask;         // null, or where |scaled| < 6 is written, or read to undo a rotation
+  const float* signs;    // null, or the signs before the Hadamard, for 32 elements at least; along the
+                         // columns even ones before odd ones in each 32
   const int32_t* order;  // null, or which element of its group each one is before the signs; along the columns
                          // for 128 elements, by and for places with even ones before odd ones in each 32
   const float* scales;   // of GIVEN and DIVIDED, one for each tile: [rows / tile_rows, cols / tile_cols]
@@ -39,7 +49,7 @@ struct Job {
   int32_t src_bf16, product_bf16, axis, square, block, hadamard, rotated_bf16;
   int32_t rule, rounding, mantissa_bits, min_exponent;
   uint32_t scale_add, scale_emax;  // E8M0: exponent = ((amax bits + add) >> 23) - emax
-  float factor;  // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
+  float factor;                    // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
   float element_max, prescale, undo, norm;
   float tensor_scale;      // of TENSOR; EDEN's clip; FOUR_SIX's amax of the tensor
   float block_multiplier;  // of TWO_LEVEL, DIVIDED_LEVEL and FOUR_SIX

@@ -1,6 +1,6 @@
 // Quantise-dequantise for CPUs: the bits of ablate/numerics/quantiser.py, at memory speed.
 //
-// Plain C++ with fixed-width vectors of 16 lanes, which compilers lower to AVX-512, AVX2 or NEON. 32
+// Vectors have 16 lanes (vectors.h) whatever the registers of the machine. 32
 // neighbours of a row are one pair of vectors, even columns in one, odd ones in the other: that is how two
 // bf16 lie in a 32-bit word, so loading and storing take a shift each and the first Hadamard stage needs no
 // shuffle. Blocks along the columns stay in registers; blocks along the rows and square tiles work on strips
@@ -115,11 +115,9 @@ extern "C" uint32_t ablate_amax_bits(const Job* given, int threads) {
 // The same of each of the job's tiles, as a matrix of uint32 at dst.
 extern "C" void ablate_tile_amax_bits(const Job* given, int threads) {
   const Job& job = *given;
-  if (job.tile_rows == 1)
-    return split(job.rows, threads, [&](int64_t a, int64_t b) { amax_of_rows(job, a, b); });
-  split((job.cols + TILE - 1) / TILE, threads, [&](int64_t a, int64_t b) {
-    amax_of_tiles(job, a * TILE, b * TILE < job.cols ? b * TILE : job.cols);
-  });
+  if (job.tile_rows == 1) return split(job.rows, threads, [&](int64_t a, int64_t b) { amax_of_rows(job, a, b); });
+  split((job.cols + TILE - 1) / TILE, threads,
+        [&](int64_t a, int64_t b) { amax_of_tiles(job, a * TILE, b * TILE < job.cols ? b * TILE : job.cols); });
 }
 
 // The best clipping value of each row, as fp32 at dst.

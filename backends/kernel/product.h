@@ -9,9 +9,9 @@
 
 // As block_scaled.py fills it; the order of the fields is the interface.
 struct Product {
-  const uint16_t *a, *b;            // bf16; [m, k] and [n, k], or transposed
+  const uint16_t *a, *b;             // bf16; [m, k] and [n, k], or transposed
   const float *a_scales, *b_scales;  // [1 or k / 128, m] and [the same, n]
-  uint16_t* dst;                    // bf16 [m, n], contiguous
+  uint16_t* dst;                     // bf16 [m, n], contiguous
   int64_t m, n, k, a_stride, b_stride, scales;
   int32_t a_transposed, b_transposed;
 };
@@ -31,8 +31,8 @@ inline void transpose(vu v[16]) {
   for (int s = 8; s > 0; s /= 2) {
     const __mmask16 upper = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(s));
     const __m512i low = _mm512_mask_add_epi32(lane, upper, lane, _mm512_set1_epi32(16 - s));
-    const __m512i high = _mm512_mask_add_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(s)), upper, lane,
-                                               _mm512_set1_epi32(16));
+    const __m512i high =
+        _mm512_mask_add_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(s)), upper, lane, _mm512_set1_epi32(16));
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
       if (i & s) continue;

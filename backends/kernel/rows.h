@@ -80,8 +80,9 @@ void four_six_rows(const Job& job, const Q& q, const Row tile[], const Words wor
     fewer[odd] = error[1] < error[0];
   }
   for (int i = 0; i < 16; ++i)
-    q.template finish<false>(row + top + i, col,
-                             {choose(fewer[0], value[0][1][i], value[0][0][i]), choose(fewer[1], value[1][1][i], value[1][0][i])});
+    q.template finish<false>(
+        row + top + i, col,
+        {choose(fewer[0], value[0][1][i], value[0][0][i]), choose(fewer[1], value[1][1][i], value[1][0][i])});
 }
 
 // MS-EDEN along the rows: the rows of a strip are one Hadamard group.

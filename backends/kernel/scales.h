@@ -85,7 +85,8 @@ template <class ELEMENT, int ROUNDING>
 class Quantiser {
  public:
   // Which rules a policy can have beside its element and rounding: the others are not compiled.
-  static constexpr bool FOUR_SIXES = ELEMENT::exact_in_bf16 && ROUNDING != STOCHASTIC_ROCM, EDENS = FOUR_SIXES && ROUNDING != STOCHASTIC;
+  static constexpr bool FOUR_SIXES = ELEMENT::exact_in_bf16 && ROUNDING != STOCHASTIC_ROCM,
+                        EDENS = FOUR_SIXES && ROUNDING != STOCHASTIC;
 
   explicit Quantiser(const Job& job) : job_(job), element_(job), keys_(job) {}
 
@@ -94,11 +95,14 @@ class Quantiser {
     return job_.prescale == 1.0f ? v : v * job_.prescale;
   }
 
-  INLINE vf rounded(const vf& scaled, const vu& word) const { return round_element<ELEMENT, ROUNDING>(element_, scaled, word); }
+  INLINE vf rounded(const vf& scaled, const vu& word) const {
+    return round_element<ELEMENT, ROUNDING>(element_, scaled, word);
+  }
 
   // Round, scale back and store 32 values.
   template <bool FULL>
-  INLINE void put(int64_t row, int64_t col, const Pair& x, const Scale& even, const Scale& odd, const Words& word) const {
+  INLINE void put(int64_t row, int64_t col, const Pair& x, const Scale& even, const Scale& odd,
+                  const Words& word) const {
     const Pair v = {scaled(x.even, even), scaled(x.odd, odd)};
     if (job_.mask) put_mask(row, col, v);
     finish<FULL>(row, col, {rounded(v.even, word.even) * even.up, rounded(v.odd, word.odd) * odd.up});

@@ -16,11 +16,11 @@
 
 // As fp32_scales.py fills it; the order of the fields is the interface.
 struct Candidates {
-  const float* shares;     // share i of the largest magnitude, about (i + 1) / count * shares[count - 1]
-  const float* levels;     // the element's magnitudes, ascending, from 0 on
+  const float* shares;       // share i of the largest magnitude, about (i + 1) / count * shares[count - 1]
+  const float* levels;       // the element's magnitudes, ascending, from 0 on
   const int32_t* midpoints;  // between neighbours, in units of the first
-  int32_t count, gaps;     // gaps: how many midpoints
-  float units;             // the largest level in units of the first midpoint
+  int32_t count, gaps;       // gaps: how many midpoints
+  float units;               // the largest level in units of the first midpoint
 };
 
 namespace {
@@ -37,8 +37,7 @@ class Search {
     for (int mark : marks) bin_.push_back(static_cast<uint16_t>(bin += mark));
     cells_ = bin + 1;
     for (int gap = 0; gap < all.gaps; ++gap)
-      for (int i = 1; i <= all.count; ++i)
-        place_.push_back(2 * bin_[std::min<int64_t>(i * all.midpoints[gap], limit)]);
+      for (int i = 1; i <= all.count; ++i) place_.push_back(2 * bin_[std::min<int64_t>(i * all.midpoints[gap], limit)]);
     above_.resize(2 * cells_);
     errors_.resize(all.count);
     slack_.resize(all.count);
@@ -163,7 +162,7 @@ class Search {
   std::vector<double> above_;           // sum and number of the magnitudes in a bin and all bins above it
   std::vector<double> errors_, slack_;  // of each candidate: estimate, and by how much it may be off
   std::vector<double> tree_;
-  std::vector<float> x_;                // the row, even columns before odd ones in each 32
+  std::vector<float> x_;  // the row, even columns before odd ones in each 32
 };
 
 void search_rows(const Job& job, const Candidates& all, int64_t begin, int64_t end) {

@@ -27,10 +27,10 @@ constexpr int REGISTERS = 64 / REGISTER, REGISTER_LANES = 16 / REGISTERS;
 
 template <class T>
 struct RegisterOf;
-#define REGISTER_OF(T)                                        \
-  template <>                                                 \
-  struct RegisterOf<T> {                                      \
-    typedef T Type __attribute__((vector_size(REGISTER)));    \
+#define REGISTER_OF(T)                                     \
+  template <>                                              \
+  struct RegisterOf<T> {                                   \
+    typedef T Type __attribute__((vector_size(REGISTER))); \
   };
 REGISTER_OF(float)
 REGISTER_OF(int32_t)
@@ -39,9 +39,8 @@ REGISTER_OF(uint64_t)
 #undef REGISTER_OF
 
 // Operators, as all sizes have them. Comparisons give -1 where they hold, else 0.
-#define OPERATORS(ANY, SHIFT, COMPARE)                                                        \
-  ANY(+) ANY(-) ANY(*) ANY(/) ANY(&) ANY(|) ANY(^) SHIFT(<<) SHIFT(>>) COMPARE(<) COMPARE(>) \
-  COMPARE(>=) COMPARE(==)
+#define OPERATORS(ANY, SHIFT, COMPARE) \
+  ANY(+) ANY(-) ANY(*) ANY(/) ANY(&) ANY(|) ANY(^) SHIFT(<<) SHIFT(>>) COMPARE(<) COMPARE(>) COMPARE(>=) COMPARE(==)
 
 // A register. A cast to another kind keeps the bits.
 template <class T>
@@ -180,7 +179,9 @@ INLINE One<float> square_root(const One<float>& a) { return (One<float>::Registe
 INLINE One<uint64_t> low_times(const One<uint64_t>& a, const One<uint64_t>& b) {
   return (One<uint64_t>::Register)_mm512_mul_epu32((__m512i)a.v, (__m512i)b.v);
 }
-INLINE bool all(const One<int32_t>& where) { return _mm512_test_epi32_mask((__m512i)where.v, (__m512i)where.v) == 0xFFFF; }
+INLINE bool all(const One<int32_t>& where) {
+  return _mm512_test_epi32_mask((__m512i)where.v, (__m512i)where.v) == 0xFFFF;
+}
 #elif defined(__AVX2__)
 INLINE One<float> truncated(const One<float>& a) {
   return (One<float>::Register)_mm256_round_ps((__m256)a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
@@ -192,7 +193,8 @@ INLINE One<uint64_t> low_times(const One<uint64_t>& a, const One<uint64_t>& b) {
 INLINE bool all(const One<int32_t>& where) { return _mm256_movemask_ps((__m256)where.v) == 0xFF; }
 #else
 INLINE One<float> truncated(const One<float>& a) {
-  const auto whole = __builtin_convertvector(__builtin_convertvector(a.v, One<int32_t>::Register), One<float>::Register);
+  const auto whole =
+      __builtin_convertvector(__builtin_convertvector(a.v, One<int32_t>::Register), One<float>::Register);
   return a.v < 8388608.0f ? whole : a.v;  // also NaN, which would not survive as an int
 }
 INLINE One<float> square_root(One<float> a) {
@@ -316,9 +318,9 @@ INLINE V shuffle(const V& a, const V& b) {
   return shuffled<V, Lanes<LANE...>, 0>(a, b);
 }
 
-#define SHUFFLE(NAME, ...)           \
-  template <class V>                 \
-  INLINE V NAME(const V& v) {               \
+#define SHUFFLE(NAME, ...)             \
+  template <class V>                   \
+  INLINE V NAME(const V& v) {          \
     return shuffle<__VA_ARGS__>(v, v); \
   }
 SHUFFLE(swap_ones, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
@@ -328,8 +330,12 @@ SHUFFLE(swap_eights, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
 SHUFFLE(evens_twice, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14)
 #undef SHUFFLE
 
-INLINE vf evens(const vf& a, const vf& b) { return shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(a, b); }
-INLINE vf odds(const vf& a, const vf& b) { return shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(a, b); }
+INLINE vf evens(const vf& a, const vf& b) {
+  return shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(a, b);
+}
+INLINE vf odds(const vf& a, const vf& b) {
+  return shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(a, b);
+}
 
 // -1 in every second span of COUNT lanes, else 0.
 template <int COUNT, int... LANE>
