@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LOOK_SEC = 0.3
 _MOST_RUNS = 40
 """A study of more runs is shown arm by arm."""
+_RUN_NOW = {True: " · being run now", False: "", None: " · whether it is being run cannot be seen from here"}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "former-reports",
@@ -89,14 +90,13 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
         return
     from rich.console import Console
 
-    console, now = Console(highlight=False), " · being run now"
+    console = Console(highlight=False)
     by_arm = len(runs) > _MOST_RUNS and not all_runs
     console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
     end = end_text(runs, at_most=reader.may_end_sooner)
-    running_text = f" · {end}" if end else now if running else ""
-    console.print(f"{store.path.name}: {summary(runs)}{running_text}")
+    console.print(f"{store.path.name}: {summary(runs)}{f' · {end}' if end else _RUN_NOW[running]}")
     if trials is not None:
-        so_far = f"{now if trials_run else ''}, of the trials asked so far"
+        so_far = f"{_RUN_NOW[trials_run]}, of the trials asked so far"
         console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
     alike: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
@@ -203,7 +203,7 @@ def cancel(study: str, storage: Path) -> None:
     from ablate.store.running import is_running
 
     store = find_study(storage, study)
-    if not is_running(store.path):
+    if is_running(store.path) is False:
         click.echo(f"{store.path.name} is not being run.")
         return
     from ablate.execute.driver import request_stop
@@ -229,27 +229,28 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
     """
-    from ablate.store.running import is_running
+    from ablate.store.running import kept_still
 
     store = find_study(storage, study)
-    if is_running(store.path):
-        stop = command_line("cancel", store.path.name, storage=storage)
-        raise UserError(f"{store.path} is being run (stop it first: {stop})")
-    found = _whole(store) if whole else _leftovers(store, weights=weights)
-    if not found:
-        click.echo("Nothing to remove.")
-        return
-    for path, why in found.items():
-        click.echo(f"{path}  ({why}, {_size(path) / 2**20:.1f} MiB)")
-    if dry_run:
-        return
-    if not yes and not click.confirm(f"Remove {len(found)} of them?" if len(found) > 1 else "Remove it?"):
-        return
-    for path in found:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    with kept_still(store.path) as still:
+        if not still:
+            stop = command_line("cancel", store.path.name, storage=storage)
+            raise UserError(f"{store.path} is being run (stop it first: {stop})")
+        found = _whole(store) if whole else _leftovers(store, weights=weights)
+        if not found:
+            click.echo("Nothing to remove.")
+            return
+        for path, why in found.items():
+            click.echo(f"{path}  ({why}, {_size(path) / 2**20:.1f} MiB)")
+        if dry_run:
+            return
+        if not yes and not click.confirm(f"Remove {len(found)} of them?" if len(found) > 1 else "Remove it?"):
+            return
+        for path in found:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     click.echo(f"Removed {len(found)}.")
 
 

@@ -105,9 +105,9 @@ class ProgressReader:
     """Reads the progress of a study's runs repeatedly."""
 
     def __init__(
-        self, store: StudyStore, *, executor_alive: bool = True, examines_files: bool = False
+        self, store: StudyStore, *, executor_alive: bool | None = True, examines_files: bool = False
     ) -> None:
-        """``executor_alive=False`` reads ``running`` as interrupted: no process runs the study.
+        """``executor_alive=False`` reads ``running`` as interrupted: nobody runs the study. None: unknown.
 
         ``examines_files``: whether damage to files of ended runs is looked for, at each read.
         """
@@ -139,7 +139,7 @@ class ProgressReader:
         status = run.examined() if self._examines_files else run.status()
         tail = _Tail() if status.state == "damaged" else self._tail(run)
         state, message = status.state, status.message
-        if state == "running" and not self._executor_alive:
+        if state == "running" and self._executor_alive is False:
             state, message = "interrupted", "its executor is gone"
         return RunProgress(
             run_id=run.run_id,

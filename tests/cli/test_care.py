@@ -17,7 +17,7 @@ from ablate.cli import care, cli
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
-from ablate.store.running import running
+from ablate.store.running import is_running, running
 
 IDS = ["00aa000000000000", "00bb000000000000"]
 
@@ -199,6 +199,19 @@ def test_clean_of_the_whole_study(store, tmp_path):
     call(store, "clean", "s", "--whole", "--yes")
     assert not store.path.exists()
     assert tmp_path.exists()
+
+
+def test_no_run_begins_between_the_question_of_clean_and_its_end(store, monkeypatch):
+    seen = []
+
+    def ask(*_arguments):
+        seen.append(is_running(store.path))  # somebody holds its lock: who starts it waits
+        return True
+
+    monkeypatch.setattr(care.click, "confirm", ask)
+    call(store, "clean", "s", "--whole")
+    assert seen == [True]
+    assert not store.path.exists()
 
 
 def test_sync_sends_what_mlflow_lacks_once(store):

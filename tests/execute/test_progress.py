@@ -1,6 +1,11 @@
 import json
+import shutil
+import threading
+import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +18,7 @@ from ablate.execute.progress import Pace, ProgressReader, RunProgress
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 from ablate.store.lock import LockedArm, LockedPlan, Target
-from ablate.store.running import is_running, running
+from ablate.store.running import is_running, kept_still, running
 
 
 def row(tokens, **values):
@@ -76,6 +81,79 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path):
     with running(store, second) as shared:
         assert not shared
     assert store.plan() == second
+
+
+def one_arm(target):
+    arms = (LockedArm(name="a", runs=()),)
+    return LockedPlan(study="s", baseline="a", target=Target(kind="val_loss", value=target), arms=arms)
+
+
+def test_who_starts_while_another_writes_its_plan_waits_for_that_plan(tmp_path, monkeypatch):
+    store = StudyStore(tmp_path / "s")
+    plans = [one_arm(target=1.0), one_arm(target=2.0)]
+    with running(store, plans[0]):
+        pass
+    write, writing, outcome = StudyStore.write_plan, threading.Event(), []
+
+    def write_slowly(self, plan):
+        writing.set()
+        time.sleep(0.5)  # a slow fsync
+        write(self, plan)
+
+    def start_the_old_plan():
+        try:
+            with running(store, plans[0]):
+                outcome.append("joined")
+        except UserError as error:
+            outcome.append(str(error))
+
+    monkeypatch.setattr(StudyStore, "write_plan", write_slowly)
+    other = threading.Thread(target=start_the_old_plan)
+    with ExitStack() as held:
+        starter = threading.Thread(target=lambda: held.enter_context(running(store, plans[1])))
+        starter.start()
+        assert writing.wait(10)
+        other.start()
+        starter.join()
+        other.join()
+        assert store.plan() == plans[1]
+    assert "with another plan" in outcome[0]
+
+
+def test_who_waits_while_the_study_is_removed_begins_it_anew(tmp_path):
+    store = StudyStore(tmp_path / "s")
+    plan = one_arm(target=2.0)
+    with running(store, plan):
+        pass
+    begun = []
+
+    def start():
+        with running(store, plan):
+            begun.append(store.plan() == plan)
+
+    with kept_still(store.path) as still:
+        assert still
+        starter = threading.Thread(target=start)
+        starter.start()
+        time.sleep(0.2)
+        assert begun == []
+        shutil.rmtree(store.path)
+    starter.join()
+    assert begun == [True]
+
+
+def test_a_reader_who_may_not_look_does_not_know_whether_it_runs(study, monkeypatch):
+    store, requests = study
+    store.run(requests[0].run_id).create(asdict(requests[0].config))
+    store.run(requests[0].run_id).write_status(Status(state="running", attempt=1))
+
+    def refuse(*_arguments):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        assert is_running(store.path) is None
+    assert ProgressReader(store, executor_alive=None).read()[0].state == "running"
 
 
 def test_damaged_files_are_shown_as_what_they_are(study):
