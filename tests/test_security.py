@@ -36,7 +36,7 @@ def watch(process, until, open_to, sessions):
         for one in family(process):
             # Most of them come and go: one that has ended between two questions listens to nobody.
             with contextlib.suppress(psutil.Error, OSError):
-                sessions |= set(re.findall(r"/tmp/ray/session_[\w-]+", " ".join(one.cmdline())))
+                sessions |= set(re.findall(r"/[\w/-]+/session_[\d_-]+", " ".join(one.cmdline())))
                 for connection in one.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
                         open_to.add((connection.laddr.ip, one.name()))
@@ -72,7 +72,8 @@ def test_a_run_opens_nothing_to_others(tmp_path):
     assert strange == set()
 
     [session] = sessions
-    files = [path for folder in (tmp_path, Path(session)) for path in folder.rglob("*") if path.is_file()]
+    assert not Path(session).exists()
+    files = [path for folder in (tmp_path,) for path in folder.rglob("*") if path.is_file()]
     written = [path for path in files if path.is_relative_to(tmp_path / "runs")]
     assert len(written) > 20
     assert [path for path in written if path.stat().st_mode & 0o002] == []
@@ -95,8 +96,29 @@ from ablate.execute.cluster import connection
 
 with connection(None):
     import ray
-    print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN_PATH"], flush=True)
+    print(
+        ray.get_runtime_context().gcs_address,
+        os.environ["RAY_AUTH_TOKEN_PATH"],
+        ray._private.worker._global_node.get_session_dir_path(),
+        flush=True,
+    )
     input()
+"""
+PLANT = """
+import os, pathlib
+
+session = pathlib.Path({session!r})
+for attack in (
+    lambda: (session / "runtime_resources" / "py_modules_files").mkdir(parents=True),
+    lambda: (session / "logs").rename(session / "logs.old"),
+    lambda: (session / "sockets" / "mine").symlink_to("/"),
+    lambda: session.parent.parent.rename(session.parent.parent.with_name("mine")),
+):
+    try:
+        attack()
+    except PermissionError:
+        continue
+    print("planted")
 """
 
 
@@ -131,7 +153,7 @@ def test_no_other_user_can_run_code_through_a_local_ray(stranger):
     with subprocess.Popen(
         command, env=environment, umask=0, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
-        address, token = owner.stdout.readline().split()
+        address, token, session = owner.stdout.readline().split()
         code = STRANGER.format(address=address)
         for variables in (
             {},
@@ -142,9 +164,11 @@ def test_no_other_user_can_run_code_through_a_local_ray(stranger):
             assert refused.returncode != 0
             assert "written" not in refused.stdout
         assert "Permission denied" in stranger(f"open({token!r}).read()").stderr
+        attacked = stranger(PLANT.format(session=session))
+        assert (attacked.returncode, attacked.stdout) == (0, ""), attacked
         # With the token it would be done: the test can fail.
         done = stranger(code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=Path(token).read_text())
         assert done.stdout.startswith("written"), done.stderr
         owner.stdin.write("\n")
         owner.stdin.close()
-    assert not Path(token).exists()
+    assert not Path(token).parent.exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,20 @@ def cache_folder(kind: str) -> Path:
         return Path(own) / kind
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(shared).expanduser() / "ablate" / kind
+
+
+def changed_by_others(path: Path) -> str | None:
+    """Return how others than this user and root may change what is at a path, as a clause, or None."""
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to {path}"
+    for folder in path.resolve().parents:
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"others can replace what is in {folder}"
+    return None
 
 
 def keep_others_out() -> None:

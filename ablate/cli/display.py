@@ -212,16 +212,11 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def console_listener(address: str | None, *, stderr: bool = False) -> ConsoleListener:
-    """Return a listener that prints; for a cluster, warn if others can read Ray's token."""
+def console_listener(*, stderr: bool = False) -> ConsoleListener:
+    """Return a listener that prints."""
     from rich.console import Console
 
-    from ablate.execute.cluster import use_token
-
-    listener = ConsoleListener(Console(highlight=False, stderr=stderr))
-    if address is not None and (warning := use_token()):
-        listener.say(warning)
-    return listener
+    return ConsoleListener(Console(highlight=False, stderr=stderr))
 
 
 class ConsoleListener(Listener):

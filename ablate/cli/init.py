@@ -42,7 +42,7 @@ def command(file: Path, storage: Path, **given: str | None) -> None:
     answers = {name: word for name, word in given.items() if word is not None}
     if sys.stdin.isatty() and sys.stdout.isatty():
         answers |= _asked(file, answers)
-    written = write_study(file, Answers(**answers), storage, console_listener(None))
+    written = write_study(file, Answers(**answers), storage, console_listener())
     click.echo(
         f"{file}: {written.runs} runs of {written.tokens:,} tokens, about {duration_text(written.seconds)} "
         f"in all ({written.ground})."

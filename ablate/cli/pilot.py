@@ -55,7 +55,7 @@ def command(
         from ablate.workflow import Where
         from ablate.workflow.pilot import pilot_study
 
-        listener = console_listener(address, stderr=as_json)
+        listener = console_listener(stderr=as_json)
         where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
         end, advice = pilot_study(study, where, listener, write=write, retry_failed=retry_failed)
         code = conclude(listener.console, end, again)

@@ -62,7 +62,7 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
         from ablate.workflow import Where
         from ablate.workflow.run import run_study
 
-        listener = console_listener(address)
+        listener = console_listener()
         where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
         end = run_study(study, where, listener, **which)
         return conclude(listener.console, end, again)

@@ -63,7 +63,7 @@ def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | Non
         from ablate.cli.display import console_listener
         from ablate.workflow.search import search_study
 
-        listener = console_listener(where["address"], stderr=as_json)
+        listener = console_listener(stderr=as_json)
         end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
         _show_found(end, listener, place, as_json=as_json)
         say_mirror(end.mirror, end.tracking_uri, planned.name, place, listener)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import math
 import os
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ablate.base.errors import UserError, first_line
+from ablate.base.files import changed_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.execute.todo import RunRequest
     from ablate.run.config import ResourcesConfig
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 GONE_AFTER_SEC = 20.0
 _LOOK_EVERY_SEC = 2.0
 _PATIENCE_SEC = 2.0
+_PREFIX = "ablate-ray-"
+_LONGEST_TEMP = 20
+"""A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 
 
 def use_token() -> str | None:
@@ -50,15 +55,35 @@ def use_token() -> str | None:
 
 
 @functools.cache
-def _use_own_token() -> None:
-    """Let a Ray that this process starts ask for a token of its own, in a file that only its user can read.
+def _private_folder() -> Path:
+    """Make the folder of a Ray that this process starts, and let that Ray ask for a token of its own.
 
-    Ray's own default is one token for all time, which others can read under the usual umask and home folder:
-    with it they would run code as this user, as Ray's loopback ports are open to every user of the machine.
+    Ray gives its own folders to everybody (mode 777) and follows links there: who can write in them runs code
+    as this user. In a folder that only this user can open, nobody else comes so far. Ray's default token is
+    one for all time, which others can read under the usual umask, and its loopback ports are open to every
+    user of the machine.
+
+    Raises:
+        UserError: others could replace the folder.
     """
-    folder = tempfile.mkdtemp(prefix="ablate-ray-")  # of mode 700
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / "token"
+    shared = Path(tempfile.gettempdir())
+    if len(str(shared)) > _LONGEST_TEMP:
+        shared = Path("/tmp")  # noqa: S108 - what is made there is private
+    _sweep(shared)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared))
+    if problem := changed_by_others(folder):
+        raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
+    draft = folder / "lock.new"
+    lock = draft.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    draft.rename(folder / "lock")
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()  # held until here
+
+    atexit.register(remove)
+    path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
@@ -67,13 +92,28 @@ def _use_own_token() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+    return folder
+
+
+def _sweep(shared: Path) -> None:
+    """Remove what this user's killed processes have left of their Rays."""
+    for lock in shared.glob(f"{_PREFIX}*/lock"):
+        with contextlib.suppress(OSError):
+            if lock.parent.lstat().st_uid == os.geteuid():
+                with lock.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def connection(address: str | None) -> Iterator[None]:
-    """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block."""
+def connection(address: str | None, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block.
+
+    ``say`` takes a warning where others can read the token or write Ray's files.
+    """
     if address is not None:
-        use_token()
+        if warning := use_token():
+            say(warning)
     else:
         # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
         # when it is imported; without this it listens on all interfaces.
@@ -84,15 +124,19 @@ def connection(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     already = ray.is_initialized()
     if not already:
-        if address is None:
-            _use_own_token()
+        folder = _private_folder() if address is None else None
         try:
-            _start(address)
+            _start(address, folder)
         except Exception as error:  # Ray raises plain ones
             where, why = f"at {address}" if address else "on this machine", first_line(error)
             if address is None and (limit := _address_limit()) is not None:
                 why = f"it may use {limit / 2**30:.1f} GiB of addresses (lift that with: ulimit -v unlimited)"
             raise UserError(f"cannot start or reach Ray {where}: {why}") from None
+        if address is not None and (folder := _folder_open_to_others()):
+            say(
+                f"Others on this machine can write in {folder}, and so run code in this cluster: start Ray "
+                "with --temp-dir in a folder of mode 700 (docs/clusters.md)"
+            )
     try:
         yield
     finally:
@@ -100,11 +144,11 @@ def connection(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _start(address: str | None) -> None:
+def _start(address: str | None, folder: Path | None) -> None:
     """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
     import ray
 
-    children, folder = set(psutil.Process().children()), str(Path(ray.__file__).parent)
+    children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
     for again in (address is None and _address_limit() is None, False):
         try:
             ray.init(
@@ -112,18 +156,31 @@ def _start(address: str | None) -> None:
                 include_dashboard=False if address is None else None,
                 log_to_driver=False,
                 logging_level="ERROR",
+                # Ray opens this folder to everybody, so it lies within the private one.
+                **({} if folder is None else {"_temp_dir": str(folder / "r")}),
             )
         except Exception as error:
             if not (again and "timed out during startup" in str(error)):
                 raise
             for child in set(psutil.Process().children()) - children:
                 with contextlib.suppress(psutil.Error):  # it has ended
-                    if any(
-                        word.startswith(folder) for word in child.cmdline()
-                    ):  # not one of another thread's
-                        child.kill()
+                    if any(word.startswith(programs) for word in child.cmdline()):
+                        child.kill()  # not one of another thread's
         else:
             return
+
+
+def _folder_open_to_others() -> Path | None:
+    """Return the temporary folder of the connected Ray if others than its owner can write in it here."""
+    import ray
+
+    folder = Path(ray._private.worker._global_node.get_temp_dir_path())  # noqa: SLF001 - nothing public tells
+    with contextlib.suppress(OSError):
+        modes = [each.stat().st_mode for each in (folder, *folder.resolve().parents)]
+        for write, enter in ((stat.S_IWGRP, stat.S_IXGRP), (stat.S_IWOTH, stat.S_IXOTH)):
+            if modes[0] & write and all(mode & enter for mode in modes):
+                return folder
+    return None
 
 
 def _address_limit() -> int | None:

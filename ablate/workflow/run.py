@@ -173,8 +173,7 @@ def _execute(
                 listener.say(
                     f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
                 )
-                if _in_waves(plan):
-                    ray.enter_context(connection(where.address))
+                ray.enter_context(connection(where.address, listener.say))
             if cancellation is not None and cancellation.requested:
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:

@@ -118,7 +118,7 @@ def _go_on(
     if not is_done:
         listener.say(f"Starting Ray {f'at {address}' if address else 'on this machine'} …")
     try:
-        with contextlib.nullcontext() if is_done else connection(address):
+        with contextlib.nullcontext() if is_done else connection(address, listener.say):
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
         listener.say(f"\n{stopped}; go on with: {again}")

@@ -55,7 +55,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
                 raise UserError(
                     f"{store.path} is being run by another process (wait for it, and run this again)"
                 )
-            with connection(where.address):
+            with connection(where.address, listener.say):
                 runs = trial_runs(store, corpora, where.address, listener, retry_failed=retry_failed)
                 found = tune_arms(plan, tuning, runs)
         for group in found.tuning.groups if found.tuning.is_done else ():

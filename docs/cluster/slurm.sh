@@ -20,14 +20,20 @@ PORT=6379
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.ray/token-$SLURM_JOB_ID"
 (umask 077; mkdir -p "$HOME/.ray"; openssl rand -hex 32 > "$RAY_AUTH_TOKEN_PATH")
 
+# Ray opens its temporary folder to everybody, and who writes there runs code as this user: on each node it
+# lies in a folder that only this user can open.
+export PRIVATE=/tmp/ablate-$SLURM_JOB_ID
+start_ray() {
+  srun --nodes=1 --ntasks=1 -w "$1" bash -c 'mkdir -m 700 "$PRIVATE" && exec ray start "$@" --block' ray "${@:2}"
+}
+
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
 
-srun --nodes=1 --ntasks=1 -w "$HEAD" \
-  ray start --head --node-ip-address="$HEAD" --port=$PORT --block &
+start_ray "$HEAD" --head --node-ip-address="$HEAD" --port=$PORT --temp-dir="$PRIVATE/r" &
 sleep 20
 for NODE in "${NODES[@]:1}"; do
-  srun --nodes=1 --ntasks=1 -w "$NODE" ray start --address="$HEAD:$PORT" --block &
+  start_ray "$NODE" --address="$HEAD:$PORT" --temp-dir="$PRIVATE/r" &
 done
 sleep 20
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,11 +66,11 @@ SLOW = "The current node timed out during startup. This could happen because"
     ("address", "message", "starts"), [(None, SLOW, 2), (None, "no memory", 1), ("127.0.0.1:1", SLOW, 1)]
 )
 def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
-    monkeypatch, address, message, starts
+    monkeypatch, tmp_path, address, message, starts
 ):
     begun, others = [], []
     monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
-    monkeypatch.setattr(cluster, "_use_own_token", lambda: None)
+    monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
 
     def init(**_):
         begun.append(subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")]))
@@ -92,9 +93,9 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
             process.wait()
 
 
-def test_a_limit_of_addresses_is_named_as_the_reason(monkeypatch):
+def test_a_limit_of_addresses_is_named_as_the_reason(monkeypatch, tmp_path):
     starts = []
-    monkeypatch.setattr(cluster, "_use_own_token", lambda: None)
+    monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
     monkeypatch.setattr(cluster, "_address_limit", lambda: 6 << 30)
     monkeypatch.setattr("ray.init", lambda **_: starts.append(1) or 1 / 0)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
@@ -171,6 +172,72 @@ def test_a_killed_head(tmp_path):
     undisturbed = ablate("run", "small.yaml", cwd=whole)
     assert undisturbed.code == 0, undisturbed
     assert rows(first) == rows(whole)
+
+
+PRIVATE = """
+import tempfile, sys
+from ablate.execute.cluster import _private_folder
+tempfile.tempdir = sys.argv[1]
+print(_private_folder(), flush=True)
+input()
+"""
+
+
+def test_the_folder_of_a_local_ray_goes_with_its_process_or_with_the_next_one():
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRIVATE, short], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return process, Path(process.stdout.readline().strip())
+
+    def end(process):
+        process.communicate("\n")
+
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        killed, left = start()
+        beside, in_use = start()
+        killed.kill()
+        end(killed)
+        (left / "r").mkdir()
+        assert (left.stat().st_mode & 0o777, left.parent, left != in_use) == (0o700, Path(short), True)
+        assert left.exists()
+        last, own = start()
+        assert sorted(Path(short).iterdir()) == sorted([in_use, own])
+        end(last)
+        end(beside)
+        assert list(Path(short).iterdir()) == []
+
+
+def test_a_folder_that_others_can_replace_is_refused(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        Path(short).chmod(0o777)
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        with pytest.raises(
+            UserError, match=f"others can replace what is in {short}: Ray's files would not be"
+        ):
+            cluster._private_folder.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("above", "mode", "warns"),
+    [(0o755, 0o777, True), (0o755, 0o755, False), (0o700, 0o777, False), (0o710, 0o770, True)],
+)
+def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, above, mode, warns):
+    said = []
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        folder = Path(short) / "ray"
+        folder.mkdir()
+        folder.chmod(mode)
+        Path(short).chmod(above)
+        node = SimpleNamespace(get_temp_dir_path=lambda: str(folder))
+        monkeypatch.setattr("ray._private.worker._global_node", node)
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        monkeypatch.setattr("ray.init", lambda **_: None)
+        monkeypatch.setattr("ray.shutdown", lambda: None)
+        monkeypatch.setattr(cluster, "use_token", lambda: None)
+        with cluster.connection("127.0.0.1:1", said.append):
+            pass
+        assert [str(folder) in sentence for sentence in said] == [True] * warns
 
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
