@@ -1,6 +1,7 @@
 """What a run opens to others: no port beyond loopback, no file that others can write, no secret anywhere."""
 
 import contextlib
+import ctypes
 import os
 import pwd
 import re
@@ -8,11 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from ablate.base.files import hash_of, record_text
 
 STUDY = """\
 name: small
@@ -172,3 +176,56 @@ def test_no_other_user_can_run_code_through_a_local_ray(stranger):
         owner.stdin.write("\n")
         owner.stdin.close()
     assert not Path(token).parent.exists()
+
+
+PLANTED = """
+#include <stdio.h>
+__attribute__((constructor)) static void at_load() { fclose(fopen("SEEN", "w")); }
+"""
+PLANT_KERNEL = """
+import shutil
+from pathlib import Path
+
+target = Path({target!r})
+target.parent.mkdir(exist_ok=True)
+shutil.copyfile({library!r}, target)
+target.with_suffix(".json").write_bytes({record!r})
+"""
+LOAD_KERNEL = """
+from ablate.backends.quantisers import cpu_kernel
+
+print(cpu_kernel._build_here().target.name)
+print(cpu_kernel.loaded()[1])
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
+def test_no_other_user_can_plant_a_kernel(stranger):
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        cache, seen, library = Path(short) / "cache", Path(short) / "seen", Path(short) / "planted.so"
+        Path(short).chmod(0o755)
+        cache.mkdir()
+        cache.chmod(0o777)
+        code = PLANTED.replace("SEEN", str(seen))
+        subprocess.run(
+            ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True
+        )
+        environment = os.environ | {"ABLATE_CACHE": str(cache)}
+
+        def load():
+            command = [sys.executable, "-c", LOAD_KERNEL]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+        target = cache / "kernels" / load().splitlines()[0]
+        shutil.rmtree(target.parent, ignore_errors=True)
+        record = record_text({"hash_of_kernel": hash_of(library.read_bytes())})
+        planted = stranger(PLANT_KERNEL.format(target=str(target), library=str(library), record=record))
+        assert planted.returncode == 0, planted.stderr
+        said = load()
+        assert "compiled by" in said
+        assert f"({target.parent} belongs to another user)" in said
+        assert not seen.exists()
+        target.chmod(0o755)
+        ctypes.CDLL(str(target))  # the test can fail
+        assert seen.exists()

@@ -104,10 +104,12 @@ def default_storage() -> Path:
 def cache_folder(kind: str) -> Path:
     """Return the folder of data that can be recomputed: $ABLATE_CACHE, or ablate in the user's cache."""
     own = os.environ.get("ABLATE_CACHE")
-    if own:
-        return Path(own) / kind
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(shared).expanduser() / "ablate" / kind
+    return Path(own) / kind if own else users_cache_folder(kind)
+
+
+def users_cache_folder(kind: str) -> Path:
+    """Return ``cache_folder`` without regard to $ABLATE_CACHE."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ablate" / kind
 
 
 def changed_by_others(path: Path) -> str | None:

@@ -17,6 +17,7 @@ from ablate.execute.todo import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
+from ablate.plan.foreign import code_warning
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text
@@ -52,6 +53,8 @@ def show_plan(
     """Print the plan of a study; the other parameters are the options of the verb."""
     plan = build_plan(study, without_data=True)
     store = StudyStore(storage / plan.study)
+    if not store.path.exists() and (warning := code_warning(study)):
+        click.echo(warning, err=True)
     plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, prices)
     progress, elsewhere = _with_neighbours(plan, store, read_progress(plan, store))

@@ -43,13 +43,16 @@ def prepare(
 
 
 def _prepare_quantiser(listener: Listener) -> None:
-    from ablate.backends.quantisers.cpu_kernel import loaded, will_build
+    from ablate.backends.quantisers.cpu_kernel import folder, loaded, will_build
 
     def load() -> None:
         kernel, reason = loaded()
         if kernel is None:
             listener.say(f"Emulating with plain torch, several times slower: {reason}.")
 
+    where, why_there = folder()
+    if why_there:
+        listener.say(f"The CPU quantiser is compiled into {where}: {why_there}.")
     if will_build():
         listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
         threading.Thread(target=load, daemon=True).start()  # who stops the command does not wait for it

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
 from ablate.plan import Plan, adopt, build_plan, known_plan, to_lock
+from ablate.plan.foreign import code_warning
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -62,7 +63,10 @@ def run_study(
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
-    plan = build_plan(load_study(study, tuple(settings)))
+    loaded = load_study(study, tuple(settings))
+    if not (where.storage / loaded.name).exists() and (warning := code_warning(loaded)):
+        listener.say(warning)
+    plan = build_plan(loaded)
     if plan.tuning is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen = _choose_runs(plan, only, seeds)

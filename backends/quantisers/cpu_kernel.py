@@ -4,12 +4,13 @@
 hash of the source, the compiler's version and the CPU's features, so that a shared home directory can
 serve different machines. A new build is moved into place only after it gave the same bits as plain torch, for
 every policy of the presets and of each kind; its hash is kept beside it and compared at each load, so that a
-file in which a bit has flipped is built anew. Without a compiler plain torch does all the work, many times
-slower; ``loaded()`` says why.
+file in which a bit has flipped is built anew. What others could have put there is never loaded. Without a
+compiler plain torch does all the work, many times slower; ``loaded()`` says why.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -18,6 +19,7 @@ import math
 import os
 import platform
 import shutil
+import stat
 import struct
 import subprocess
 import tempfile
@@ -32,7 +34,14 @@ from torch import Tensor
 from ablate.backends.protocol import Draw
 from ablate.backends.quantisers import block_scaled
 from ablate.backends.quantisers.block_scaled import BlockScaled
-from ablate.base.files import cache_folder, hash_of, read_record, write_record
+from ablate.base.files import (
+    cache_folder,
+    changed_by_others,
+    hash_of,
+    read_record,
+    users_cache_folder,
+    write_record,
+)
 from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import (
@@ -57,6 +66,7 @@ _FLAGS = (
     "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-std=c++17", "-shared", "-fPIC", "-pthread",
 )  # fmt: skip
+_WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
 _RULES = {
@@ -217,19 +227,57 @@ def _compile(build: _Build) -> str | None:
             return f"{build.compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
         if not _bits_agree(ctypes.CDLL(str(library))):
             return f"the build of {build.compiler} does not give the bits of plain torch"
+        library.chmod(0o755)
         record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": build.compiler}
         library.replace(build.target)
         write_record(build.target.with_suffix(".json"), record)
     return None
 
 
-def _is_whole(target: Path) -> bool:
-    """Whether the library is there as it was when its bits were checked."""
-    try:
+def _open_whole(target: Path) -> int | None:
+    """Open the library if nobody else can change it and it is as it was when its bits were checked.
+
+    Returns the file's descriptor: whatever happens to the path, this file is the one that was looked at.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError), target.open("rb") as file:
         known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
-        return bool(hash_of(target.read_bytes()) == known)
-    except (OSError, ValueError, KeyError):
-        return False
+        if changed_by_others(_path_of(file.fileno(), target)) is None and hash_of(file.read()) == known:
+            return os.dup(file.fileno())
+    return None
+
+
+def _path_of(descriptor: int, path: Path) -> Path:
+    """Return a path that leads to the open file, or the file's own path where the system has none."""
+    opened = Path(f"/proc/self/fd/{descriptor}")
+    return opened if opened.exists() else path
+
+
+def folder() -> tuple[Path, str | None]:
+    """Return the folder of the compiled kernel, and why it is not the usual one.
+
+    Others must not write there: what lies in it is loaded into this process.
+    """
+    usual, why = cache_folder("kernels"), None
+    for here in (usual, users_cache_folder("kernels")):
+        try:
+            here.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = here.stat()
+            if status.st_mode & _WRITTEN_BY_OTHERS and status.st_uid == os.geteuid():
+                here.chmod(status.st_mode & ~_WRITTEN_BY_OTHERS)
+            fault = changed_by_others(here)
+        except OSError as error:
+            fault = f"{here}: {error.strerror or error}"
+        if fault is None:
+            return here, why
+        why = why or fault
+    return _private_folder(), why
+
+
+@lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    private = tempfile.mkdtemp(prefix="ablate-kernels-")
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return Path(private)
 
 
 def _build_here() -> _Build:
@@ -241,14 +289,19 @@ def _build_here() -> _Build:
         version = done.stdout.splitlines()[0] if done.stdout else compiler
     what = repr((sources, version, _cpu_features(), flags))
     identity = hashlib.sha256(what.encode()).hexdigest()[:16]
-    target = cache_folder("kernels") / f"{identity}.so"
+    target = folder()[0] / f"{identity}.so"
     return _Build(compiler=compiler, version=version, flags=flags, sources=sources, target=target)
 
 
 def will_build() -> bool:
     """Whether ``loaded`` has to compile first, which takes 10 to 40 s."""
     build = None if _is_off() else _build_here()
-    return build is not None and build.compiler is not None and not _is_whole(build.target)
+    if build is None or build.compiler is None:
+        return False
+    descriptor = _open_whole(build.target)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def _is_off() -> bool:
@@ -262,23 +315,29 @@ def loaded() -> tuple[ctypes.CDLL | None, str]:
         return None, "switched off by ABLATE_CPU_KERNEL=off"
     build = _build_here()
     target = build.target
-    if not _is_whole(target):
+    descriptor = _open_whole(target)
+    if descriptor is None:
         if build.compiler is None:
             return None, "no C++ compiler found (install g++ for a several times faster emulation)"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             with target.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_whole(target) and (why := _compile(build)):
+                descriptor = _open_whole(target)
+                if descriptor is None and (why := _compile(build)):
                     return None, why
         except OSError as error:
             return None, f"cannot build into {target.parent}: {error}"
+        descriptor = _open_whole(target) if descriptor is None else descriptor
+    if descriptor is None:
+        return None, f"{target} has changed since it was built"
     try:
-        library = ctypes.CDLL(str(target))
+        # The descriptor stays open: the loader knows a library by this path.
+        library = ctypes.CDLL(str(_path_of(descriptor, target)))
     except OSError as error:
         return None, f"cannot load {target}: {error}"
     _declare(library)
-    return library, f"compiled by {build.version or 'an earlier compiler'}"
+    where, why_there = folder()
+    return library, f"compiled by {build.version}{f' into {where} ({why_there})' if why_there else ''}"
 
 
 def _openmp_runtime() -> ctypes.CDLL | None:

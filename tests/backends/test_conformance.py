@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import os
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from ablate.backends.quantisers import cpu_kernel
 from ablate.backends.select import load_backend
 from ablate.backends.testing.probe import sum_rounding
 from ablate.backends.testing.suite import KEY, POLICIES, checks, same_bits
+from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
 from tests.backends.near_ties import near_ties
@@ -239,6 +241,40 @@ def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path)
         assert library.stat().st_ino != odd
     finally:
         cpu_kernel.loaded.cache_clear()
+
+
+def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    monkeypatch.setenv("ABLATE_CACHE", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    folder = cpu_kernel.folder
+    assert folder() == (shared / "kernels", None)
+    assert (shared / "kernels").stat().st_mode & 0o777 == 0o700
+    (shared / "kernels").chmod(0o777)
+    assert folder() == (shared / "kernels", None)  # it is ours: closed
+    assert (shared / "kernels").stat().st_mode & 0o022 == 0
+    shared.chmod(0o777)
+    assert folder() == (own / "ablate" / "kernels", f"others can replace what is in {shared}")
+    shutil.rmtree(own)
+    own.write_text("no folder")
+    private, why = folder()
+    assert (private.stat().st_mode & 0o777, why) == (0o700, f"others can replace what is in {shared}")
+
+
+def test_a_library_that_others_can_change_is_not_opened(tmp_path):
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"planted")
+    write_record(library.with_suffix(".json"), {"hash_of_kernel": hash_of(b"planted")})
+    library.chmod(0o755)
+    descriptor = cpu_kernel._open_whole(library)
+    assert os.read(descriptor, 0) == b""
+    os.close(descriptor)
+    for mode in (0o775, 0o757):
+        library.chmod(mode)
+        assert cpu_kernel._open_whole(library) is None
+    library.chmod(0o755)
+    library.write_bytes(b"altered")
+    assert cpu_kernel._open_whole(library) is None
 
 
 @pytest.mark.exhaustive

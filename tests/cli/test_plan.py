@@ -58,7 +58,7 @@ def here(tmp_path, monkeypatch):
 def plan(*arguments):
     result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
-    return result.output
+    return result.stdout
 
 
 def test_forks_and_the_steps_that_are_trained_once(here):
@@ -357,6 +357,22 @@ def test_models_and_trainers_of_others_have_no_figures(here):
         False,
     ]
     assert content["on_hardware"]["B200"]["gpu_hours"] is None
+
+
+def test_code_of_a_study_is_named_until_the_study_has_been_run_here(here):
+    (here / "mine.py").write_text("def train(config, on_metrics, **more): ...\n")
+    (here / "study.yaml").write_text(
+        STUDY.replace("{recipe: mxfp4}", "{recipe: mxfp4, trainer: mine.py:train}")
+    )
+
+    def warning():
+        return CliRunner().invoke(cli, ["plan", "study.yaml"], catch_exceptions=False).stderr
+
+    assert re.fullmatch(
+        r"Study mine runs code of its own on this machine: \S+/mine.py:train. Trust it first.\n", warning()
+    )
+    (here / "ablate-runs" / "mine").mkdir(parents=True)
+    assert warning() == ""
 
 
 @pytest.mark.parametrize(
