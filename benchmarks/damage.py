@@ -7,7 +7,8 @@ middle with all its processes. Then each file in turn is removed, emptied, cut a
 flipped or a digit changed, its content is put back after the reading, and the report's JSON is compared with
 that of the undamaged store. A damage ends in one of these ways:
 
-A record of `ablate throughput` that is removed was never made, so that kind is left out for it.
+A record of `ablate throughput` that is removed was never made, so that kind is left out for it. The files of
+the token cache are damaged likewise, and opened as a run opens them.
 
 same            every number is as before
 named           a number is another one, and a warning names the run or file
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.cli.display import summary
+from ablate.data import load
 from ablate.execute.progress import ProgressReader
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.diagnoses import diagnose_study
@@ -148,6 +150,18 @@ def end_of(read: Callable[[], dict[str, Any]], whole: dict[str, Any], path: Path
     return "silent"
 
 
+def end_of_tokens(folder: Path) -> str:
+    """Say how a damage to a file of a token cache ended."""
+    try:
+        load(folder)
+    except UserError as error:
+        return "refused" if "\n" not in str(error) else "traceback"
+    except Exception as error:
+        print(folder, repr(error), file=sys.stderr)
+        return "traceback"
+    return "silent"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--damages", type=int, default=5000)
@@ -184,6 +198,16 @@ def main() -> None:
                 if end in ("silent", "traceback", "progress"):
                     print(end, kind, path.relative_to(store.path), file=sys.stderr, flush=True)
             assert report_of(store) == whole, "the store was not put back as it was"
+        (tokens,) = (path.parent for path in (folder / "finished" / "runs" / "tokens").glob("*/meta.json"))
+        load(tokens)
+        ends = found["tokens"] = Counter()
+        for turn in range(max(len(KINDS) * 3, arguments.damages // 20)):
+            path, kind = sorted(tokens.iterdir())[turn % 3], KINDS[turn // 3 % len(KINDS)]
+            content = path.read_bytes()
+            left = damaged(content, kind, draw)
+            path.unlink() if left is None else path.write_bytes(left)
+            ends[end_of_tokens(tokens)] += 1
+            path.write_bytes(content)
         ends = {study: dict(ends) for study, ends in found.items()}
         print(json.dumps({**ends, "seconds": round(time.perf_counter() - started)}))
 

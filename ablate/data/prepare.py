@@ -8,9 +8,11 @@ An interrupted preparation of text leaves finished parts in ``<cache>/.<hash of 
 The next one with the same section continues from there, even if a damaged file was replaced meanwhile.
 Without locks, other processes at work would be unknown, so nothing is kept.
 
-``meta.json`` is written last: a folder without it is not prepared, and one whose file sizes differ from it is
-damaged. The user's own token files are used in place; ``meta.json`` then records their size and modification
-time, and ``load`` rejects a file that has changed since.
+``meta.json`` is written last: a folder without it is not prepared, and one whose files do not have its hashes
+is damaged. Files are hashed when they are first opened on a machine, and again when their times change. A
+folder in which everybody can write, or which another user made where everybody can, is not used either. The
+user's own token files are used in place; ``meta.json`` then records their size and modification time, and
+``load`` rejects a file that has changed since.
 
 How it fails: ``UserError`` for unreadable text (see ``documents``), too little text, a corpus that
 changed while it was read, or an unwritable cache.
@@ -22,6 +24,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -29,9 +32,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_json, write_json_atomic
+from ablate.base.files import read_record, write_record
 from ablate.data.identity import Corpus, resolve
 from ablate.data.kept import key_of, remove_unfinished
+from ablate.data.sources import content_hashes, hash_file, stat_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from ablate.run.config import DataConfig, TrainingConfig
 
 _META = "meta.json"
-_FORMAT = 1
+_FORMAT = 2
 _DIGEST_CHARACTERS = 16
 _POLL_SEC = 0.1
 
@@ -73,12 +77,18 @@ class TokenFiles:
 
 
 def prepare(
-    data: DataConfig, cache_dir: Path, *, progress: OnProgress | None = None, num_workers: int | None = None
+    data: DataConfig,
+    cache_dir: Path,
+    *,
+    progress: OnProgress | None = None,
+    notice: Callable[[str], None] = lambda _: None,
+    num_workers: int | None = None,
 ) -> TokenFiles:
-    """Return the corpus's token files; make them first if they are missing.
+    """Return the corpus's token files; make them first if they are missing or damaged.
 
-    ``progress`` receives the fraction done and the current stage several times a second. ``num_workers``
-    processes tokenise text, by default one per core; the files are the same for any number.
+    ``progress`` receives the fraction done and the current stage several times a second, ``notice`` a
+    sentence about damaged files. ``num_workers`` processes tokenise text, by default one per core; the files
+    are the same for any number.
 
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
@@ -88,6 +98,8 @@ def prepare(
     report = progress or (lambda _fraction, _what: None)
     files = _ready(folder, corpus)
     if files is None:
+        if (folder / _META).exists() and (fault := _fault(folder)):
+            notice(f"{fault}; the tokens are prepared anew.")
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             with _alone(folder, lambda: report(0.0, "another process prepares these tokens")) as locked:
@@ -110,7 +122,7 @@ def load(folder: Path) -> TokenFiles:
         UserError: the folder is not prepared, or is damaged.
     """
     try:
-        meta = read_json(folder / _META)
+        meta = read_record(folder / _META)
         if meta["format"] != _FORMAT:
             raise _damaged(folder, f"has format {meta['format']}, not {_FORMAT}")
         content = {field.name: meta[field.name] for field in fields(TokenFiles) if field.name != "folder"}
@@ -127,11 +139,31 @@ def load(folder: Path) -> TokenFiles:
         for path, size in sizes.items():
             if path.stat().st_size != size:
                 raise _damaged(folder, f"{path.name} has {path.stat().st_size} bytes, not {size}")
+        if fault := _changed_by_anybody(folder, *sizes):
+            raise _damaged(folder, fault)
+        found = content_hashes([stat_file(str(path), path.name) for path in sizes], str(folder))
+        for path, digest in zip(sizes, found, strict=True):
+            if digest != meta["hashes"][path.name]:
+                raise _damaged(folder, f"{path.name} was altered")
     except OSError as error:
         raise _damaged(folder, f"{error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, f"{_META} cannot be understood") from error
     return files
+
+
+def _changed_by_anybody(folder: Path, *files: Path) -> str | None:
+    """Return what lets every user of the machine put other tokens there, or None.
+
+    A group may share a storage, and a file server may show other owners: these are no faults.
+    """
+    for path in (folder, *files):
+        if path.stat().st_mode & stat.S_IWOTH:
+            return f"everybody can write to {path}"
+    is_open = folder.parent.stat().st_mode & stat.S_IWOTH
+    if is_open and folder.stat().st_uid not in (0, os.geteuid()):
+        return f"another user made it, and everybody can write to {folder.parent}"
+    return None
 
 
 def open_tokens(files: TokenFiles) -> tuple[np.memmap[Any, Any], np.memmap[Any, Any]]:
@@ -168,6 +200,14 @@ def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
     return files if files.digest == corpus.identity.digest and not moved else None
 
 
+def _fault(folder: Path) -> str | None:
+    try:
+        load(folder)
+    except UserError as error:
+        return f"{folder}: {error.problems[0].what}"
+    return None
+
+
 def _make(
     data: DataConfig, corpus: Corpus, folder: Path, num_workers: int | None, progress: OnProgress
 ) -> TokenFiles:
@@ -180,8 +220,9 @@ def _make(
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        hashes = {path.name: hash_file(str(path)) for path in sorted(partial.iterdir())}
         of_corpus = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
-        write_json_atomic(partial / _META, {"format": _FORMAT, **of_corpus, **meta})
+        write_record(partial / _META, {"format": _FORMAT, "hashes": hashes, **of_corpus, **meta})
         _publish(partial, folder, corpus)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -235,7 +235,7 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
         stamp = [file.size, file.mtime_ns, file.ctime_ns]
         entry, began_ns = known.get(file.path), time.time_ns()
         is_known = entry is not None and entry[:3] == stamp
-        digest = str(entry[3]) if entry is not None and is_known else _hash(file.path)
+        digest = str(entry[3]) if entry is not None and is_known else hash_file(file.path)
         result.append(digest)
         if is_known or began_ns - max(stamp[1:]) >= _RACY_NS:
             fresh[file.path] = [*stamp, digest]
@@ -246,7 +246,8 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     return result
 
 
-def _hash(path: str) -> str:
+def hash_file(path: str) -> str:
+    """Return the SHA-256 of a file; raises ``UserError``."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -83,7 +83,8 @@ def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listene
             digest = arm.config.data_digest
             if digest in corpora:
                 continue
-            files = prepare(arm.config.data, storage / "tokens", progress=partial(show, digest))
+            progress = partial(show, digest)
+            files = prepare(arm.config.data, storage / "tokens", progress=progress, notice=listener.say)
             corpora[digest] = files
             listener.say(
                 f"Corpus {arm.config.data.source}: {files.train_tokens:,} training and "

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.base.files import read_record, write_record
 from ablate.data import identify, load, open_tokens, prepare
 from ablate.run.config import DataConfig
 
@@ -85,6 +87,43 @@ def test_a_damaged_folder_is_made_anew(data, tmp_path, work, name):
     assert (files.folder / name).read_bytes() == content
     assert len(work) == 2
     assert listed(tmp_path / "cache") == [files.folder.name]
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+def test_an_altered_bit_is_found_named_and_mended(data, tmp_path, work, name):
+    files = prepare(data, tmp_path / "cache")
+    content = bytearray((files.folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (files.folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} was altered"):
+        load(files.folder)
+    said = []
+    assert prepare(data, tmp_path / "cache", notice=said.append) == files
+    assert said == [
+        f"{files.folder}: no usable token files: {name} was altered; the tokens are prepared anew."
+    ]
+    assert len(work) == 2
+    content[len(content) // 2] ^= 1
+    assert (files.folder / name).read_bytes() == content
+
+
+def test_tokens_that_everybody_could_have_changed_are_made_anew(data, tmp_path, work):
+    files = prepare(data, tmp_path / "cache")
+    files.train.chmod(0o666)
+    with pytest.raises(UserError, match=f"everybody can write to {files.train}"):
+        load(files.folder)
+    prepare(data, tmp_path / "cache")
+    assert len(work) == 2
+    assert files.train.stat().st_mode & 0o002 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+def test_tokens_of_another_user_where_everybody_can_write_are_refused(files):
+    os.chown(files.folder, 65534, 65534)
+    load(files.folder)  # a group's storage, or a file server's owners
+    files.folder.parent.chmod(0o777)
+    with pytest.raises(UserError, match="another user made it, and everybody can write to"):
+        load(files.folder)
 
 
 def test_a_killed_preparation_leaves_nothing_in_the_way(data, tmp_path):
@@ -293,7 +332,7 @@ def test_a_cut_file_is_named(files):
         load(files.folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}'])
 def test_a_damaged_description_is_refused(files, content):
     (files.folder / "meta.json").write_text(content)
     with pytest.raises(UserError, match=r"meta\.json cannot be understood"):
@@ -302,6 +341,6 @@ def test_a_damaged_description_is_refused(files, content):
 
 def test_another_format_is_refused(files):
     path = files.folder / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(UserError, match="has format 2, not 1"):
+    write_record(path, read_record(path) | {"format": 1})
+    with pytest.raises(UserError, match="has format 1, not 2"):
         load(files.folder)

@@ -166,8 +166,8 @@ def run(folder):
 def reads(monkeypatch):
     """Return the list of paths that were hashed."""
     seen = []
-    real = sources._hash
-    monkeypatch.setattr(sources, "_hash", lambda path: seen.append(path) or real(path))
+    real = sources.hash_file
+    monkeypatch.setattr(sources, "hash_file", lambda path: seen.append(path) or real(path))
     return seen
 
 
@@ -262,4 +262,4 @@ def test_a_file_that_cannot_be_read_is_named(corpus, monkeypatch):
     with pytest.raises(
         UserError, match=r"000\.txt: cannot read: Permission denied \(check the file's rights\)"
     ):
-        sources._hash(str(corpus / "000.txt"))
+        sources.hash_file(str(corpus / "000.txt"))
