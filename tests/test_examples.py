@@ -83,6 +83,7 @@ def test_a_study_from_python_on_ray(run, tmp_path):
     assert len(list(tmp_path.glob("ablate-runs/from-python/runs/*/attempts/*.json"))) == 4
 
 
+@pytest.mark.exhaustive
 def test_own_logs(run, tmp_path):
     names = run("own_logs.py")
     cost = names["costs"].loc["fp4"]

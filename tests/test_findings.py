@@ -38,6 +38,7 @@ def storage(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("what", "on_the_page"),
     [

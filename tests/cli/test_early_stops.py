@@ -104,6 +104,7 @@ def test_a_bad_arm_is_stopped_and_goes_on_without_the_rule(tmp_path):
     assert arms["bad"]["n"] == 5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
 def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(tmp_path):
     (tmp_path / "trainer.py").write_text(TRAINER)

@@ -228,6 +228,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_up_at_any_point_loses_nothing(undisturbed, tmp_path):
     """On a real tmpfs of some megabytes, in a mount namespace of its own; each attempt has a page more."""
     unshare = shutil.which("unshare")

@@ -18,7 +18,6 @@ from ablate.run.config import Fork, ResourcesConfig
 from ablate.run.diagnostics import Diagnostics
 from ablate.run.ids import run_id
 from ablate.store import Status, StudyStore
-from tests.exhaustive import rest_exhaustive
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -146,7 +145,8 @@ def test_a_damaged_prefix_is_trained_again(storage, arms, part):
     assert "prefix " in here.store.run(arms["forked"].run_id).attempt_log(1).read_text()
 
 
-@pytest.mark.parametrize("name", rest_exhaustive(["bf16", "forked"], "forked".__eq__))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["bf16", "forked"])
 def test_killed_at_any_operation_it_ends_with_the_same_rows(storage, arms, name):
     """Each fourth operation on a file: those of the prefix are among them."""
     runs = [arms["bf16"], arms["forked"]]

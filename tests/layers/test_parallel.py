@@ -136,7 +136,7 @@ def ddp_worker(rank, meeting):
     "worker",
     rest_exhaustive(
         [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
-        (fsdp_worker, ddp_first_worker).__contains__,
+        ddp_first_worker.__eq__,
         lambda worker: worker.__name__,
     ),
 )

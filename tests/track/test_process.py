@@ -64,6 +64,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(held(study, uri)[study.runs["bf16", 0]].points["train_loss"]) == 5
 
 
+@pytest.mark.exhaustive
 def test_server_away(study, free_port):
     study.whole(4)
     secret = f"http://ann:s3cret@127.0.0.1:{free_port}"

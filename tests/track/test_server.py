@@ -32,6 +32,7 @@ def whole(study, steps):
     return dict.fromkeys(study.runs.values(), many | few)
 
 
+@pytest.mark.exhaustive
 def test_study_through_a_server(make_study, server, held, summary):
     study = make_study(name="through a server").whole(300)
     folder = study.store.path / "report"

@@ -132,6 +132,7 @@ class Kept:
         self.kept = dataclasses.replace(snapshot, tensors=tensors)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
     config = make_config(RECIPES["sr and rht"], **SHORT)
     settings = Diagnostics(every_tokens=STEP, layers=["*.down"], draws=2)

@@ -41,6 +41,7 @@ def test_what_does_not_fit_is_found():
         dry_run(config(model, {"gemms": ["fprop"]}, seq_len=64, batch_size=2))
 
 
+@pytest.mark.exhaustive
 def test_llama_8b_in_seconds_and_little_memory():
     code = """
 import resource, sys

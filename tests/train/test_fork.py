@@ -78,6 +78,7 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(mak
     assert rows != base_rows
 
 
+@pytest.mark.exhaustive
 def test_runs_part_where_de_oscillation_begins_in_one_of_them(make_config, tokens):
     own, other = make_config(OSCILLATES), make_config(RecipeSpec(gemms=["fprop"]))
     (rows, whole), (base_rows, base) = (trained(config, tokens) for config in (own, other))
@@ -88,6 +89,7 @@ def test_runs_part_where_de_oscillation_begins_in_one_of_them(make_config, token
     assert rows != base_rows
 
 
+@pytest.mark.exhaustive
 def test_a_fork_goes_on_in_the_window_of_the_run_that_it_leaves(make_config, tokens):
     parent = make_config(OSCILLATES)
     own = replace(parent, fork=Fork(tokens=18 * STEP, recipe=parent.recipe, training=parent.training))
@@ -108,6 +110,7 @@ def test_a_fork_is_a_phase_that_begins_there(make_config, tokens):
     assert as_fork == as_phase
 
 
+@pytest.mark.exhaustive
 def test_a_parent_with_rules_and_phases_of_its_own_is_followed_to_the_fork(make_config, tokens):
     parent = make_config(AHEAD)
     own = replace(

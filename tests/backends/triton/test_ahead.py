@@ -91,7 +91,8 @@ def check_target(found, target, tiles_each):
     assert len(rows) == sum(len(TILES[target, fmt][:tiles_each]) for fmt in formats)
 
 
-@pytest.mark.parametrize("target", [pytest.param("sm_100", marks=pytest.mark.exhaustive), "gfx950"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["sm_100", "gfx950"])
 def test_one_tile_of_each_format_is_native_and_within_limits(target, tmp_path):
     done = run(tmp_path, "-c", ONE_OF_EACH, target)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,6 +24,7 @@ def run(*options):
     assert " passed" in done.stdout or "[100%]" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_kernels_in_the_interpreter():
     run()
 

@@ -71,7 +71,9 @@ def requests(browser):
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-@pytest.mark.parametrize("study", ["ladder", "wide", "long_words"])
+@pytest.mark.parametrize(
+    "study", ["wide", "long_words", pytest.param("ladder", marks=pytest.mark.exhaustive)]
+)
 def test_no_overflow_no_error_no_network(written, browser, study, width):
     page = written(study).html
     browser.get_log("performance")
@@ -210,7 +212,7 @@ def beside(tmp_path_factory):
 @pytest.mark.parametrize(
     ("width", "scheme"), [*SIZES, *(pytest.param(768, scheme, marks=LONG) for scheme in ("light", "dark"))]
 )
-@pytest.mark.parametrize("page", ["compare", "trend", "search", "wide search"])
+@pytest.mark.parametrize("page", ["compare", "trend", "wide search", pytest.param("search", marks=LONG)])
 def test_the_pages_beside_a_report(browser, beside, page, width, scheme):
     open_page(browser, beside[page], width, scheme)
     wide, inner = browser.execute_script("return [document.scrollingElement.scrollWidth, innerWidth]")
