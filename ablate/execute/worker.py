@@ -302,7 +302,7 @@ def _call_trainer(
     from ablate.train import train
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
-    call: Callable[..., Any] = partial(own_trainer.call, name)
+    call: Callable[..., Any] = partial(own_trainer.call, name, follows=lease is None)
     if name == DEFAULT_TRAINER:
         from ablate.train.group import Layout
 

@@ -41,6 +41,7 @@ class Moves:
     does not without the tokens.
     """
 
+    recipe: Recipe
     by_step: str
     by_tokens: str
     start: tuple[int, int] | None = None
@@ -248,7 +249,9 @@ def _moves(recipe: Recipe) -> Moves:
         "de-oscillation": reset is not None,
     }
     return Moves(
-        by_step=", ".join(name for name, moves in steps.items() if moves), by_tokens=", ".join(later)
+        recipe=recipe,
+        by_step=", ".join(name for name, moves in steps.items() if moves),
+        by_tokens=", ".join(later),
     )
 
 

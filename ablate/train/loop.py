@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.protocol import Operand
-    from ablate.recipes import Gemm
+    from ablate.recipes import Gemm, Recipe
     from ablate.run.config import RunConfig, TrainingConfig
     from ablate.train.group import Group
 
@@ -56,12 +56,17 @@ _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: â€
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. ``tokens``: training tokens seen; ``trainee``: what a finished run trained."""
+    """How a run ended. ``tokens``: training tokens seen; ``trainee``: what a finished run trained.
+
+    ``recipe``: what a training function of the user's own trained with, if not by ``apply_recipe``: by the
+    flags of a command, say.
+    """
 
     state: End
     tokens: int
     step: int
     message: str | None = None
+    recipe: Recipe | None = None
     trainee: Trainee | None = field(default=None, repr=False, compare=False)
 
 

@@ -30,4 +30,4 @@ def run(config, on_metrics, *, tokens, should_stop, checkpoints, device):
         on_metrics(
             {"kind": "eval", "tokens": int(total * share), "step": step, "val_loss": loss / share**0.1}
         )
-    return TrainResult(state="finished", tokens=total, step=2)
+    return TrainResult(state="finished", tokens=total, step=2, recipe=recipe)

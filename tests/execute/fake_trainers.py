@@ -99,6 +99,7 @@ def slow(config, on_metrics, **options):
     for step in range(1, 6):
         time.sleep(0.2)
         on_metrics(train_row(step, step, 3.0))
+    on_metrics({"kind": "eval", "tokens": 30, "step": 5, "val_loss": 3.0})
     return TrainResult(state="finished", tokens=30, step=5)
 
 

@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import torch
 from ablate.base.errors import UserError
 from ablate.execute import own_trainer
 from ablate.execute.worker import RunTask, execute_run
+from ablate.layers.state import RecipeState
 from ablate.numerics import apply_recipe
 from ablate.plan import build_plan
+from ablate.recipes import read_recipe
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store import RunDir
 from ablate.study import load_study
 from ablate.train import TrainResult
@@ -101,10 +105,15 @@ def test_a_trainer_that_never_advances_fails_with_a_line(execute):
 def trained(monkeypatch):
     """Call a function as a trainer."""
 
-    def trained(function):
+    def trained(function, recipe="bf16", **options):
         monkeypatch.setattr(own_trainer, "load_function", lambda _: function)
+        training = TrainingConfig(tokens=150, seq_len=32, batch_size=2, eval_every_tokens=64)  # 3 steps of 64
+        config = RunConfig(
+            model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64, training=training,
+            recipe=read_recipe(recipe), backend="emulated", seed=0,
+        )  # fmt: skip
         rows = []
-        return own_trainer.call("mine.py:run", None, rows.append), rows
+        return own_trainer.call("mine.py:run", config, rows.append, **options), rows
 
     return trained
 
@@ -117,6 +126,7 @@ def trainer(recipe, *, advance=lambda _: None, steps=3, state="finished", before
         for _ in range(steps):
             model(torch.ones(32, 32)).sum().backward()
             advance(streams)
+        on_metrics({**EVAL, "tokens": 64 * steps, "step": steps})
         return TrainResult(state=state, tokens=64 * steps, step=steps)
 
     return run
@@ -139,7 +149,7 @@ def by_hand(state):
 )
 def test_a_state_that_stands_still_fails_the_run(trained, recipe, options, said):
     with pytest.raises(UserError, match=rf"^trainer mine.py:run .*{said}"):
-        trained(trainer(recipe, **options))
+        trained(trainer(recipe, **options), recipe)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +159,12 @@ def test_a_state_that_stands_still_fails_the_run(trained, recipe, options, said)
         (LATER, {"advance": lambda state: state.advance(np.int64(64))}),
         (LATER, {"advance": by_hand}),
         ({"gemms": ["fprop"]}, {}),
-        (SIGNS, {"steps": 0}),
+        (SIGNS, {"steps": 0, "state": "interrupted"}),
         (SIGNS, {"steps": 1, "state": "interrupted"}),  # stopped before it could advance
     ],
 )
 def test_a_state_that_moves_or_need_not_passes(trained, recipe, options):
-    assert trained(trainer(recipe, **options))[0].state == options.get("state", "finished")
+    assert trained(trainer(recipe, **options), recipe)[0].state == options.get("state", "finished")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +194,7 @@ def test_what_is_no_row_is_refused_in_a_line(trained, row, said):
 def test_numbers_of_numpy_are_numbers(trained):
     def run(config, on_metrics):
         on_metrics({**EVAL, "tokens": np.int64(64), "val_loss": np.float32(3.0)})
-        return TrainResult(state="finished", tokens=64, step=1)
+        return TrainResult(state="interrupted", tokens=64, step=1)
 
     assert json.dumps(trained(run)[1]) == json.dumps([EVAL])
 
@@ -196,3 +206,62 @@ def test_what_is_no_end_is_refused_in_a_line(trained, end):
     ) as e:
         trained(lambda *_: end)
     assert len(str(e.value).splitlines()) == 1
+
+
+def at(kind, *tokens):
+    return [{**EVAL, "kind": kind, "tokens": one, "step": one // 64} for one in tokens]
+
+
+def ends(rows, tokens=192, recipe=None):
+    def run(config, on_metrics, **_):
+        for row in rows:
+            on_metrics(row)
+        return TrainResult(state="finished", tokens=tokens, step=tokens // 64, recipe=recipe)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "said"),
+    [
+        (at("eval", 64), 64, "finished at 64 tokens (expected the plan's end: 192 tokens, as plan_steps("),
+        (at("eval", 64), 192, "finished with its last evaluation at 64 tokens (expected the plan's end: 192"),
+        (at("train", 64, 192), 192, "finished with no evaluation (expected the plan's end"),
+        (at("eval", 64, 10**9), 192, "gave on_metrics a row at 1,000,000,000 tokens (the plan ends at 192)"),
+        (at("eval", 128, 64, 192), 192, "on_metrics a row of kind 'eval' at 64 tokens after one at 128 ("),
+        (at("eval", 64, 64, 192), 192, "gave on_metrics a row of kind 'eval' at 64 tokens after one at 64 ("),
+        (at("train", 128) + at("eval", 64, 192), 192, "a row of kind 'eval' at 64 tokens after one at 128"),
+    ],
+)  # fmt: skip
+def test_a_run_is_held_to_its_plan(trained, rows, tokens, said):
+    with pytest.raises(UserError) as error:
+        trained(ends(rows, tokens))
+    assert said in str(error.value)
+
+
+def test_the_end_may_be_the_budget_or_its_last_whole_step(trained):
+    for tokens in (150, 192):
+        assert trained(ends(at("train", 64) + at("eval", 64, tokens), tokens))[0].state == "finished"
+
+
+def test_an_attempt_that_goes_on_begins_there_and_may_have_nothing_left(trained):
+    kept = SimpleNamespace(load=lambda: SimpleNamespace(step=2))
+    trained(ends(at("eval", 192)), checkpoints=kept)
+    with pytest.raises(UserError, match="a row of step 1, though the run goes on after step 2"):
+        trained(ends(at("eval", 64, 192)), checkpoints=kept)
+    trained(ends([]), checkpoints=SimpleNamespace(load=lambda: SimpleNamespace(step=3)))
+
+
+@pytest.mark.parametrize("applied", [None, "fp8", "bf16"])
+def test_a_run_without_its_arms_recipe_fails(trained, applied):
+    function = ends(at("eval", 192)) if applied is None else trainer(applied)
+    said = "never called apply_recipe" if applied is None else "called apply_recipe with another recipe"
+    with pytest.raises(UserError, match=rf"{said}.*: its run is not the arm's \(apply config.recipe; "):
+        trained(function, SIGNS)
+
+
+def test_the_recipe_may_be_applied_by_other_means_and_bf16_needs_none(trained):
+    trained(ends(at("eval", 192)))
+    trained(ends(at("eval", 192), recipe=read_recipe(SIGNS)), SIGNS)
+    with pytest.raises(UserError, match="with another recipe than its arm's"):
+        trained(trainer("mxfp4", advance=RecipeState.advance))
