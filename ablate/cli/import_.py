@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from functools import partial, wraps
 from itertools import chain, pairwise
-from math import inf
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from ablate.base.errors import UserError, likely, one_of
 from ablate.cli.common import AT_LEAST_1, storage_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.reports.read.tables import Stages
@@ -116,7 +116,7 @@ def _import(
     read: Callable[..., _Found], study: str, baselines: tuple[str, ...], storage: Path, **options: Any
 ) -> None:
     """Read logs, write them as a study, and say what there is; exit code 1 if something was left out."""
-    from ablate.reports.read.imported import ImportedStudy, machine, write_study
+    from ablate.reports.read.imported import ImportedStudy, machine, tidied, write_study
 
     target, crossing = options.pop("target"), options.pop("crossing")
     shown = {
@@ -136,6 +136,9 @@ def _import(
     faults = list(dict.fromkeys(faults))
     for fault in faults:
         click.echo(fault, err=True)
+    found, done = tidied(found, shown["waived"])
+    for sentence in done:
+        click.echo(sentence)
     made = ImportedStudy(name=study, arms=found, baseline=baselines[0], target=parsed, **shown)
     try:
         store, left_out = write_study(made, storage / study)
@@ -185,9 +188,10 @@ def _stages_of(sizes: StepSizes, arms: Collection[str]) -> dict[str, Stages]:
 
 
 _tokens_per_step = click.option(
-    "--tokens-per-step", "sizes", multiple=True, callback=_step_sizes, metavar="[ARM=]NUMBER|STAGES",
-    help="Where steps are counted. Stages: 0:65536,1000:131072 for 131,072 tokens from step 1,000 on. "
-    "Repeat it for an arm of other steps.",
+    "--tokens-per-step", "--tokens-unit", "sizes", multiple=True, callback=_step_sizes,
+    metavar="[ARM=]NUMBER|STAGES",
+    help="The tokens of a step where steps are counted, or of a unit, such as 1e9 for billions. Stages: "
+    "0:65536,1000:131072 for 131,072 tokens from step 1,000 on. Repeat it for an arm of other steps.",
 )  # fmt: skip
 _of_tables: tuple[_Decorator, ...] = (
     click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path)),
@@ -196,6 +200,7 @@ _of_tables: tuple[_Decorator, ...] = (
         "--columns", default="",
         help="Ours=theirs, e.g. tokens=step,val_loss=eval/loss,run=name,seed=seed,seconds=time (or ms=…).",
     ),
+    click.option("--run-column", metavar="NAME", help="What tells runs apart, as --columns run=NAME."),
     _tokens_per_step,
 )  # fmt: skip
 
@@ -245,14 +250,14 @@ def text_(arms: tuple[str, ...], patterns: tuple[str, ...], sizes: StepSizes) ->
     found: dict[str, list[ImportedRun]] = {name: [] for name in places}
     faults: list[str] = []
     ready = check_patterns(patterns)
-    counts_steps = any("step" in pattern.groupindex for pattern in ready)
-    if counts_steps != bool(sizes):
-        raise UserError(
-            "--tokens-per-step: needed, because the pattern gives steps (a number, or stages)"
-            if counts_steps
-            else "--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)"
-        )
-    names = {"seconds": "seconds", "ms": "ms"} | ({"tokens": "step"} if counts_steps else {})
+    groups = {name for pattern in ready for name in pattern.groupindex}
+    counts_steps = "step" in groups
+    if counts_steps and not sizes:
+        raise UserError("--tokens-per-step: needed, because the pattern gives steps (a number, or stages)")
+    if sizes and not groups & {"step", "tokens"}:
+        raise UserError("--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)")
+    names = {name: name for name in ("seconds", "ms") if name in groups}
+    names |= {"tokens": "step"} if counts_steps else {}
     for name, path in _files_of(places, ("*.txt", "*.log", "*.out")):
         rows, wrong = read_text(path, ready)
         runs, more = runs_of(path, rows, Columns(names=names, stages=stages[name]))
@@ -334,6 +339,7 @@ def _tables(
     files: tuple[Path, ...],
     arms: tuple[str, ...],
     columns: str,
+    run_column: str | None,
     sizes: StepSizes,
 ) -> _Found:
     from ablate.reports.read.tables import NEEDED, OPTIONAL, Columns, runs_of
@@ -341,7 +347,8 @@ def _tables(
     if bool(files) == bool(arms):
         raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
     names: dict[str, str] = {}
-    for name, column in _pairs(columns.split(","), "--columns", "tokens=step") if columns else ():
+    told = [*columns.split(","), *([f"run={run_column}"] if run_column else [])]
+    for name, column in _pairs(filter(None, told), "--columns", "tokens=step"):
         if name in names:
             raise UserError(f"--columns: '{name}' is given twice")
         names[name] = column
@@ -358,12 +365,6 @@ def _tables(
     asked = chain(_files_of(places, patterns), ((None, path) for path in everywhere))
     for wanted, path in asked:
         rows, wrong = read(path)
-        has = dict.fromkeys(column for _, row in rows for column in row)
-        for column in names.values() if rows else ():
-            if column not in has:
-                raise UserError(
-                    f"--columns: {path} has no column '{column}' (has {', '.join(map(str, has))})"
-                )
         mapping = Columns(names=names, stages=stages[wanted or ""])
         runs, more = runs_of(path, rows, mapping)
         faults += [*wrong, *more]
@@ -385,7 +386,7 @@ def _named(arms: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _pairs(parts: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
+def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[str, str]]:
     for part in parts:
         name, equals, value = part.partition("=")
         if not (name.strip() and equals and value.strip()):
@@ -432,8 +433,8 @@ def _target(text: str, crossing: Crossing) -> Target:
     try:
         number = float(value)
     except ValueError:
-        number = 0.0
-    if kind not in ("val_loss", "perplexity") or not 0 < number < float("inf"):
+        number = nan
+    if kind not in ("val_loss", "perplexity") or not isfinite(number):
         raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'")
     if kind == "perplexity" and number <= 1:
         raise UserError(f"--target: a perplexity is above 1, got {number:g}")

@@ -40,7 +40,7 @@ class Target:
     """The validation loss at which arms are compared, in the unit that the study chose."""
 
     kind: Literal["val_loss", "perplexity"]
-    value: Annotated[Number, Field(gt=0)]
+    value: Number
     crossing: Literal["confirmed", "first_eval"] = "confirmed"
     within: Margin | None = None
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ablate.reports.read.imported import ImportedStudy, write_study
+from ablate.base.errors import UserError
+from ablate.reports.read.imported import ImportedStudy, tidied, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
 from ablate.reports.read.tables import (
@@ -103,7 +104,7 @@ def damaged(content, draw):
     return bytes(out)
 
 
-@pytest.mark.parametrize("turns", [200, pytest.param(4_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("turns", [200, pytest.param(2_000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", READERS)
 def test_no_log_makes_a_traceback(tmp_path, kind, turns):
     content, read = READERS[kind]
@@ -111,15 +112,18 @@ def test_no_log_makes_a_traceback(tmp_path, kind, turns):
     read_some = written = 0
     for number in range(turns):
         path.write_bytes(damaged(content, draw))
-        runs, faults = read(path)
-        assert all(fault.startswith(str(path)) for fault in faults)
+        try:
+            runs, faults = read(path)
+        except UserError as refused:
+            runs, faults = [], [str(refused)]
+        assert all(fault.startswith(str(path)) and "\n" not in fault for fault in faults)
         for run in runs:
             assert all(isinstance(at, int) and at >= 0 and math.isfinite(loss) for at, loss in run.evals)
         read_some += bool(runs)
-        if runs and number % 400 == 0:  # and whatever was read can be kept
+        if runs and number % 50 == 0:  # and whatever was read can be kept
             arms = {"a": runs[:1], "b": runs[-1:]} if len(runs) > 1 else {"a": runs}
             study = ImportedStudy(
-                name="s", baseline="a", target=Target(kind="val_loss", value=3.3), arms=arms
+                name="s", baseline="a", target=Target(kind="val_loss", value=3.3), arms=tidied(arms, ())[0]
             )
             store, _ = write_study(study, tmp_path / f"{kind}-{number}")
             load_frames(store)

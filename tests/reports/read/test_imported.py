@@ -13,7 +13,7 @@ from ablate.base.files import write_record
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.against import read_against
-from ablate.reports.read.imported import ImportedRun, ImportedStudy, write_study
+from ablate.reports.read.imported import ImportedRun, ImportedStudy, run_of_losses, tidied, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.speed_tables import measured_table
@@ -354,3 +354,58 @@ def test_a_run_at_the_target_before_it_began_is_a_bound_and_no_error(tmp_path):
         found = {arm.name: arm for arm in analyse(load_frames(store)).arms}
         assert found["b"].token_cost.estimate is None
         assert found["b"].token_cost.low is None
+
+
+def piece(name, evals, *, run="", seed=None):
+    return run_of_losses(dict(evals), [name], source=name, seed=seed, piece=(run, seed))
+
+
+CURVE = [(at, 5.0 - at / 100) for at in range(0, 200, 10)]
+
+
+@pytest.mark.parametrize("told", [{"seed": 3}, {"run": "r"}, {"seed": "s3"}])
+@pytest.mark.parametrize("rest", [CURVE[10:], CURVE[7:]])
+def test_pieces_of_one_run_are_joined(told, rest):
+    runs = [piece("b", rest, **told), piece("a", CURVE[:10], **told), piece("c", CURVE, run="other", seed=9)]
+    joined, said = tidied({"arm": runs}, ())
+    assert said[0] == "a and b are pieces of one run of arm 'arm': joined"
+    assert sorted((run.source, run.evals) for run in joined["arm"]) == [
+        ("a, b", tuple(CURVE)), ("c", tuple(CURVE)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ([(90, 4.0), (100, 4.0)], "are of one run by their name or seed, and say 4.1 and 4 "),
+        ([(85, 4.0), (105, 4.0)], "and the second begins before the first ends, at other tokens"),
+    ],
+)  # fmt: skip
+def test_pieces_that_disagree_are_refused(rest, said):
+    with pytest.raises(UserError, match=said):
+        tidied({"arm": [piece("a", CURVE[:10], seed=1), piece("b", rest, seed=1)]}, ())
+
+
+def test_a_file_without_a_name_that_begins_late_is_a_piece_or_refused():
+    firsts = [piece("a", CURVE[:10]), piece("c", [(at, loss + 1) for at, loss in CURVE[:10]])]
+    joined, said = tidied({"arm": [*firsts, piece("b", CURVE[8:])]}, ())
+    assert [run.source for run in joined["arm"]] == ["c", "a, b"]
+    assert said == ["a and b are pieces of one run of arm 'arm': joined"]
+    late = piece("d", CURVE[10:])
+    with pytest.raises(
+        UserError, match="d begins at 100 tokens, a of the same arm 'arm' at 0: is it the rest"
+    ):
+        tidied({"arm": [*firsts, late]}, ())
+    assert len(tidied({"arm": [*firsts, late]}, ("beginning",))[0]["arm"]) == 3
+
+
+def test_seeds_that_are_text_get_numbers_and_arms_that_differ_in_case_are_named():
+    def seeds(*texts):
+        runs = [piece(text, [(1, float(n))], seed=text) for n, text in enumerate(texts)]
+        arms, said = tidied({"Arm": runs, "arm": [piece("x", [(1, 9.0)], seed=4)]}, ())
+        assert said[0] == "arms Arm and arm differ in case alone: taken as several"
+        return [run.seed for run in arms["Arm"]], said[1]
+
+    assert seeds("s0", "s10") == ([0, 10], "seeds 's0' = 0, 's10' = 10")
+    assert seeds("s3", "s4") == ([0, 1], "seeds 's3' = 0, 's4' = 1")  # 4 is taken
+    assert seeds("b", "a") == ([1, 0], "seeds 'a' = 0, 'b' = 1")

@@ -67,7 +67,7 @@ def test_arms_and_runs_of_their_own_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tokens,loss\n1,2\n", "a.csv:2: no column 'val_loss' (has tokens, loss); see --columns"),
+        ("tokens,loss\n1,2\n", "a.csv: no column 'val_loss' (has tokens, loss); see --columns"),
         ("s,val_loss\n1,2\n2,1\n", f"a.csv:3: {SECOND}, run or seed (has s, val_loss); see --columns"),
         ("seed,val_loss\n1,2\n1,1\n", f"a.csv:3: {SECOND} (has seed, val_loss); see --columns"),
         ("tokens,val_loss\n1,x\n2,3\n", "a.csv:2: expected a number in 'val_loss', got 'x'"),
@@ -96,7 +96,8 @@ def test_jsonl(tmp_path):
         json.dumps({"val_loss": 3}),
     ]  # fmt: skip
     path = write(tmp_path, "a.jsonl", "\n".join(lines))
-    rows, faults = read_jsonl(path)
+    found, faults = read_jsonl(path)
+    rows = list(found)
     assert [number for number, _ in rows] == [1, 5, 6]
     assert [fault.removeprefix(f"{path}:").split(":")[0] for fault in faults] == ["3", "4"]
     assert "not a JSON object" in faults[1]
@@ -108,9 +109,8 @@ def test_jsonl(tmp_path):
 
 def test_an_array_of_objects_is_read_too(tmp_path):
     content = [{"tokens": n, "val_loss": 5 - n, "seed": 1} for n in (1, 2)]
-    rows, faults = read_jsonl(write(tmp_path, "a.json", json.dumps(content, indent=1)))
-    assert faults == []
-    assert rows == [(1, content[0]), (2, content[1])]
+    rows, _ = read_jsonl(write(tmp_path, "a.json", json.dumps(content, indent=1)))
+    assert list(rows) == [(1, content[0]), (2, content[1])]
 
 
 def test_a_chart_of_wandb(tmp_path):
@@ -134,9 +134,16 @@ def test_a_chart_of_two_metrics_needs_one_named(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    assert "cannot be read" in read_csv(tmp_path / "absent.csv")[1][0]
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    assert "not UTF-8" in read_jsonl(tmp_path / "binary.jsonl")[1][0]
+    for read, name, fault in (
+        (read_csv, "absent.csv", "absent.csv: cannot be read"),
+        (read_jsonl, "binary.jsonl", "binary.jsonl:1: not UTF-8"),
+        (read_csv, "latin.csv", "latin.csv:3: not UTF-8"),
+    ):
+        (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+        (tmp_path / "latin.csv").write_bytes(b"arm,val_loss\na,1\n\xe9,2\n")
+        rows, faults = read(tmp_path / name)
+        assert len(list(rows)) == (name == "latin.csv")
+        assert fault in faults[0]
 
 
 def test_the_tokens_of_steps_that_grow():
@@ -165,7 +172,7 @@ def test_final_losses_are_a_run_a_row(tmp_path):
 def test_a_time_column_is_the_speed_of_the_whole_run(tmp_path):
     text = "tokens,val_loss,ms\n0,9,0\n1000,4,1000\n9000,3,5000\n"
     path = write(tmp_path, "a.csv", text)
-    rows, _ = read_csv(path)
+    rows = list(read_csv(path)[0])
     (run,) = runs_of(path, rows, Columns(names={"ms": "ms"}))[0][None]
     assert run.throughput == ((9000, 1800.0),)
     (run,) = runs_of(path, rows, Columns(names={"seconds": "ms"}))[0][None]
@@ -176,6 +183,64 @@ def test_a_time_column_is_the_speed_of_the_whole_run(tmp_path):
     runs, faults = runs_of(path, read_csv(path)[0], Columns(names={"ms": "ms"}))
     assert runs[None][0].throughput == ()
     assert faults == [f"{path}: the time falls, so it is not since the training began: not read"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens,val_loss\n0.008,4\n0.016,3\n", "2: expected whole tokens in 'tokens', got '0.008' (name"),
+        ("tokens,val_loss\n1,4\n2,3\n1,5\n", "4: losses 4 and 5 at 1 tokens of one run (if there are"),
+        ("tokens,val_loss\n1,4\n5,3\n2,4\n6,3\n", "4: tokens that fall from 5 to 2 in one run (if there"),
+        ("tokens,val_loss,trial\n1,4,a\n2,4,b\n3,4,a\n", "2: a column 'trial' that differs within one run"),
+    ],
+)  # fmt: skip
+def test_rows_of_several_runs_never_merge(tmp_path, text, said):
+    path = write(tmp_path, "a.csv", text)
+    with pytest.raises(UserError) as error:
+        runs_of(path, read_csv(path)[0], Columns(names={}))
+    assert str(error.value).startswith(f"{path}:{said}")
+    if "one run" in said:
+        assert "name what tells them apart: --run-column, of tokens, val_loss" in str(error.value)
+
+
+def test_a_resumed_run_may_repeat_what_it_said_and_order_is_free(tmp_path):
+    for text in ("1,4\n2,3\n3,2\n2,3\n3,2\n4,1\n", "4,1\n3,2\n2,3\n1,4\n"):
+        path = write(tmp_path, "a.csv", f"tokens,val_loss\n{text}")
+        (run,) = runs_of(path, read_csv(path)[0], Columns(names={}))[0][None]
+        assert run.evals == ((1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0))
+
+
+def test_a_unit_of_tokens(tmp_path):
+    path = write(tmp_path, "a.csv", "tokens,val_loss\n0.0082,4\n0.0164,3\n")
+    (run,) = runs_of(path, read_csv(path)[0], Columns(names={}, stages=((0.0, 1e9),)))[0][None]
+    assert run.evals == ((8_200_000, 4.0), (16_400_000, 3.0))
+
+
+def test_any_text_is_a_seed_and_names_of_arms_have_no_blanks(tmp_path):
+    seeds = ["s0", "s1", "0.5", "1e30", "7", "7.0"]
+    rows = "".join(f"{'a' if n % 2 else ' a '},{n},{4 + n},{seed}\n" for n, seed in enumerate(seeds))
+    path = write(tmp_path, "a.csv", f"arm,tokens,val_loss,seed\n{rows}")
+    runs, faults = runs_of(path, read_csv(path)[0], Columns(names={}))
+    assert faults == []
+    assert {arm: [run.seed for run in own] for arm, own in runs.items()} == {
+        "a": ["s0", "s1", "0.5", "1e30", 7]
+    }
+
+
+def test_many_rows_are_read_in_little_memory(tmp_path):
+    path = tmp_path / "a.jsonl"
+    row = json.dumps({"kind": "train", "arm": "a", "loss": 3.0, "note": "x" * 100})
+    with path.open("w") as file:
+        for step in range(100):
+            file.write(f"{row}\n" * 1000)
+            file.write(json.dumps({"arm": "ab"[step % 2], "tokens": step, "val_loss": 4.0}) + "\n")
+    tracemalloc.start()
+    rows, _ = read_jsonl(path)
+    runs, _ = runs_of(path, rows, Columns(names={}))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert {arm: len(run.evals) for arm, (run,) in runs.items()} == {"a": 50, "b": 50}
+    assert peak < 1 << 20 < path.stat().st_size / 10
 
 
 STEP = r"step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+)"
