@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from ablate.store import State
@@ -44,11 +46,13 @@ class ImportedRun:
     in bf16, by tokens; ``throughput`` (tokens, tokens per second).
     ``settings`` is what makes runs comparable: batch, learning rate, data, hardware; never the seed, which is
     None where the log does not tell it. ``source`` names it for people; ``content`` is hashed to its id.
+    ``piece``: the run's name and seed, of which another file may hold another piece; None: it is whole.
     """
 
     source: str
     content: bytes
-    seed: int | None
+    seed: int | str | None
+    piece: tuple[str, int | str | None] | None = None
     evals: tuple[tuple[int, float], ...]
     in_bf16: Mapping[int, float] = field(default_factory=dict)
     state: State = "finished"
@@ -95,6 +99,105 @@ class ImportedStudy:
     paired_seeds: bool = False
     description: str | None = None
     waived: tuple[str, ...] = ()
+
+
+def tidied(
+    arms: Mapping[str, Sequence[ImportedRun]], waived: Sequence[str]
+) -> tuple[dict[str, list[ImportedRun]], list[str]]:
+    """Join the pieces of each run and number seeds that are text; return the arms and what was done.
+
+    Raises:
+        UserError: two files of one run that disagree, or one that begins late and is no known run's piece.
+    """
+    said: list[str] = []
+    joined: dict[str, list[ImportedRun]] = {}
+    for arm, runs in arms.items():
+        told: dict[object, ImportedRun] = {}
+        untold: list[ImportedRun] = []
+        for run in sorted(runs, key=lambda run: run.evals[0][0] if run.evals else 0):
+            if run.piece == ("", None) and "beginning" not in waived:
+                untold = _with_piece(arm, untold, run, said)
+            elif run.piece is None or run.piece == ("", None):
+                untold.append(run)
+            elif (first := told.get(run.piece)) is None:
+                told[run.piece] = run
+            elif _run_id(run) != _run_id(first):
+                told[run.piece] = _joined(arm, first, run, said)
+        own = [*told.values(), *untold]
+        joined[arm] = [run for run in runs if run in own] + [run for run in own if run not in runs]
+    alike: dict[str, list[str]] = {}
+    for arm in arms:
+        alike.setdefault(arm.casefold(), []).append(arm)
+    said += [
+        f"arms {' and '.join(names)} differ in case alone: taken as several"
+        for names in alike.values()
+        if len(names) > 1
+    ]
+    texts = sorted({run.seed for runs in joined.values() for run in runs if isinstance(run.seed, str)})
+    if texts:
+        taken = {run.seed for runs in joined.values() for run in runs if isinstance(run.seed, int)}
+        numbers = _numbers_of(texts, taken)
+        said.append("seeds " + ", ".join(f"'{text}' = {numbers[text]}" for text in texts))
+        joined = {
+            arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]  # type: ignore[arg-type]
+            for arm, runs in joined.items()
+        }
+    return joined, said
+
+
+def _with_piece(
+    arm: str, whole: Sequence[ImportedRun], run: ImportedRun, said: list[str]
+) -> list[ImportedRun]:
+    """Add a run that has no name; one that begins later than another, with its losses, is a piece of it."""
+    tokens = [at for at, _ in run.evals]
+    steps = sorted(after - at for at, after in itertools.pairwise(tokens))
+    if not steps or not whole or tokens[0] <= whole[0].evals[0][0] + 2 * steps[len(steps) // 2]:
+        return [*whole, run]
+    firsts = [one for one in whole if _common(one, run) and all(a == b for _, a, b in _common(one, run))]
+    if len(firsts) != 1:
+        raise UserError(
+            f"{run.source} begins at {tokens[0]:,} tokens, {whole[0].source} of the same arm '{arm}' at "
+            f"{whole[0].evals[0][0]:,}: is it the rest of a resumed run? (put a run into one file, or name "
+            "its run or seed; if they are runs of their own: --waive beginning)"
+        )
+    return [_joined(arm, firsts[0], run, said) if one is firsts[0] else one for one in whole]
+
+
+def _common(first: ImportedRun, other: ImportedRun) -> list[tuple[int, float, float]]:
+    own = dict(first.evals)
+    return [(at, own[at], loss) for at, loss in other.evals if at in own]
+
+
+def _joined(arm: str, first: ImportedRun, other: ImportedRun, said: list[str]) -> ImportedRun:
+    """Return the run of two pieces; raise ``UserError`` where they disagree."""
+    common = _common(first, other)
+    what = f"{first.source} and {other.source} (arm '{arm}') are of one run by their name or seed"
+    hint = "two runs have two names: --run-column; of one that was resumed, keep one file's losses there"
+    if odd := next((one for one in common if one[1] != one[2]), None):
+        raise UserError(f"{what}, and say {odd[1]:g} and {odd[2]:g} at {odd[0]:,} tokens ({hint})")
+    if not common and first.evals and other.evals and other.evals[0][0] < first.evals[-1][0]:
+        raise UserError(f"{what}, and the second begins before the first ends, at other tokens ({hint})")
+    said.append(f"{first.source} and {other.source} are pieces of one run of arm '{arm}': joined")
+    return replace(
+        first,
+        source=f"{first.source}, {other.source}",
+        content=first.content + other.content,
+        evals=tuple(sorted({*first.evals, *other.evals})),
+        in_bf16={**first.in_bf16, **other.in_bf16},
+        state=other.state if first.state == "finished" else first.state,
+        message=first.message or other.message,
+        throughput=(*first.throughput, *other.throughput),
+    )
+
+
+def _numbers_of(texts: Sequence[str], taken: AbstractSet[int]) -> dict[str, int]:
+    """Return a number for each seed that is text: that at its end where no other has it, else a free one."""
+    ends = [re.search(r"\d{1,9}$", text) for text in texts]
+    found = [int(end[0]) for end in ends if end]
+    if len(set(found)) < len(texts) or not taken.isdisjoint(found):
+        free = (number for number in itertools.count() if number not in taken)
+        found = list(itertools.islice(free, len(texts)))
+    return dict(zip(texts, found, strict=True))
 
 
 def write_study(study: ImportedStudy, folder: Path) -> tuple[StudyStore, list[str]]:
@@ -260,7 +363,7 @@ def _write_arm(
     differs = {key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)}
     told = [f"{part} {own[key]}" for key, part in PRECISION.items() if own.get(key)]
     tokens = [_write_run(store, run, longest) for run in runs]
-    entries = tuple(LockedRun(id=_run_id(run), seed=run.seed or 0) for run in runs)
+    entries = tuple(LockedRun(id=_run_id(run), seed=int(run.seed or 0)) for run in runs)
     return LockedArm(
         name=name,
         recipe=f"as logged{': ' if told else ''}{', '.join(told)}",

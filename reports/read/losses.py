@@ -45,7 +45,8 @@ def read_losses(path: Path) -> tuple[list[LossPoint], dict[str, str]]:
     Raises:
         UserError: no rows, a column that is missing, a cell that is no number, a run that stands twice.
     """
-    rows, faults = read_csv(path)
+    found, faults = read_csv(path)
+    rows = list(found)
     if faults:
         raise UserError(f"--losses: {faults[0]}")
     if not rows:

