@@ -256,7 +256,7 @@ def text_(arms: tuple[str, ...], patterns: tuple[str, ...], sizes: StepSizes) ->
         raise UserError("--tokens-per-step: needed, because the pattern gives steps (a number, or stages)")
     if sizes and not groups & {"step", "tokens"}:
         raise UserError("--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)")
-    names = {name: name for name in ("seconds", "ms") if name in groups}
+    names: dict[str, str] = {name: name for name in ("seconds", "ms") if name in groups}
     names |= {"tokens": "step"} if counts_steps else {}
     for name, path in _files_of(places, ("*.txt", "*.log", "*.out")):
         rows, wrong = read_text(path, ready)

@@ -15,9 +15,8 @@ from ablate.cli.output import echo_json, format_table, names_text, terminal_widt
 from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
 from ablate.execute.todo import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
-from ablate.plan import StudyProgress, build_plan, estimate, known_plan, read_progress, to_lock
+from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress, to_lock
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
-from ablate.plan.foreign import code_warning
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text

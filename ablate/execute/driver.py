@@ -83,6 +83,7 @@ def execute_study(
     runs: Sequence[RunRequest],
     *,
     address: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
     plan: Plan | None = None,
@@ -91,11 +92,12 @@ def execute_study(
 ) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
-    ``on_poll`` is called a few times a second. ``unneeded``, called at most about once a second, returns the
-    ids of runs whose results are not needed, with the reasons. Such a run becomes ``stopped`` unless it has
-    ended; ``missing_runs`` still lists it. ``plan``: its other runs may be executed later and begin with a
-    state of one of these, which is kept for them. Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time
-    without a sign of life after which a worker on another machine counts as dead.
+    ``say`` takes a warning about the cluster. ``on_poll`` is called a few times a second. ``unneeded``,
+    called at most about once a second, returns the ids of runs whose results are not needed, with the
+    reasons. Such a run becomes ``stopped`` unless it has ended; ``missing_runs`` still lists it. ``plan``:
+    its other runs may be executed later and begin with a state of one of these, which is kept for them.
+    Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time without a sign of life after which a worker on
+    another machine counts as dead.
 
     Raises:
         UserError: no cluster at the address, or the cluster can never hold one of the runs.
@@ -104,7 +106,7 @@ def execute_study(
         return ExecutionEnd(states={}, interrupted=False)
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
-    with connection(address):
+    with connection(address, say):
         import ray
 
         check_resources(runs)

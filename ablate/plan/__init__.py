@@ -8,7 +8,7 @@
 """
 
 from ablate.plan.estimate import PlanCosts, estimate
-from ablate.plan.plan import Plan, PlannedArm, build_plan, configured_runs
+from ablate.plan.plan import Plan, PlannedArm, build_plan, code_warning, configured_runs
 from ablate.plan.stored import StudyProgress, adopt, asks_otherwise, known_plan, read_progress, to_lock
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "adopt",
     "asks_otherwise",
     "build_plan",
+    "code_warning",
     "configured_runs",
     "estimate",
     "known_plan",

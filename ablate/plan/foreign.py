@@ -33,14 +33,6 @@ OWN_RULE = "give the layer a rule of its own: {}: [{{match: …, recipe: bf16}}]
 """The hint for a layer that a recipe does not fit, with the key of the recipe's rules to fill in."""
 
 
-def code_warning(study: Study) -> str | None:
-    """Return a sentence that names the code which planning or running a study executes, or None."""
-    names = {name: None for arm in study.arms for name in (arm.model.function, arm.trainer) if name}
-    if not names:
-        return None
-    return f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
-
-
 class Foreigners:
     """Digests and outlines for a study's arms, each computed once for all arms that share it."""
 

@@ -108,6 +108,14 @@ class Plan:
         return ((arm, run) for arm in self.arms for run in arm.runs)
 
 
+def code_warning(study: Study) -> str | None:
+    """Return a sentence that names the code which planning or running a study executes, or None."""
+    names = {name: None for arm in study.arms for name in (arm.model.function, arm.trainer) if name}
+    if not names:
+        return None
+    return f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
+
+
 def build_plan(
     study: Study,
     identify: Callable[[DataConfig], DataIdentity] | None = None,

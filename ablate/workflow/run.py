@@ -24,8 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, adopt, build_plan, known_plan, to_lock
-from ablate.plan.foreign import code_warning
+from ablate.plan import Plan, adopt, build_plan, code_warning, known_plan, to_lock
 from ablate.store import StudyStore
 from ablate.store.running import running
 from ablate.study import load_study
@@ -177,12 +176,19 @@ def _execute(
                 listener.say(
                     f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
                 )
-                ray.enter_context(connection(where.address, listener.say))
+                if _in_waves(plan):
+                    ray.enter_context(connection(where.address, listener.say))
             if cancellation is not None and cancellation.requested:
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
                 ended = execute_study(
-                    store, todo.runs, address=where.address, on_poll=poll, unneeded=unneeded, plan=plan
+                    store,
+                    todo.runs,
+                    address=where.address,
+                    say=listener.say,
+                    on_poll=poll,
+                    unneeded=unneeded,
+                    plan=plan,
                 )
             states |= ended.states
             if ended.interrupted or ended.problem:

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "library_backends"
 
 
@@ -22,6 +24,7 @@ def installed(folder):
     return os.pathsep.join(map(str, (folder, EXAMPLE, Path(__file__).parents[2])))
 
 
+@pytest.mark.exhaustive
 def test_its_back_ends_are_found_by_their_entry_points_and_its_tests_pass(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests")],

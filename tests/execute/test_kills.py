@@ -108,6 +108,7 @@ def test_killed_again_and_again_at_random_moments(storage, undisturbed):
     assert any(record.resumed_from_step for record in ledger)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(storage, undisturbed):
     run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)

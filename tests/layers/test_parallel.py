@@ -136,7 +136,7 @@ def ddp_worker(rank, meeting):
     "worker",
     rest_exhaustive(
         [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
-        ddp_first_worker.__eq__,
+        lambda worker: worker is ddp_first_worker,
         lambda worker: worker.__name__,
     ),
 )

@@ -221,6 +221,7 @@ def test_sizes_and_schedules():
     assert schedule_text(wsd) == "0.004, and linear decay to 0.0004 over the last 1,000 tokens"
 
 
+@pytest.mark.exhaustive
 @given(
     tokens=st.integers(1, 10**7),
     seq_len=st.integers(1, 300),

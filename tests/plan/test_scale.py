@@ -25,6 +25,7 @@ def benchmark():
     return module
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["named_arms", "grid"])
 def test_ten_thousand_runs(benchmark, tmp_path, which):
     path = tmp_path / "study.yaml"

@@ -70,6 +70,7 @@ def test_each_part_finds_its_fault(tmp_path, part, backend, check, detail):
     assert detail in found[check]
 
 
+@pytest.mark.exhaustive
 def test_a_right_back_end_passes_all(tmp_path):
     setup = Setup(where="cpu", device=device_of("cpu"), backends={"emulated": EmulatedBackend()})
     record, _ = prove(setup, tmp_path, minutes=10, parts=PARTS)

@@ -64,6 +64,7 @@ def bare(tmp_path_factory):
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_image_is_bare(bare):
     """The packages that must not be needed are really not there, and torch is."""
     code = (

@@ -46,6 +46,7 @@ def test_two_processes_have_the_losses_of_one():
     assert alone[-1] < alone[0]
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_fails_is_an_error():
     with pytest.raises(RuntimeError, match="exit codes of the processes: \\[1\\]"):
         sharded_losses(["cpu"], "emulated", "no such recipe", 8)

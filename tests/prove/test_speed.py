@@ -72,6 +72,7 @@ def test_bandwidth_counts_what_a_packing_back_end_moves(tmp_path, clock, monkeyp
     assert figures["both_over_copy"] == pytest.approx((2 + 1 + 2 / 32) / 4)
 
 
+@pytest.mark.exhaustive
 def test_rates_are_products_over_time(tmp_path, clock):
     assert clock == [2.0]
     results = found(tmp_path, "rates")

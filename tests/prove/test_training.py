@@ -28,6 +28,7 @@ def test_right_back_ends_pass(tmp_path, part):
     assert {one.result for one in results.values()} == {"passed"}, results
 
 
+@pytest.mark.exhaustive
 def test_the_reference_beside_itself_differs_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_STEPS", 2)
     one = found(tmp_path, "training", "reference")["reference", "mxfp4"]

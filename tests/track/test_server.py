@@ -131,6 +131,7 @@ def test_ports(server, free_port):
     assert choose_port(None) > 0
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_cannot_start(tmp_path, free_port):
     with (
         pytest.raises(UserError, match="ended at once"),

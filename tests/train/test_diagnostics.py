@@ -59,6 +59,7 @@ OTHERS = Diagnostics(
 )
 
 
+@pytest.mark.exhaustive
 def test_other_recipes_are_measured_on_the_runs_tensors_and_train_nothing(make_config, tokens):
     config = make_config(RECIPES["sr and rht"], **SHORT)
     plain = run(config, tokens)
@@ -80,6 +81,7 @@ def test_other_recipes_are_measured_on_the_runs_tensors_and_train_nothing(make_c
             assert 0.01 < row["relative_error"] < 0.08  # dy in E5M2
 
 
+@pytest.mark.exhaustive
 def test_another_recipes_error_is_that_of_a_run_which_trains_in_it(make_config, tokens):
     """On the first step both runs have the same tensors, but for what the recipe did to them above."""
     in_bf16 = run(

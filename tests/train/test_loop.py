@@ -49,7 +49,7 @@ def test_the_same_seed_twice_is_bit_identical_and_another_seed_is_not(make_confi
     assert evals(other[1]) != evals(first[1])
 
 
-@pytest.mark.parametrize("preset", ["tseng", "quartet2"])
+@pytest.mark.parametrize("preset", ["tseng", pytest.param("quartet2", marks=pytest.mark.exhaustive)])
 def test_blocks_need_not_divide_the_tokens_of_a_micro_batch(make_config, tokens, preset):
     settings = {"seq_len": 20, "batch_size": 5, "tokens": 4000, "eval_every_tokens": 2000, "eval_tokens": 500}
     config = make_config(RecipeSpec(preset=preset), **settings)
@@ -93,6 +93,7 @@ def test_micro_batches_see_the_same_sequences(make_config, tokens):
     assert parts == pytest.approx(whole, abs=0.02)
 
 
+@pytest.mark.exhaustive
 def test_evaluating_more_often_does_not_change_training(make_config, tokens):
     recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
     seldom = curve(make_config(recipe, eval_every_tokens=8192), tokens)[1]

@@ -85,7 +85,7 @@ class Executor:
 def executor(monkeypatch):
     fake = Executor()
     monkeypatch.setattr("ablate.execute.driver.execute_study", fake)
-    monkeypatch.setattr("ablate.execute.cluster.connection", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("ablate.track.process.start_mirror", lambda *_: _NoMirror())
     return fake
 

@@ -188,6 +188,7 @@ def test_the_greatest_step_needs_intervals_that_do_not_overlap():
     assert greatest_step([step("fprop", 0.01, 0.04), step("wgrad", 0.1, 0.2, kind="point")]) is None
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000))
 def test_the_order_of_rows_in_the_frames_does_not_matter(seed, tmp_path_factory):

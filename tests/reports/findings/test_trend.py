@@ -336,6 +336,7 @@ def test_on_the_command_line(tmp_path):
     assert json.loads(call(*names, "--storage", tmp_path, "--json").output) == document
 
 
+@pytest.mark.exhaustive
 def test_costs_over_another_arm_than_the_baseline(tmp_path):
     own = of(*falling(tmp_path))
     names = [f"w{width}" for width in WIDTHS]
@@ -375,6 +376,7 @@ def test_baselines_of_several_names_are_named_for_each_study(tmp_path):
     assert "baseline" in found.differs
 
 
+@pytest.mark.exhaustive
 def test_the_pages_hold_the_figure_and_say_what_it_shows(tmp_path):
     falling(tmp_path)
     call(*(f"w{width}" for width in WIDTHS), "--storage", tmp_path, "--out", tmp_path / "out")

@@ -127,6 +127,7 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study):
     assert "Partial" not in page.read_text()
 
 
+@pytest.mark.exhaustive
 def test_watch_ended_by_hand_leaves_a_page_that_does_not_reload(make_study):
     store = make_study({"bf16": [line(3, 2, 1)]}, states={("bf16", 0): "running"})
     process = subprocess.Popen(

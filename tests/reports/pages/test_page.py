@@ -289,6 +289,7 @@ def test_the_page_is_built_for_readers_of_all_kinds(browser, written):
     assert found["language"] == "en"
 
 
+@pytest.mark.exhaustive
 def test_labels_of_the_figures_do_not_overlap(browser, written):
     open_page(browser, written("wide").html, 1280)
     overlaps = browser.execute_script(

@@ -63,6 +63,7 @@ def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
     assert other.json == tmp_path / "elsewhere" / "deep" / "report.json"
 
 
+@pytest.mark.exhaustive
 def test_the_report_of_another_question_is_kept_beside_the_new_one(make_study):
     store = make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1), line(3, 2.4, 1)]}, study="asks")
     write_report(store)

@@ -103,6 +103,7 @@ def test_the_same_losses_give_the_same_report_in_whatever_order():
     assert fitted(turned) == fitted(points)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few")
 def test_gamma_is_freed_only_where_the_losses_ask_for_it():
     rng = np.random.default_rng(4)
