@@ -60,7 +60,7 @@ class MirrorReport:
 class RunCursor:
     """The accepted part of one run, by file; ``tails`` guard offsets against a file that was rewound.
 
-    ``results``: what the report said of it.
+    ``results``: what the report said of it. ``steps``: the latest of each metric that was sent.
     """
 
     mlflow_id: str
@@ -72,6 +72,7 @@ class RunCursor:
     mlflow_status: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)
     results: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ablate.store import RunDir, State, StudyStore
     from ablate.store.lock import LockedPlan, LockedRun
+    from ablate.track.sink import Known
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -155,11 +156,18 @@ class Mirror:
         """Find the experiment and its runs; drop from the cursor the runs that MLflow no longer has."""
         owner = store_id(self._store)
         experiment_id = self._sink.experiment(study, owner)
-        self._known = self._sink.known_runs(experiment_id, owner)
-        there = set(self._known.values())
-        cursor.runs = {key: entry for key, entry in cursor.runs.items() if entry.mlflow_id in there}
-        if cursor.report_run not in there:
+        preferred = {entry.mlflow_id for entry in cursor.runs.values()} | {cursor.report_run or ""}
+        there = self._sink.known_runs(experiment_id, owner, preferred)
+        self._known = {key: known.mlflow_id for key, known in there.items()}
+        cursor.runs = {
+            key: entry
+            for key, entry in cursor.runs.items()
+            if key in there and _has_what_was_sent(there[key], entry)
+        }
+        if cursor.report_run not in self._known.values():
             cursor.report_run, cursor.report = None, ""
+        elif cursor.results.keys() - there[SUMMARY].steps.keys():
+            cursor.report, cursor.results, cursor.note = "", {}, ""
         if cursor.experiment_id != experiment_id:
             cursor.note = ""
         cursor.experiment_id = experiment_id
@@ -216,6 +224,8 @@ class Mirror:
             if found or params or new_tags:
                 self._sink.log(entry.mlflow_id, found, params, new_tags)
                 self._metrics_sent += len(found)
+                for point in found:
+                    entry.steps[point.key] = max(point.step, entry.steps.get(point.key, 0))
                 params, new_tags = {}, {}
             if offsets == entry.offsets:
                 break
@@ -318,6 +328,16 @@ class Mirror:
             write_json_atomic(cursor_path(self._store, self._uri), asdict(cursor))
             self._saved = content
         self._saved_sec = time.monotonic()
+
+
+def _has_what_was_sent(there: Known, entry: RunCursor) -> bool:
+    """Whether MLflow still has what it accepted of a run: its database may be an older copy of itself."""
+    return (
+        there.mlflow_id == entry.mlflow_id
+        and there.status == entry.mlflow_status
+        and all(there.steps.get(key, -1) >= step for key, step in entry.steps.items())
+        and entry.results.keys() <= there.steps.keys()
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ablate.base.commands import redact
 from ablate.track.uri import is_database, sqlite_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ablate.track.describe import Point
 
@@ -75,6 +76,15 @@ def _translated() -> Iterator[None]:
         raise Away(line) from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """An MLflow run as it is there. ``steps``: the latest of each metric."""
+
+    mlflow_id: str
+    status: str
+    steps: Mapping[str, int]
+
+
 class Sink:
     """MLflow at one address. Nothing is imported or opened before the first call."""
 
@@ -111,17 +121,31 @@ class Sink:
         self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
 
     @_translated()
-    def known_runs(self, experiment_id: str, store_id: str) -> dict[str, str]:
-        """Return MLflow's ids of the study's runs, by run id (``summary`` for the report)."""
-        runs = {}
+    def known_runs(
+        self, experiment_id: str, store_id: str, preferred: Collection[str] = ()
+    ) -> dict[str, Known]:
+        """Return the study's runs by run id (``summary`` for the report), one of each.
+
+        A server that makes a run and loses the answer is asked again, and has two: all but one are deleted.
+        The one that is kept is among ``preferred``, MLflow's ids, if one of them is.
+        """
+        found: dict[str, list[Known]] = {}
         for run in self._runs(experiment_id, store_id):
             tags = run.data.tags
             if key := "summary" if SUMMARY_TAG in tags else tags.get(RUN_TAG):
-                runs[key] = run.info.run_id
-        return runs
+                steps = {metric.key: metric.step for metric in run.data._metric_objs}  # noqa: SLF001 - the latest
+                known = Known(mlflow_id=run.info.run_id, status=run.info.status, steps=steps)
+                found.setdefault(key, []).append(known)
+        kept = {}
+        for key, runs in found.items():
+            first, *others = sorted(runs, key=lambda run: (run.mlflow_id not in preferred, run.mlflow_id))
+            for other in others:
+                self._client().delete_run(other.mlflow_id)
+            kept[key] = first
+        return kept
 
-    def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
-        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'", None
+    def _runs(self, experiment_id: str, store_id: str, which: str = "") -> Iterator[Any]:
+        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'{which}", None
         while True:
             page = self._client().search_runs([experiment_id], ours, max_results=1000, page_token=token)
             yield from page
@@ -132,10 +156,18 @@ class Sink:
     def create_run(
         self, experiment_id: str, name: str, start_unix: float | None, tags: Mapping[str, str]
     ) -> str:
-        """Start an MLflow run and return its id."""
+        """Start an MLflow run and return its id; ``tags`` say whose it is (``STORE_TAG`` and another).
+
+        MLflow's client asks again where no answer comes. If there are then two such runs, one is deleted.
+        """
         started = _milliseconds(start_unix)
         run = self._client().create_run(experiment_id, start_time=started, tags=dict(tags), run_name=name)
         self._artifact_uris[run.info.run_id] = run.info.artifact_uri
+        key = SUMMARY_TAG if SUMMARY_TAG in tags else RUN_TAG
+        which = f" and tags.`{key}` = '{tags[key]}'"
+        for other in self._runs(experiment_id, tags[STORE_TAG], which):
+            if other.info.run_id != run.info.run_id:
+                self._client().delete_run(other.info.run_id)
         return str(run.info.run_id)
 
     @_translated()

@@ -4,14 +4,19 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 
-from ablate.track.cursor import load_cursor, pending
+from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.server import local_server
@@ -135,3 +140,98 @@ def test_postgresql(study, postgres, held, assert_same, tmp_path, storage):
     assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
     kept = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"s3cret" in path.read_bytes()]
+
+
+class Gateway(ThreadingHTTPServer):
+    """The way to a server, which carries out what it is asked and loses the answers to the next ``runs/create``."""
+
+    def __init__(self, server, how):
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.behind, self.how, self.loses = server, how, 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _pass(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = {key: self.headers[key] for key in ("Content-Type", "Authorization") if key in self.headers}
+        answer = requests.request(
+            self.command, self.server.behind + self.path, data=body, headers=headers, timeout=60
+        )
+        status = answer.status_code
+        if self.path.endswith("runs/create") and self.server.loses:
+            self.server.loses -= 1
+            if self.server.how == "drop":
+                self.close_connection = True
+                return
+            status = 500
+        self.send_response(status)
+        self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("how", ["drop", "500"])
+def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, held, summary, assert_same, how):
+    study = make_study(name=f"lost answers, {how}").whole()
+    with Gateway(server, how) as gateway:
+        mirror = Mirror(study.store, gateway.url)
+        for _ in range(12):  # each pass loses one answer
+            gateway.loses = 1
+            mirror.sync_once()
+        gateway.loses = 0
+        assert mirror.sync_once().problem is None
+        gateway.shutdown()
+    assert_same(study, held(study, server))
+    assert all(run.info.status == "FINISHED" for run in held(study, server).values())
+    assert summary(study, server)
+
+
+def test_two_runs_of_one_id_become_one_also_when_rebuilt(study, held, assert_same, storage):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{storage / 'mlflow.db'}"
+    study.whole()
+    Mirror(study.store, uri).sync_once()
+    (first, *_) = held(study, uri).values()
+    client = MlflowClient(uri)
+    for rebuilt in (False, True):
+        client.create_run(first.info.experiment_id, tags=dict(first.data.tags))
+        if rebuilt:
+            cursor_path(study.store, uri).unlink()
+        assert Mirror(study.store, uri).sync_once().problem is None
+        assert_same(study, held(study, uri))
+    assert first.info.run_id in {run.info.run_id for run in held(study, uri).values()}
+
+
+def test_a_database_restored_from_an_older_copy_is_filled_again(study, held, assert_same, storage):
+    uri, copy = f"sqlite:///{storage / 'mlflow.db'}", storage / "copy.db"
+
+    def put(source, target):
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+
+    for arm, seed in study.runs:
+        study.start(arm, seed)
+        study.train(range(1, 11), arm, seed)
+    Mirror(study.store, uri).sync_once()
+    put(storage / "mlflow.db", copy)
+    for arm, seed in study.runs:
+        study.train(range(11, 21), arm, seed)
+        study.end(arm, seed)
+    whole = Mirror(study.store, uri).sync_once()
+    put(copy, storage / "mlflow.db")
+    healed = Mirror(study.store, uri).sync_once()
+    assert (healed.problem, healed.metrics_sent > whole.metrics_sent) == (None, True)
+    assert_same(study, held(study, uri))
+    assert all(run.info.status == "FINISHED" for run in held(study, uri).values())
+    assert Mirror(study.store, uri).sync_once().metrics_sent == 0
