@@ -143,7 +143,7 @@ def test_postgresql(study, postgres, held, assert_same, tmp_path, storage):
 
 
 class Gateway(ThreadingHTTPServer):
-    """The way to a server, which carries out what it is asked and loses the answers to the next ``runs/create``."""
+    """The way to a server; it carries out what it is asked, and loses the answers to ``runs/create``."""
 
     def __init__(self, server, how):
         super().__init__(("127.0.0.1", 0), _Passing)
