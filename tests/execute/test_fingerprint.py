@@ -16,6 +16,7 @@ def found_with(**variables):
     return done.stdout.strip()
 
 
+@pytest.mark.exhaustive
 def test_other_instructions_of_aten_or_of_onednn_give_another_one(monkeypatch):
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     here = fingerprint("cpu")

@@ -76,6 +76,7 @@ def test_the_image_is_bare(bare):
     assert done.stdout == "['torch']\n", done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_bare_image_leaves_a_record(bare, tmp_path):
     """With no time for any part by the command, then some parts of it by the function behind it."""
     door = ("-m", "ablate.prove", "--device", "cpu", "--out", str(tmp_path), "--json", "--minutes")

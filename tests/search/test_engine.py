@@ -121,6 +121,7 @@ def _last(trials):
     return max(trial[2]["round"] for trial in trials)
 
 
+@pytest.mark.exhaustive
 @BOTH
 def test_a_search_goes_on_in_every_storage(go, opens):
     expected = go(in_memory(), trials=6)
@@ -173,6 +174,7 @@ def check_kills(go, whole, folder, first, step):
     assert len(ran) <= len(set(ran)) + 4 * kills  # what was killed in the middle is run again, nothing else
 
 
+@pytest.mark.exhaustive
 @BOTH
 def test_killed_and_resumed_it_is_the_same(go, whole, tmp_path):
     check_kills(go, whole, tmp_path / "killed", 26, 31)

@@ -37,6 +37,7 @@ def run(config, tokens, diagnostics=None, *, speeds=False, **options):
     return result, rows, found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", rest_exhaustive(RECIPES, lambda name: name == "sr and rht"))
 def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name):
     config = make_config(RECIPES[name], **SHORT)

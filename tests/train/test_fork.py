@@ -123,6 +123,7 @@ def test_a_parent_with_rules_and_phases_of_its_own_is_followed_to_the_fork(make_
     assert [row for row in rows if row["step"] > 20] != [row for row in base if row["step"] > 20]
 
 
+@pytest.mark.exhaustive
 def test_from_the_fork_on_its_own_settings_hold_and_it_is_evaluated_there(make_config, tokens):
     own = forked(
         make_config, RecipeSpec(), step=13, learning_rate=1e-4, weight_decay=0.0, eval_every_tokens=2 * STEP

@@ -317,6 +317,7 @@ def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
     assert widths[0] < widths[1]
 
 
+@pytest.mark.exhaustive
 def test_on_the_command_line(tmp_path):
     falling(tmp_path)
     names = [f"w{width}" for width in WIDTHS]
