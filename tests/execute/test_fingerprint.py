@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ablate.execute.fingerprint import arithmetic_settings, fingerprint
 
 CODE = "from ablate.execute.fingerprint import fingerprint; print(fingerprint('cpu'))"
