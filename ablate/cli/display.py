@@ -45,7 +45,7 @@ def format_count(n: float | None) -> str:
     if n is None:
         return "–"
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= size:
+        if n >= 0.9995 * size:  # three digits of 999,999 are 1M, not 1,000k
             return f"{n / size:.3g}{unit}"
     return f"{n:.0f}"
 

@@ -436,6 +436,6 @@ def _value(value: Any) -> str:
 
 def _bytes(count: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
+        if count >= 0.9995 * size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"

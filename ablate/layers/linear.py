@@ -17,6 +17,7 @@ forward's rotated in-features and is rotated back.
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 AMAX_HISTORY = 1024
 """Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
 
+BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
+"""Buffers that a layer with delayed scales has beside its weights."""
+
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -60,7 +64,7 @@ class QuantLinear(nn.Linear):
     there is no bias. A tensor that is no parameter raises ``TypeError``.
     """
 
-    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", "amax_history", "amax_step"))
+    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", *BUFFERS_OF_SCALES))
     """Attributes and buffers that a layer to be taken over must not have, beside those of this class."""
 
     def __init__(
@@ -104,9 +108,10 @@ class QuantLinear(nn.Linear):
         )
         self._delayed = {which: index for index, which in enumerate(delayed)}
         if self._delayed:
-            shape = (len(self._delayed), AMAX_HISTORY)
+            shape = (len(self._delayed), AMAX_HISTORY + 1)  # the past, and this step
             self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
+            self.register_buffer("amax_used", torch.empty(shape[:1], dtype=torch.float32))
             self.forget_amax()
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
         self.has_run = False
@@ -125,6 +130,7 @@ class QuantLinear(nn.Linear):
         if self._delayed:
             self.get_buffer("amax_history").zero_()
             self.get_buffer("amax_step").fill_(-1)
+            self.get_buffer("amax_used").zero_()
 
     def extra_repr(self) -> str:
         """Return the text that ``print(model)`` shows."""
@@ -235,18 +241,28 @@ class QuantLinear(nn.Linear):
             self.state.watch(self.name, gemm, operand, done)
 
     def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
-        """Record this step's largest magnitude; return that of past steps, or this one at the start."""
+        """Record this step's largest magnitude; return that of past steps, or this one at the start.
+
+        Where the past tells nothing, because all of it is zero or some of it is not finite, the scale stays as
+        it was (TransformerEngine, ``fp8_utils``: ``_default_sf_compute``).
+        """
         index = self._delayed[which]
         history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
+        used = self.get_buffer("amax_used")
         tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
         now = float(tensor.abs().max().item()) if tensor.numel() else 0.0
-        past = (steps >= 0) & (steps < at.step) & (steps > at.step - AMAX_HISTORY)
+        past = (steps >= 0) & (steps < at.step) & (steps >= at.step - AMAX_HISTORY)
         known = float(history[past].max().item()) if bool(past.any()) else now
+        last = float(used[index])
+        if last and not 0 < known < math.inf:
+            known = last
         if at.call < EVAL_CALL:
-            slot = at.step % AMAX_HISTORY
+            slot = at.step % history.numel()
             same_step = int(steps[slot]) == at.step  # another call, or this one recomputed
-            history[slot] = max(now, float(history[slot])) if same_step else now
+            history[slot] = history[slot].clamp(min=now) if same_step else now  # NaN stays NaN
             steps[slot] = at.step
+            if 0 < known < math.inf:
+                used[index] = known
         return known
 
 

@@ -50,7 +50,7 @@ def outlined_size(outline: Outline) -> ModelSize:
 
 def parameters_text(count: int) -> str:
     """Format a number of parameters in millions or billions."""
-    return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e9:.3g} B"
+    return f"{count / 1e6:.3g} M" if count < 999.5e6 else f"{count / 1e9:.3g} B"
 
 
 def schedule_text(training: TrainingConfig) -> str:

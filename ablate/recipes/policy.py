@@ -91,7 +91,7 @@ SCALES: dict[str, tuple[str, ...]] = {
 """The scale rules of each format; the first is the default."""
 
 
-REVISIONS = {"row": 2, "1x128": 2, "128x128": 2, "searched": 2, "four_six": 2}
+REVISIONS = {"delayed": 2, "row": 2, "1x128": 2, "128x128": 2, "searched": 2, "four_six": 2}
 """Scale rules whose results a later version mended: the number stands in the text of a recipe with such an
 operand, so that its runs are other ones than before, and all others keep their ids."""
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from ablate.base.files import write_json_atomic
 from ablate.data.tokenizer import END_OF_TEXT
+from ablate.layers.linear import BUFFERS_OF_SCALES
 from ablate.layers.shards import is_sharded
 from ablate.models.hf_names import from_hugging_face, hugging_face_config, to_hugging_face
 from ablate.store.checkpoints import as_os_error, write_tensors
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ablate.train.loop import Trainee
 
 _FILE = "model.safetensors"
-_OF_SCALES = ("amax_history", "amax_step")
 
 
 def save_weights(trainee: Trainee, config: RunConfig, folder: Path, *, tokenizer: Path | None = None) -> None:
@@ -50,7 +50,7 @@ def save_weights(trainee: Trainee, config: RunConfig, folder: Path, *, tokenizer
     """
     weights = {}
     for name, tensor in model_tensors(trainee.network.module):
-        if name.rpartition(".")[2] in _OF_SCALES:
+        if name.rpartition(".")[2] in BUFFERS_OF_SCALES:
             continue
         whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
         if trainee.group.rank == 0:

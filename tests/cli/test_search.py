@@ -146,7 +146,7 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder, 
     assert trained(folder) <= len(lock["arms"]) + 3  # what was killed in the middle is run again
 
     monkeypatch.chdir(folder)
-    confirm = json.loads(invoke(folder, "plan", "runs/s/search/confirm.yaml", "--json").output)
+    confirm = json.loads(invoke(folder, "plan", "runs/s/search/confirm.yaml", "--json").stdout)
     assert {arm["name"] for arm in confirm["arms"]} == {*found["front"], "bf16"}
     assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [1001, 1002, 1003, 1004, 1005]
     searched = {trial["recipe"]: trial["gemms"] for trial in found["budgets"][1]["trials"]}

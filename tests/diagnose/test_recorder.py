@@ -167,7 +167,7 @@ def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generat
     found = list(diagnose_layer(tapped_of(layer), draws=3))
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(buffer, before[name]) for name, buffer in layer.named_buffers())
-    assert before["amax_history"].shape[1] == AMAX_HISTORY
+    assert before["amax_history"].shape[1] == AMAX_HISTORY + 1
     # The past's largest magnitude, 3, was used: the tensors' own largest values clip.
     assert found[0].operands["x"].clipped > 0
 

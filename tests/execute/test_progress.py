@@ -258,11 +258,7 @@ def test_the_end_of_a_study_counts_what_runs_beside_what():
 
 
 def test_formats():
-    assert [format_count(n) for n in (None, 7, 1234, 1_234_567, 2.5e9)] == [
-        "–",
-        "7",
-        "1.23k",
-        "1.23M",
-        "2.5B",
+    assert [format_count(n) for n in (None, 7, 999, 1234, 999_499, 999_999, 1_234_567, 2.5e9)] == [
+        *("–", "7", "999", "1.23k", "999k", "1M", "1.23M", "2.5B")
     ]
     assert [format_seconds(s) for s in (None, 62, 3723.4)] == ["–", "1:02", "1:02:03"]

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.select import load_backend
 from ablate.layers.linear import QuantLinear, quantised_layers
-from ablate.layers.position import EVAL_CALL
+from ablate.layers.position import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
 
@@ -231,6 +231,36 @@ def test_delayed_scales_look_back_and_are_saved_with_the_model(monkeypatch):
     twin, _ = make("te-hybrid-fp8-delayed")
     twin.load_state_dict(model.state_dict())
     assert torch.equal(twin.layers[0].up.amax_history, layer.amax_history)
+
+
+def test_a_delayed_scale_is_that_of_1024_steps_and_stays_where_they_tell_none():
+    """As TransformerEngine: a window of 1,024 steps, and the scale before it where its maximum is none."""
+    model, state = make("te-hybrid-fp8-delayed", depth=1)
+    layer = model.layers[0].up
+    now = torch.ones(1)
+
+    def used(amax, *, step, times=1):
+        return [
+            layer.draw(now * amax, "fprop", "x", Position(step=step, call=call, tokens=0)).amax
+            for call in range(times)
+        ]
+
+    assert used(9.0, step=0) == [9.0]
+    for step in range(1, 1024):
+        used(2.0, step=step)
+    assert used(1.0, step=1024, times=3) == [9.0] * 3  # step 0 is 1,024 steps ago, in each pass of the step
+    assert used(1.0, step=1025, times=3) == [2.0] * 3
+    assert used(float("nan"), step=1026, times=2) == [2.0] * 2
+    assert used(5.0, step=1027) == [2.0]  # not finite: the scale stays
+    assert used(5.0, step=1026 + 1024) == [2.0]
+    assert used(5.0, step=1026 + 1025) == [5.0]
+    layer.forget_amax()
+    assert used(3.0, step=0) == [3.0]
+    for step in range(1, 1026):
+        used(0.0, step=step)
+    assert used(7.0, step=1026) == [3.0]  # nothing but zeros: the scale stays
+    assert layer.draw(now, "fprop", "x", Position(step=1026, call=EVAL_CALL, tokens=0)).amax == 3.0
+    assert used(7.0, step=1027) == [7.0]
 
 
 def test_forgetting_to_advance_is_said_once():
