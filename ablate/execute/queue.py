@@ -20,7 +20,7 @@ from ablate.execute.gang import execute_together
 from ablate.execute.worker import RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, State, StudyStore
 from ablate.store.checkpoints import newest_step
-from ablate.store.leases import Leases
+from ablate.store.leases import Leases, end_holder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _POLL_SEC = 0.3
 _LOOK_AGAIN_SEC = 2.0
-"""Time between two checks of a run that another process executes."""
+"""Time between two checks of a run that another process executes, or of the life of one's own."""
+_LATER_SEC = 15.0
+"""A worker ends itself when it hangs; if it cannot, the driver ends it so much later."""
 
 
 class Queue:
@@ -182,6 +184,12 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         self._stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
         self._commit = git_commit()
         self._references: dict[str, Any] = {}
+        self._beats = {
+            run.run_id: Leases(store.run(run.run_id).attempts, run.resources.hang_after_sec + _LATER_SEC)
+            for run in runs
+        }
+        self._ended: set[tuple[str, int]] = set()
+        self._looked = time.monotonic()
 
     def __exit__(self, *_exception: object) -> None:
         self._stop_path.unlink(missing_ok=True)
@@ -227,6 +235,9 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         if not self._references:
             time.sleep(_POLL_SEC)
             return
+        if time.monotonic() - self._looked >= _LOOK_AGAIN_SEC:
+            self._looked = time.monotonic()
+            self._end_what_hangs()
         waited_for = {reference: run_id for run_id, reference in self._references.items()}
         done, _ = ray.wait(list(waited_for), num_returns=min(len(waited_for), 100), timeout=_POLL_SEC)
         for reference in done:
@@ -239,6 +250,24 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
             except ray.exceptions.RayError as error:
                 end = lost_run(self._store.run(run_id), str(error).strip().splitlines()[0])
             yield run_id, end
+
+    def _end_what_hangs(self) -> None:
+        """Kill workers that show no life, as one that is stopped or holds Python's lock in a call."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for run_id in self._references:
+            beats = self._beats[run_id]
+            attempt = beats.latest()
+            if not attempt or (run_id, attempt) in self._ended or not beats.stands_still(attempt):
+                continue
+            self._ended.add((run_id, attempt))
+            what = beats.folder, attempt, f"no progress for {beats.stale_sec:.0f} s: the driver ended it"
+            if end_holder(*what):
+                continue
+            for node in ray.nodes():  # on the machine that holds it
+                strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ray.remote(num_cpus=0)(end_holder).options(scheduling_strategy=strategy).remote(*what)
 
     def stop_all(self) -> None:
         """Ask all runs that are executed here to stop."""

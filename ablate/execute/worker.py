@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 from ablate.base.files import keep_others_out, write_record
+from ablate.execute.orphans import end_with_this_process
 from ablate.execute.todo import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import begin_with, drop_checkpoints, load_newest
@@ -90,6 +91,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     the processes that train the run together; by default this process is alone.
     """
     keep_others_out()
+    end_with_this_process()
     run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         drop_checkpoints(run.checkpoints)
@@ -185,8 +187,11 @@ def _train(
         watch.progress(row.get("tokens"))
         writer.append({**row, "time_unix": time.time()})
 
+    is_ours = (task.config.trainer or task.trainer) == DEFAULT_TRAINER
+
     def should_stop() -> bool:
-        watch.progress()
+        if is_ours:  # it asks once a step; another may ask while it waits for what never comes
+            watch.progress()
         return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
 
     with (
@@ -267,6 +272,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
     from ablate.store.checkpoints import load_step
 
     keep_others_out()
+    end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
     run = RunDir(task.run_dir)
     start = load_step(run.checkpoints, step) if step else None

@@ -243,8 +243,8 @@ class QuantLinear(nn.Linear):
     def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start.
 
-        Where the past tells nothing, because all of it is zero or some of it is not finite, the scale stays as
-        it was (TransformerEngine, ``fp8_utils``: ``_default_sf_compute``).
+        Where the past tells nothing, because all of it is zero or some of it is not finite, the scale stays
+        as it was (TransformerEngine, ``pytorch/fp8.py``: ``_default_sf_compute``).
         """
         index = self._delayed[which]
         history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]

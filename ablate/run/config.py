@@ -180,7 +180,7 @@ class ResourcesConfig(Section):
         None, "checkpoints after so many training tokens instead, whatever they cost"
     )
     hang_after_sec: PositiveFloat = key(
-        1800.0, "a run without progress for so long is given up and tried again"
+        1800.0, "a run without a new row or step for so long is ended and tried again"
     )
     require_native: bool = key(
         False, "refuse to run what the device has no instruction for, instead of emulating"

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import platform
+import signal
 import time
 import uuid
 from dataclasses import asdict, dataclass, field, replace
@@ -86,7 +87,7 @@ class Leases:
                     return False
                 if record.pid == os.getpid():
                     return record.owner in _held
-        return not self._stands_still(latest)
+        return not self.stands_still(latest)
 
     def claim(self, given_up: int = 0) -> Lease | None:
         """Claim the next attempt; None if the run is held or another worker was faster.
@@ -119,7 +120,8 @@ class Leases:
         _held.add(record.owner)
         return Lease(self, record)
 
-    def _stands_still(self, attempt: int) -> bool:
+    def stands_still(self, attempt: int) -> bool:
+        """Whether an attempt has shown no life for ``stale_sec`` since this object first saw it so."""
         try:
             mtime_ns = (self.folder / f"{attempt}.json").stat().st_mtime_ns
         except FileNotFoundError:
@@ -130,6 +132,22 @@ class Leases:
             self._seen[attempt] = mtime_ns, now
             return False
         return now - since >= self.stale_sec
+
+
+def end_holder(folder: Path, attempt: int, message: str) -> bool:
+    """Kill the process that holds an attempt, if it is on this machine, and record why.
+
+    Nothing within that process is asked: it may be stopped, or never come back to Python.
+    """
+    record = Leases(folder).read(attempt)
+    if record is None or record.outcome is not None or record.machine != this_machine():
+        return False
+    if _process_started(record.pid) == record.process_started:
+        ended = replace(record, outcome="interrupted", message=message, ended_unix=time.time())
+        write_record(folder / f"{attempt}.json", asdict(ended))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGKILL)
+    return True
 
 
 class Lease:

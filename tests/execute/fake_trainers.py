@@ -1,12 +1,16 @@
 """Trainers for tests of the execution, imported by name inside Ray's workers."""
 
+import ctypes
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import torch
 
+from ablate.base.files import write_json_atomic
 from ablate.train.loop import TrainResult
 
 
@@ -75,6 +79,48 @@ def hangs_once(config, on_metrics, **options):
         on_metrics(train_row(1, 1, 9.0))
         time.sleep(600)
     return quick(config, on_metrics, **options)
+
+
+def asks_on_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        on_metrics(train_row(1, 1, 9.0))
+        while not options["should_stop"]():
+            time.sleep(0.1)
+    return quick(config, on_metrics, **options)
+
+
+def never_returns_to_python_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        on_metrics(train_row(1, 1, 9.0))
+        ctypes.PyDLL(None).sleep(600)  # a call that keeps Python's lock
+    return quick(config, on_metrics, **options)
+
+
+def is_stopped_once(config, on_metrics, **options):
+    if first_time(options["checkpoints"]):
+        on_metrics(train_row(1, 1, 9.0))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return quick(config, on_metrics, **options)
+
+
+def starts_others(config, on_metrics, **options):
+    """Start processes in every way that outlives a parent, write down their ids, and never end."""
+    sleep = "import os, sys, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+    plain = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, text=True)
+    away = subprocess.Popen(
+        [sys.executable, "-c", f"import os\nif os.fork(): os._exit(0)\nexec({sleep!r})"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if not (forked := os.fork()):
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    pids = [int(plain.stdout.readline()), int(away.stdout.readline()), forked]
+    write_json_atomic(options["checkpoints"].folder.parent / "started.json", pids)
+    on_metrics(train_row(1, 1, 9.0))
+    if config.seed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 def gpu_fails_once(config, on_metrics, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from ablate.base.files import read_record, write_record
-from ablate.execute import driver
+from ablate.execute import driver, queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
 from ablate.run.config import ResourcesConfig
-from ablate.store import Status
+from ablate.store import Status, leases
 from ablate.store.leases import Leases
 from tests.waiting import is_alive, wait_until
 
@@ -25,6 +26,7 @@ HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.xdist_group("ray")
 LONG = pytest.mark.exhaustive
+ENDED = "s: the driver ended it"
 
 
 @pytest.fixture
@@ -42,6 +44,9 @@ def ledger(run):
     [
         ("dies_once", None, None),
         pytest.param("hangs_once", "interrupted", "no progress for", marks=LONG),
+        pytest.param("asks_on_once", "interrupted", "no progress for", marks=LONG),
+        pytest.param("never_returns_to_python_once", "interrupted", ENDED, marks=LONG),
+        pytest.param("is_stopped_once", "interrupted", ENDED, marks=LONG),
         pytest.param(
             "gpu_fails_once",
             "interrupted",
@@ -52,10 +57,15 @@ def ledger(run):
     ],
 )
 @pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
+def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypatch):
     store, requests = study
+    monkeypatch.setattr(queue, "_LATER_SEC", 1.0)
+    if trainer == "is_stopped_once":  # as on another machine than the driver's
+        monkeypatch.setattr(leases, "this_machine", lambda: "that of the driver")
     # Not so short that a busy machine's start of a run is taken for a hang.
-    resources = ResourcesConfig(hang_after_sec=5.0 if trainer == "hangs_once" else 600.0)
+    resources = ResourcesConfig(
+        hang_after_sec=5.0 if "no progress" in str(message) or message == ENDED else 600.0
+    )
     todo = [dataclasses.replace(request, resources=resources) for request in requests[:2]]
     result = execute_study(store, todo, trainer=f"fake_trainers:{trainer}")
     assert set(result.states.values()) == {"finished"}
@@ -159,6 +169,20 @@ def start_driver(storage, trainer="slow"):
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
+
+
+@LONG
+def test_what_a_run_started_ends_with_its_worker_however_that_dies(study):
+    store, requests = study
+    process = start_driver(store.path, trainer="starts_others")
+    started = [store.run(request.run_id).path / "started.json" for request in requests[:2]]
+    wait_until(lambda: all(path.exists() for path in started), process)
+    by_killed, by_killed_driver = (json.loads(path.read_text()) for path in started)
+    wait_until(lambda: not any(is_alive(pid) for pid in by_killed))
+    assert all(is_alive(pid) for pid in by_killed_driver)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in by_killed_driver))
 
 
 @LONG

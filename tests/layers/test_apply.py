@@ -235,8 +235,7 @@ def test_delayed_scales_look_back_and_are_saved_with_the_model(monkeypatch):
 
 def test_a_delayed_scale_is_that_of_1024_steps_and_stays_where_they_tell_none():
     """As TransformerEngine: a window of 1,024 steps, and the scale before it where its maximum is none."""
-    model, state = make("te-hybrid-fp8-delayed", depth=1)
-    layer = model.layers[0].up
+    layer = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up
     now = torch.ones(1)
 
     def used(amax, *, step, times=1):
