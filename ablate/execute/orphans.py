@@ -1,7 +1,7 @@
 """What a worker's runs have started ends with the worker, however that dies: a small process waits for it.
 
-What they have started inherits a mark: a variable of the environment or, in a fork that runs no program of its
-own, an open pipe. The mark is found in ``/proc``; without that (macOS) nothing is done.
+What they have started inherits a mark: a variable of the environment or, in a fork that runs no program of
+its own, an open pipe. The mark is found in ``/proc``; without that (macOS) nothing is done.
 """
 
 from __future__ import annotations
