@@ -388,19 +388,21 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
         target.environment_path,
         {**run.environment, **devices, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
     )
-    rows = [
+    training = (
         {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}
         for step, (tokens, rate) in enumerate(run.throughput, 1)
-    ]
-    rows += [
+    )
+    evaluations = (
         {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
         | ({"val_loss_bf16": run.in_bf16[tokens]} if tokens in run.in_bf16 else {})
         for step, (tokens, loss) in enumerate(run.evals, 1)
-    ]
+    )
     # The times of MLflow's rows come from here and must not change from import to import.
     begun = run.started_unix or 0.0
+    rows = itertools.chain(training, evaluations)
     stamped = ({**row, "time_unix": begun + number} for number, row in enumerate(rows))
-    content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in stamped)
+    as_json = json.JSONEncoder(separators=(",", ":")).encode
+    content = "".join(as_json(row) + "\n" for row in stamped)
     write_bytes_atomic(target.metrics_path, content.encode())
     target.write_status(
         Status(

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, safe_text
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 
@@ -52,6 +52,8 @@ TOKENS: Stages = ((0.0, 1.0),)
 
 def tokens_at(step: float, stages: Stages) -> float:
     """Return the tokens of so many steps, whose size may change from stage to stage."""
+    if len(stages) == 1:
+        return float(step * stages[0][1])
     ends = [start for start, _ in stages[1:]] + [step]
     return sum(
         max(0.0, min(step, end) - start) * tokens for (start, tokens), end in zip(stages, ends, strict=True)
@@ -250,31 +252,20 @@ def runs_of(
         UserError: a column that is named is not there; rows that are several runs with nothing that tells
             them apart; tokens that are no whole numbers and have no unit.
     """
-    has, evaluations = _evaluations(rows, columns)
-    if not has:
-        return {}, []
-    for column in columns.names.values():
-        if column not in has:
-            raise UserError(f"--columns: {path} has no column '{column}' (has {', '.join(map(str, has))})")
-    finals = "tokens" not in {*columns.names, *has}
-    lacking = [columns.of(name) for name in NEEDED[finals:] if columns.of(name) not in has]
-    listed = f"(has {', '.join(map(str, has))}); see --columns"
-    if lacking:
-        return {}, [f"{path}: no column '{lacking[0]}' {listed}"]
+    has: dict[Any, None] = {}
     faults: list[str] = []
     runs: dict[tuple[Any, ...], _Rows] = {}
-    for number, told, others in evaluations:
+    finals: bool | None = None
+    for number, told, others in _evaluations(rows, columns, has):
+        if finals is None:
+            finals = "tokens" not in {*columns.names, *has}
         step, loss = (0.0 if finals else _number(told["tokens"])), _number(told["val_loss"])
-        if (
-            step is None
-            or not 0 <= step < _LARGEST
-            or loss is None
-            or tokens_at(step, columns.stages) >= _LARGEST
-        ):
+        at = _LARGEST if step is None or not 0 <= step < _LARGEST else tokens_at(step, columns.stages)
+        if loss is None or at >= _LARGEST:
             bad = "val_loss" if loss is None else "tokens"
             faults.append(f"{path}:{number}: expected a number in '{columns.of(bad)}', got {told[bad]!r}")
             continue
-        if columns.stages == TOKENS and not step.is_integer():
+        if columns.stages is TOKENS and not float(at).is_integer():
             raise UserError(
                 f"{path}:{number}: expected whole tokens in '{columns.of('tokens')}', got {told['tokens']!r} "
                 "(name their unit, such as --tokens-unit 1e9, or the tokens of a step: --tokens-per-step)"
@@ -283,17 +274,26 @@ def runs_of(
         # Of final losses two files may well say the same.
         own = (str(path),) if finals else ()
         key = (None if arm is None else str(arm).strip(), "" if name is None else str(name), seed, *own)
-        run = runs.setdefault(key, _Rows(path=path, has=tuple(map(str, has))))
+        run = runs.setdefault(key, _Rows(path=path, has=has))
         if finals and run.losses:
             wanted = f"no column 'tokens'{'' if name or seed is not None else ', run or seed'}"
-            return {}, [f"{path}:{number}: a second loss of one run, and {wanted} {listed}"]
-        tokens = round(tokens_at(step, columns.stages))
+            return {}, [f"{path}:{number}: a second loss of one run, and {wanted} (has {_listed(has)}); see --columns"]
+        tokens = round(at)
         run.add(number, tokens, loss, others)
         if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):
             run.in_bf16[tokens] = second
         seconds, ms = (_number(told[name]) if name in columns.names else None for name in ("seconds", "ms"))
         if seconds is not None or ms is not None:
             run.seconds[tokens] = (ms or 0.0) / 1e3 if seconds is None else seconds
+    if not has:
+        return {}, []
+    for column in columns.names.values():
+        if column not in has:
+            raise UserError(f"--columns: {path} has no column '{column}' (has {_listed(has)})")
+    if columns.of("val_loss") not in has:
+        return {}, [f"{path}: no column '{columns.of('val_loss')}' (has {_listed(has)}); see --columns"]
+    if finals and "tokens" in has:
+        return {}, [f"{path}: its first loss has no 'tokens', though others have"]
     found: dict[str | None, list[ImportedRun]] = {}
     for key, run in runs.items():
         run.check()
@@ -317,15 +317,17 @@ def runs_of(
     return found, faults
 
 
-def _evaluations(
-    rows: Iterable[Row], columns: Columns
-) -> tuple[dict[Any, None], list[tuple[int, dict[str, Any], dict[str, Any]]]]:
-    """Return all columns, and each row with a loss: its line, what is read of it, and what may name its run.
+def _listed(has: Iterable[Any]) -> str:
+    return safe_text(", ".join(map(str, has)))
 
-    The others are of training between evaluations.
+
+def _evaluations(
+    rows: Iterable[Row], columns: Columns, has: dict[Any, None]
+) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Yield each row with a loss: its line, what is read of it, and what may name its run.
+
+    The others are of training between evaluations. ``has`` takes all columns.
     """
-    has: dict[Any, None] = {}
-    found = []
     places = {name: columns.of(name) for name in (*NEEDED, *OPTIONAL)}
     read, may_name = set(places.values()), []
     for number, row in rows:
@@ -334,50 +336,53 @@ def _evaluations(
             may_name = [name for name in has if str(name).lower() in _NAMES_OF_RUNS and name not in read]
         if row.get(places["val_loss"]) not in ("", None):
             told = {name: row.get(place) for name, place in places.items()}
-            found.append((number, told, {name: row.get(name) for name in may_name}))
-    return has, found
+            yield number, told, {name: row.get(name) for name in may_name}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Rows:
     """One run's rows by tokens: losses, those in bf16, and seconds since the training's start.
 
-    ``order``: the line and tokens of each loss, as they stand in the file; ``has``: the file's columns.
-    ``others``: what may name the runs, if these rows are several.
+    ``has``: the file's columns; ``others``: what may name the runs, if these rows are several.
     """
 
     path: Path
-    has: tuple[str, ...]
+    has: Mapping[Any, None]
     losses: dict[int, float] = field(default_factory=dict)
     in_bf16: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
-    order: list[tuple[int, int]] = field(default_factory=list)
     others: dict[str, set[str]] = field(default_factory=dict)
+    first: int = 0
+    count: int = 0
+    highest: int = -1
+    lowest: int = _LARGEST
+    fault: UserError | None = None
 
     def add(self, number: int, tokens: int, loss: float, others: Mapping[str, Any]) -> None:
-        """Add a loss; a resumed run may say again what it has said."""
+        """Add the loss of a line; a resumed run may say again what it has said."""
         for name, value in others.items():
             self.others.setdefault(name, set()).add(str(value))
+        what = None
+        if self.lowest < tokens < self.highest and tokens not in self.losses:
+            what = f"tokens that fall from {self.highest:,} to {tokens:,} in one run"
         before = self.losses.setdefault(tokens, loss)
         if before != loss and not (math.isnan(before) and math.isnan(loss)):
-            raise self._several(number, f"losses {before:g} and {loss:g} at {tokens:,} tokens of one run")
-        self.order.append((number, tokens))
+            what = f"losses {before:g} and {loss:g} at {tokens:,} tokens of one run"
+        if what is not None and self.fault is None:
+            self.fault = self._several(number, what)
+        self.first, self.count = self.first or number, self.count + 1
+        self.highest, self.lowest = max(self.highest, tokens), min(self.lowest, tokens)
 
     def check(self) -> None:
         """Raise ``UserError`` where these rows are those of several runs."""
         for name, values in self.others.items():
-            if len(values) > 1 and len(values) < len(self.order):
-                raise self._several(self.order[0][0], f"a column '{name}' that differs within one run")
-        known: set[int] = set()
-        highest, lowest = -1, _LARGEST
-        for number, tokens in self.order:
-            if tokens not in known and lowest < tokens < highest:
-                raise self._several(number, f"tokens that fall from {highest:,} to {tokens:,} in one run")
-            known.add(tokens)
-            highest, lowest = max(highest, tokens), min(lowest, tokens)
+            if 1 < len(values) < self.count:
+                raise self._several(self.first, f"a column '{name}' that differs within one run")
+        if self.fault is not None:
+            raise self.fault
 
     def _several(self, number: int, what: str) -> UserError:
-        hint = f"if there are several, name what tells them apart: --run-column, of {', '.join(self.has)}"
+        hint = f"if there are several, name what tells them apart: --run-column, of {_listed(self.has)}"
         return UserError(f"{self.path}:{number}: {what} ({hint})")
 
 
