@@ -48,7 +48,8 @@ class Cost:
     ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
     with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
-    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one.
+    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one;
+    ``baseline_stands_out``: without pairs, the baseline's spread so much more than the arms'.
     ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
     """
 
@@ -65,6 +66,7 @@ class Cost:
     log_ratio: Estimate | None = None
     own: Interval | None = None
     stands_out: bool = False
+    baseline_stands_out: bool = False
     counted_from: int = 0
 
 
@@ -156,6 +158,7 @@ def _estimate(
         log_ratio=compared.estimate,
         own=None if compared.estimate == compared.own else own,
         stands_out=compared.stands_out,
+        baseline_stands_out=compared.baseline_stands_out,
     )
 
 

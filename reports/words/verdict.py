@@ -206,6 +206,11 @@ def _notes(analysis: Analysis) -> Iterator[str]:
                 f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
                 f"{words.percent_range(own.low, own.high)}, is the safer one."
             )
+    if any(arm.token_cost.baseline_stands_out for arm in analysis.others):
+        yield (
+            f"The runs of {analysis.baseline}, the baseline, spread more than those of the arms: every "
+            "interval takes the baseline's own variance."
+        )
     yield from _bracket_note(analysis, sum(arm.token_cost.kind == "interval" for arm in analysis.others))
     yield from _stop_notes(analysis)
     if analysis.timing.kind == "logged":

@@ -126,23 +126,26 @@ def by_stopping(cost, n, repeats, *, spending, cost_above=0.0, seed=0):
     return _tally(rows, cost), saved / (n * repeats)
 
 
-def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0):
-    """Log tokens to target of each arm and of the baseline, by seed. ``odd``: how much more arm 0 spreads."""
+def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0, odd_base=1.0):
+    """Log tokens to target of each arm and of the baseline, by seed.
+
+    ``odd``: how much more arm 0 spreads. ``odd_base``: how much more the baseline does, unpaired.
+    """
     of_seed = rng.normal(0, OF_SEED, n)
     found = []
     for arm in range(arms + 1):
         spread = OF_PAIR / 2**0.5 * np.exp(rng.normal(0, unalike)) * (odd if arm == 0 else 1.0)
         shared = of_seed if paired else rng.normal(0, OF_SEED, n)
         found.append(shared + rng.normal(0, spread, n) + (np.log1p(cost) if arm < arms else 0.0))
-    return found[:-1], found[-1]
+    return found[:-1], odd_base * found[-1]
 
 
-def by_arms(n, repeats, *, paired=True, moderated=True, arms=7, odd=1.0, seed=0):
+def by_arms(n, repeats, *, paired=True, moderated=True, seed=0, **runs):
     """Share of intervals of log T that hold the truth, mean width, and the share of arm 0's alone."""
     rng = np.random.default_rng(seed)
     held, widths, held_odd = [], [], []
     for _ in range(repeats):
-        own, base = own_runs(rng, n, paired=paired, arms=arms, odd=odd)
+        own, base = own_runs(rng, n, paired=paired, **runs)
         sides = {arm: (list(enumerate(values)), list(enumerate(base))) for arm, values in enumerate(own)}
         for arm, one in contrasts(sides, paired=paired, moderated=moderated).items():
             interval = t_interval(one.estimate)
@@ -311,6 +314,13 @@ def main_own(repeats):
     for what, more in (
         ("paired", {}),
         ("unpaired", {"paired": False}),
+        ("unpaired, a baseline of twice the spread", {"paired": False, "odd_base": 2.0}),
+        ("unpaired, a baseline of three times the spread", {"paired": False, "odd_base": 3.0}),
+        ("unpaired, one arm alone", {"paired": False, "arms": 1}),
+        (
+            "unpaired, one arm, a baseline of three times the spread",
+            {"paired": False, "arms": 1, "odd_base": 3.0},
+        ),
         ("paired, one arm alone", {"arms": 1}),
         ("paired, an arm of twice the spread, itself", {"odd": 2.0}),
         ("paired, an arm of three times the spread, itself", {"odd": 3.0}),

@@ -82,7 +82,7 @@ def test_of_the_arms_within_the_margin_the_one_with_most_in_fp4_is_taken(grid):
         "No arm is shown to be within ±5 % in token cost of bf16. Most in FP4: all DHT, "
     )
     assert verdict.more == (
-        "To settle all DHT, run about 15 more seeds. "
+        "To settle all DHT, run about 12 more seeds. "
         "To settle F and F DHT would take more than 20 more seeds."
     )
 
@@ -117,6 +117,18 @@ def test_an_interval_that_holds_zero_is_inconclusive(make_study):
     assert "same is inconclusive" in text
     assert verdict.count.endswith("1 is not settled.")
     assert verdict.take is None
+
+
+def test_a_baseline_that_spreads_more_than_the_arms_is_named(make_study):
+    rng = np.random.default_rng(3)
+    study = {
+        name: [smooth_curve(rng, cost=cost, seed_noise=noise) for _ in range(5)]
+        for name, cost, noise in (("bf16", 0, 0.08), ("fp4", 0.2, 0.01), ("fp8", 0.1, 0.01))
+    }
+    named = "The runs of bf16, the baseline, spread more than those of the arms: every interval takes"
+    assert named in verdict_of(make_study(study, target=TARGET))[1]
+    assert named not in verdict_of(make_study(study, target=TARGET, baseline="fp8"))[1]
+    assert named not in verdict_of(make_study(study, target=TARGET, intervals="own"))[1]
 
 
 def test_one_seed_is_no_finding(make_study):
