@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     """Runs of an arm, and of the baseline that they are compared with."""
 
 Arm = TypeVar("Arm")
+NEAR_BUDGET = 0.05
+"""Share of the budget. Where one run misses there is no interval, so that lucky studies alone have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Cost:
     ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one;
     ``baseline_stands_out``: without pairs, the baseline's spread so much more than the arms'.
     ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
+    ``near_budget``: a run hit in the last ``NEAR_BUDGET`` of its budget: the interval is there by luck.
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
@@ -68,6 +71,7 @@ class Cost:
     stands_out: bool = False
     baseline_stands_out: bool = False
     counted_from: int = 0
+    near_budget: bool = False
 
 
 def is_settled(cost: Cost) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.commands import command_line
 from ablate.reports.findings.ends import target_text
-from ablate.reports.statistics.cost import is_settled
+from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled
 from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
@@ -117,6 +117,12 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     more = ""
     if arm.counted_from:
         more += f" Counted from its fork after {words.tokens(arm.counted_from)} tokens."
+    if arm.token_cost.near_budget:
+        more += (
+            f" A run reached the target only in the last {100 * NEAR_BUDGET:g}\u00a0% of its budget. Where "
+            "one misses there is no interval, so those that are given are of lucky runs and hold the truth "
+            "less often: take a higher loss as the target, or a larger budget."
+        )
     if arm.behind.estimate is not None:
         more += (
             f" At equal tokens its loss differs by {words.signed(arm.difference.estimate or 0.0, 4)} "
@@ -182,10 +188,14 @@ def _judge_bound(arm: ArmResult, base: ArmResult) -> tuple[Tone, str]:
     if cost.low is None or cost.low <= 0:
         bound = f"the cost is {words.cost(cost)} in these runs ({cost.reason})"
         return "open", f"{arm.name} is inconclusive: {bound}."
-    text = f"{arm.name} costs at least {words.share(cost.low)} more tokens than {base.name} ({cost.reason}"
+    # Without a sampling error it says nothing of other runs.
+    text = (
+        f"In these runs {arm.name} took at least {words.share(cost.low)} more tokens than {base.name} "
+        f"({cost.reason}"
+    )
     restricted = cost.restricted
     if restricted is None or restricted.low is None:
-        return "open", f"{text}; a bound from these runs alone, {_counts(arm)})."
+        return "open", f"{text}, {_counts(arm)})."
     cut = words.percent_range(restricted.low, restricted.high)
     text = f"{text}; with all runs cut at the budget {cut}"
     if restricted.low > 0:

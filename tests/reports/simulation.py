@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
-from ablate.reports.statistics.cost import is_settled, token_costs
+from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.reports.statistics.intervals import difference, mean_estimate, t_interval
 from ablate.reports.statistics.moderation import contrasts
 from ablate.reports.statistics.stopping import alpha_of, decide, levels_of
@@ -95,6 +95,24 @@ def by_report(cost, n, repeats, *, rule="confirmed", budget=1.6, seed=0, moderat
             assert rule == "first_eval"
             rows.append((np.nan, np.nan, found.estimate))
     return _tally(rows, cost)
+
+
+def by_budget(cost, n, repeats, *, budget, seed=0):
+    """The report's token cost where it has an interval, how often it has, and how often it says "near".
+
+    ``budget``: over the arm's true tokens to target.
+    """
+    rng = np.random.default_rng(seed)
+    rows, near = [], 0
+    budget *= 1 + cost
+    last = np.arange(EVERY, budget * TOKENS_TO_TARGET, EVERY)[-1]
+    for _ in range(repeats):
+        arm, base = ([run["confirmed"] for run in study_of(rng, c, n, budget=budget)] for c in (cost, 0.0))
+        found = token_cost(arm, base)
+        if found.kind == "interval":
+            rows.append((found.low, found.high, found.estimate))
+            near += max(run.high for run in (*arm, *base)) > (1 - NEAR_BUDGET) * last
+    return _tally(rows, cost), len(rows) / repeats, near / len(rows)
 
 
 def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
@@ -298,6 +316,13 @@ def main(repeats):
     line("first evaluation, Welch on logs", 0.08, 5, by_report(0.08, 5, repeats, rule="first_eval"))
     tally, censored = by_hits_only(0.08, 5, repeats, budget=1.10)
     line(f"the hits alone ({censored:.0%} of the arm's runs censored)", 0.08, 5, tally)
+    for budget in (1.0, 1.07, 1.21):
+        for n in (3, 5):
+            tally, given, near = by_budget(0.08, n, repeats, budget=budget)
+            what = (
+                f"a budget of {budget} T: {given:.0%} have an interval, {near:.0%} of these near the budget"
+            )
+            line(what, 0.08, n, tally)
     for rule in ("confirmed", "first_eval"):
         found = by_single_runs(0.08, repeats, rule=rule)
         what = "one run an arm, " + ("interpolated" if rule == "confirmed" else "first evaluation")

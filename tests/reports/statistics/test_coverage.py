@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulation import (
     by_arms,
+    by_budget,
     by_estimator,
     by_hits_only,
     by_naive_looks,
@@ -125,6 +126,18 @@ def test_the_hits_alone_hide_the_cost():
     assert 0.05 < censored < 0.6
     assert tally.bias < -0.01
     assert tally.coverage < 0.9
+
+
+def test_near_the_budget_intervals_hold_the_truth_less_often_and_are_named():
+    lucky, given, near = by_budget(0.08, 3, 1500, budget=1.0)
+    assert given < 0.2
+    assert lucky.coverage < 0.9
+    assert lucky.bias < -0.015
+    assert near > 0.98
+    tally, given, near = by_budget(0.08, 3, 500, budget=1.21)
+    assert given > 0.99
+    assert tally.coverage >= 0.95 - error(500)
+    assert near < 0.02
 
 
 def test_a_single_run_says_next_to_nothing():

@@ -163,9 +163,38 @@ def test_censored_and_diverged_arms_get_bounds_in_words(make_study):
     )
     verdict, text = verdict_of(store)
     assert [finding.tone for finding in verdict.findings] == ["more", "diverged"]
-    assert "b costs at least" in text
+    assert "In these runs b took at least" in text
     assert "of 2 runs 2 ended before the target" in text
     assert "c did not reach the target: all 2 runs diverged" in text
+
+
+def test_a_bound_is_worded_as_one_of_these_runs_whatever_the_cut_runs_say(make_study):
+    short = line(3, 2.9, 2.8, 2.7)
+    store = make_study(
+        {"a": [line(3, 2.5, 1.8, 1.7), line(3, 2.95, 2.9, 1.7)], "b": [short, short], "c": [short]},
+        target={"value": 2.0},
+        training={"tokens": 400},
+    )
+    verdict, text = verdict_of(store)
+    assert [finding.tone for finding in verdict.findings] == ["bound", "bound"]
+    assert ", which holds zero, n = 2, emulated)." in text
+    for finding in verdict.findings:
+        assert f"In these runs {finding.arm} took at least " in finding.text
+
+
+@pytest.mark.parametrize(("budget", "near"), [(415, True), (480, False)])
+def test_a_cost_near_the_budget_is_named_beside_it(make_study, budget, near):
+    store = make_study(
+        {
+            "a": [line(3, 2.5, 1.8, 1.7), line(3, 2.4, 1.8, 1.7)],
+            "b": [line(3, 2.9, 2.8, 1.99), line(3, 2.8, 2.7, 1.9)],
+        },
+        target={"value": 2.0},
+        training={"tokens": budget},
+    )
+    verdict, text = verdict_of(store)
+    assert (", near the budget" in verdict.lead) == near
+    assert ("A run reached the target only in the last 5 % of its budget." in text) == near
 
 
 def test_a_baseline_that_misses_the_target_is_said_first_of_all(make_study):
