@@ -19,14 +19,13 @@ import numpy as np
 
 from ablate.reports.statistics.intervals import (
     ALPHA,
-    ONE_RUN,
     Estimate,
     Interval,
     exponential,
     mean_estimate,
     t_interval,
 )
-from ablate.reports.statistics.moderation import contrasts
+from ablate.reports.statistics.moderation import NO_PAIRS, contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,15 +145,12 @@ def _estimate(
     compared: Contrast, left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool
 ) -> Cost:
     cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
-    reason = cost.note
-    if paired and not compared.pairs and reason != ONE_RUN:
-        reason = "fewer than 2 seeds in common: compared unpaired"
     return Cost(
         kind="point" if cost.low is None else "interval",
         estimate=cost.estimate,
         low=cost.low,
         high=cost.high,
-        reason=reason,
+        reason=cost.note or (NO_PAIRS if paired and not compared.pairs else None),
         n=len(left),
         n_baseline=len(right),
         pairs=len(compared.pairs) or None,

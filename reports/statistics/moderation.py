@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     """Seed and value of each run."""
 
 Arm = TypeVar("Arm")
+NO_PAIRS = "fewer than 2 pairs of seeds: compared unpaired"
 _UNPAIRED_D0 = 1.0
 _STANDS_OUT = 0.9
 

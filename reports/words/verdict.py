@@ -115,6 +115,8 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     more = ""
+    if arm.token_cost.kind == "interval" and (reason := arm.token_cost.reason):
+        more += f" {reason.capitalize()}."
     if arm.counted_from:
         more += f" Counted from its fork after {words.tokens(arm.counted_from)} tokens."
     if arm.token_cost.near_budget:
@@ -252,7 +254,7 @@ def _bracket_note(analysis: Analysis, count: int) -> Iterator[str]:
             f", each for its own comparison and not adjusted for there being {count}: the chance that one of "
             "them misses is greater than 5\u00a0%"
         )
-        moderated = ", moderated by the other arms' spread" if analysis.plan.is_moderated else ""
+        moderated = ", moderated by the other arms' spread" if analysis.is_moderated else ""
         yield (
             f"Brackets are {words.coverage(analysis.plan.stop)} intervals{moderated}"
             f"{many if count > 1 else ''}."
@@ -331,6 +333,8 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     if found.low is None or found.high is None:
         return "open", f"{arm.name} {verb} {size}{at}, but that is no finding ({found.note})."
     brackets = f"[{words.signed(found.low, 4)}, {words.signed(found.high, 4)}], {words.results(found)}"
+    if found.note is not None:
+        brackets += f" ({found.note})"
     if found.low <= 0 <= found.high:
         excludes = (
             f"the interval holds zero, and excludes differences above {max(-found.low, found.high):.4f}"

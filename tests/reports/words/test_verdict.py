@@ -15,11 +15,13 @@ from synthetic_study import (
     write_throughput,
 )
 
+from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, words
 from ablate.reports.words.matrix import matrix_tables
+from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 
 
@@ -136,6 +138,55 @@ def test_one_seed_is_no_finding(make_study):
     assert verdict.findings[0].tone == "open"
     assert "n = 1: no interval" in text
     assert "no finding" in text
+
+
+def test_equal_seeds_are_not_called_one_seed(make_study):
+    verdict, _ = verdict_of(
+        make_study({"a": [line(3, 1.9)] * 3, "b": [line(3, 2.5, 1.9)] * 3}, target=TARGET)
+    )
+    assert verdict.lead == "Nothing is settled yet (all runs gave the same figure: no interval)."
+    verdict, _ = verdict_of(make_study({"a": [line(3, 1.9)], "b": [line(3, 2.5, 1.9)]}, target=TARGET))
+    assert "without a second seed" in verdict.lead
+
+
+def test_of_a_target_met_from_the_first_evaluation_on_a_lower_one_is_asked_for(make_study):
+    studies = {"a": [line(3, 1.9)] * 2, "b": [line(2.0, 1.9)] * 2}
+    verdict, _ = verdict_of(make_study(studies, target=TARGET))
+    assert verdict.lead.endswith(
+        "Runs are at it by their first evaluation: take a lower one, or evaluate earlier."
+    )
+    verdict, _ = verdict_of(make_study(studies | {"b": [line(3, 2.9)] * 2}, target=TARGET))
+    assert verdict.lead.endswith("Take one that more runs reach, or a larger budget.")
+    pending = {("b", 0): "pending", ("b", 1): "pending"}
+    verdict, _ = verdict_of(make_study(studies, states=pending, target=TARGET))
+    assert verdict.lead == "Nothing can be chosen yet: no arm but a has a result."
+
+
+@pytest.mark.parametrize("target", [TARGET, None])
+def test_what_was_not_moderated_is_not_called_so(make_study, target):
+    def said(arms, **more):
+        store = make_study(curves(arms, 3), target=TARGET, **more)
+        if target is None:
+            write_record(store.plan_path, read_record(store.plan_path) | {"target": None})
+        analysis = analyse(load_frames(store))
+        text = " ".join((*write_verdict(analysis).notes, *map(": ".join, definitions(analysis))))
+        return ("moderated by the other arms' spread" in text, "(moderated)" in text)
+
+    one, two = {"a": 0.0, "b": 0.1}, {"a": 0.0, "b": 0.1, "c": 0.2}
+    assert said(one, paired_seeds=True) == (False, False)
+    assert said(two, paired_seeds=True) == (True, target is not None)
+    assert said(two, paired_seeds=True, intervals="own") == (False, False)
+
+
+@pytest.mark.parametrize("target", [TARGET, None])
+def test_seeds_that_make_no_pairs_are_named_beside_the_interval(make_study, target):
+    store = make_study(curves({"a": 0.0, "b": 0.1}, 3), target=TARGET, paired_seeds=True)
+    plan = read_record(store.plan_path)
+    for i, run in enumerate(plan["arms"][1]["runs"]):
+        run["seed"] = run["seed"] + 2
+        assert run["seed"] == i + 2
+    write_record(store.plan_path, plan | ({} if target else {"target": None}))
+    assert "ewer than 2 pairs of seeds: compared unpaired" in verdict_of(store)[1]
 
 
 def test_which_gemm_adds_most_only_if_the_intervals_allow(make_study):
