@@ -259,8 +259,8 @@ def _arm_result(
 
 def _is_late(run: RunResult, origin: int) -> bool:
     """Tell whether a run hit near the end of its budget; both are counted from ``origin``."""
-    at = run.tokens_to_target
-    return at is not None and at > (1 - NEAR_BUDGET) * (run.budget - origin)
+    at = run.tokens_to_target  # of a budget that is not known, 0, nothing is said
+    return at is not None and 0 < (1 - NEAR_BUDGET) * (run.budget - origin) < at
 
 
 def _of_margin(cost: Cost, loss: Estimate | None, margin: Margin | None) -> tuple[Estimate, float] | None:

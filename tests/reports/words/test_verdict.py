@@ -233,7 +233,7 @@ def test_a_bound_is_worded_as_one_of_these_runs_whatever_the_cut_runs_say(make_s
         assert f"In these runs {finding.arm} took at least " in finding.text
 
 
-@pytest.mark.parametrize(("budget", "near"), [(415, True), (480, False)])
+@pytest.mark.parametrize(("budget", "near"), [(415, True), (480, False), (0, False)])
 def test_a_cost_near_the_budget_is_named_beside_it(make_study, budget, near):
     store = make_study(
         {
