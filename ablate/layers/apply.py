@@ -13,6 +13,7 @@ from ablate.layers.state import RecipeState
 from ablate.layers.survey import ROOT, survey
 from ablate.recipes import Recipe, read_recipe
 from ablate.recipes.coverage import coverage_faults, coverage_of, in_short
+from ablate.recipes.describe import describe_place
 from ablate.recipes.place import idle_rules, never_runs
 
 if TYPE_CHECKING:
@@ -123,10 +124,8 @@ def _check_rules(model: nn.Module, state: RecipeState, where: dict[str, LayerPla
     if not where:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
     if idle := idle_rules(state.recipe, where.values()):
-        named = [f"'{rule.match}'" if rule.match else "the head" for rule in idle]
-        raise ValueError(
-            f"a rule names no layer: {', '.join(named)} (the layers are {', '.join(list(where)[:4])}, …)"
-        )
+        named = "; ".join(describe_place(rule) for rule in idle)
+        raise ValueError(f"a rule names no layer: {named} (the layers are {', '.join(list(where)[:4])}, …)")
     if never_runs(state.recipe, where.values()):
         raise ValueError(
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "

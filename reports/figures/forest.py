@@ -51,7 +51,9 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     for row, arm in enumerate(arms):
         _mark(axis, row, arm.token_cost, style[arm.name], (low, high))
         _write(axis, row, -0.02, canvas.short(arm.name))
-        cost = words.cost(replace(arm.token_cost, counted_from=0)) + (_FORKED if arm.counted_from else "")
+        cost = words.cost(replace(arm.token_cost, counted_from=0, near_budget=False)) + (
+            _FORKED if arm.counted_from else ""
+        )
         _write(axis, row, 1.03, cost if arm.token_cost.kind != "none" else "no estimate")
         _write(axis, row, 1.47, str(arm.n))
         _write(axis, row, 1.56, words.ends(arm))

@@ -28,11 +28,11 @@ from ablate.reports.findings.ends import (
 from ablate.reports.findings.evaluation import second_ends
 from ablate.reports.findings.matrix import find_matrices
 from ablate.reports.findings.published import published_for
-from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution
+from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
 from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
 from ablate.reports.read.comparable import find_set_apart
-from ablate.reports.statistics.cost import Cost, log_tokens, mean_tokens
+from ablate.reports.statistics.cost import NEAR_BUDGET, Cost, log_tokens, mean_tokens
 from ablate.reports.statistics.effects import Effects, factor_effects
 from ablate.reports.statistics.equivalence import asked, standing
 from ablate.reports.statistics.intervals import ALPHA, Interval
@@ -212,6 +212,10 @@ def _arm_result(
     cost, difference = against.cost, against.difference
     mean = mean_tokens(own.outcomes, alpha)
     margin = setting.plan.margin
+    # Logs do not tell the budget of a run that ended once it had hit.
+    if cost.kind == "interval" and setting.timing.kind != "logged":
+        late = [run for run in (*own.results, *base.results) if _is_late(run, own.origin)]
+        cost = replace(cost, near_budget=bool(late))
     if target is None:
         mean = Interval(note=NO_TARGET)
         cost = (
@@ -251,6 +255,12 @@ def _arm_result(
         in_bf16=against.in_bf16,
         runs=tuple(own.results),
     )
+
+
+def _is_late(run: RunResult, origin: int) -> bool:
+    """Tell whether a run hit near the end of its budget; both are counted from ``origin``."""
+    at = run.tokens_to_target  # of a budget that is not known, 0, nothing is said
+    return at is not None and 0 < (1 - NEAR_BUDGET) * (run.budget - origin) < at
 
 
 def _of_margin(cost: Cost, loss: Estimate | None, margin: Margin | None) -> tuple[Estimate, float] | None:

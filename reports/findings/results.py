@@ -337,6 +337,13 @@ class Analysis:
         return self.plan.target is not None or any(curve.tokens.any() for curve in self.curves)
 
     @property
+    def is_moderated(self) -> bool:
+        """Whether other arms' spread is in an interval of a cost, without a target of a loss difference."""
+        if self.plan.target is None:
+            return any(arm.difference.moderated for arm in self.others)
+        return any(arm.token_cost.own is not None for arm in self.others)
+
+    @property
     def others(self) -> tuple[ArmResult, ...]:
         """The arms compared with the baseline."""
         return tuple(arm for arm in self.arms if arm.name != self.baseline)

@@ -47,7 +47,7 @@ _KEYS = {
     "modelled published power target_sweep=sweep in_bf16",
     "PublishedSpeed": "what source published at_least modelled deviation",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
-    "restricted counted_from_tokens=counted_from",
+    "baseline_stands_out near_budget restricted counted_from_tokens=counted_from",
     "LossDifference": "estimate low high note tokens n n_baseline",
     "Likeness": "diagnoses_later tokens_later estimate low high",
     "GroupTuning": "name arms trials",

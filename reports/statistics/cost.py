@@ -19,14 +19,13 @@ import numpy as np
 
 from ablate.reports.statistics.intervals import (
     ALPHA,
-    ONE_RUN,
     Estimate,
     Interval,
     exponential,
     mean_estimate,
     t_interval,
 )
-from ablate.reports.statistics.moderation import contrasts
+from ablate.reports.statistics.moderation import NO_PAIRS, contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     """Runs of an arm, and of the baseline that they are compared with."""
 
 Arm = TypeVar("Arm")
+NEAR_BUDGET = 0.05
+"""Share of the budget. Where one run misses there is no interval, so that lucky studies alone have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,10 @@ class Cost:
     ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
     with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
-    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one.
+    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one;
+    ``baseline_stands_out``: without pairs, the baseline's spread so much more than the arms'.
     ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
+    ``near_budget``: a run hit in the last ``NEAR_BUDGET`` of its budget: the interval is there by luck.
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
@@ -65,7 +68,9 @@ class Cost:
     log_ratio: Estimate | None = None
     own: Interval | None = None
     stands_out: bool = False
+    baseline_stands_out: bool = False
     counted_from: int = 0
+    near_budget: bool = False
 
 
 def is_settled(cost: Cost) -> bool:
@@ -140,15 +145,12 @@ def _estimate(
     compared: Contrast, left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool
 ) -> Cost:
     cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
-    reason = cost.note
-    if paired and not compared.pairs and reason != ONE_RUN:
-        reason = "fewer than 2 seeds in common: compared unpaired"
     return Cost(
         kind="point" if cost.low is None else "interval",
         estimate=cost.estimate,
         low=cost.low,
         high=cost.high,
-        reason=reason,
+        reason=cost.note or (NO_PAIRS if paired and not compared.pairs else None),
         n=len(left),
         n_baseline=len(right),
         pairs=len(compared.pairs) or None,
@@ -156,6 +158,7 @@ def _estimate(
         log_ratio=compared.estimate,
         own=None if compared.estimate == compared.own else own,
         stands_out=compared.stands_out,
+        baseline_stands_out=compared.baseline_stands_out,
     )
 
 

@@ -22,7 +22,7 @@ from ablate.reports.statistics.intervals import (
     mean_interval,
     t_interval,
 )
-from ablate.reports.statistics.moderation import contrasts
+from ablate.reports.statistics.moderation import NO_PAIRS, contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,13 +82,15 @@ class Band:
 class LossDifference(Interval):
     """The difference to the baseline at the last evaluation that all runs of both have, after ``tokens``.
 
-    ``figure``: the same with its variance, for intervals of other levels.
+    ``figure``: the same with its variance, for intervals of other levels. ``moderated``: whether other
+    arms' spread is in that.
     """
 
     tokens: int | None = None
     n: int = 0
     n_baseline: int = 0
     figure: Estimate | None = None
+    moderated: bool = False
 
 
 def common_grid(curves: Sequence[Curve]) -> CurveGrid:
@@ -131,12 +133,16 @@ def final_differences(
     values = {arm: (_values(left, -1), _values(right, -1)) for arm, (left, right) in at.items()}
     for arm, one in contrasts(values, paired=paired, moderated=moderated).items():
         left, right = at[arm]
+        interval = t_interval(one.estimate, alphas[arm])
+        if paired and not one.pairs and interval.note is None:
+            interval = replace(interval, note=NO_PAIRS)
         found[arm] = LossDifference(
-            **vars(t_interval(one.estimate, alphas[arm])),
+            **vars(interval),
             tokens=int(left.tokens[-1]),
             n=len(left.loss),
             n_baseline=len(right.loss),
             figure=one.estimate,
+            moderated=one.estimate != one.own,
         )
     return found
 

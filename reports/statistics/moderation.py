@@ -5,7 +5,9 @@ two degrees of freedom. The arms of a study spread much alike. So each variance 
 as if that were known from ``d0`` more degrees of freedom (Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3: 3;
 here ``d0`` is fixed and small, so that an arm of another spread is not overruled). Coverage is then the
 average over a study's comparisons: an arm that spreads more than the others is covered less often, and is
-named.
+named. Without pairs the baseline keeps its own variance, because an error in that is in every comparison and
+no average makes it good. A single arm and its baseline are moderated by each other, unless the baseline
+stands out.
 
 How it fails: it does not raise. A comparison without a variance of its own has none; one alone has its own.
 """
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     """Seed and value of each run."""
 
 Arm = TypeVar("Arm")
-_UNPAIRED_D0 = 2.0
+NO_PAIRS = "fewer than 2 pairs of seeds: compared unpaired"
+_UNPAIRED_D0 = 1.0
 _STANDS_OUT = 0.9
 
 
@@ -37,13 +40,15 @@ class Contrast:
     """Mean of an arm minus mean of the baseline: moderated, and from its ``own`` variance alone.
 
     ``pairs``: the seeds that were compared as pairs; none where it is unpaired. ``stands_out``: the arm
-    spreads so much more than the others that its own interval is the safer one.
+    spreads so much more than the others that its own interval is the safer one. ``baseline_stands_out``:
+    without pairs, the baseline spreads so much more than the arms.
     """
 
     estimate: Estimate
     own: Estimate
     pairs: tuple[int, ...] = ()
     stands_out: bool = False
+    baseline_stands_out: bool = False
 
 
 def contrasts(
@@ -97,26 +102,28 @@ def _paired(own: Mapping[Arm, Contrast]) -> dict[Arm, Contrast]:
 
 
 def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> dict[Arm, Contrast]:
-    # The baseline stands among the arms, with all of its runs that any arm is compared with.
+    # Of the baseline all runs that any arm is compared with.
     most = max((right for _, right in sides.values()), key=len, default=())
     parts: dict[Arm | None, tuple[Estimate, int]] = {
         arm: (_mean(left), len(left)) for arm, (left, _) in sides.items() if left
     }
-    if most:
-        parts[None] = (_mean(most), len(most))
-    pool = _Pool(parts)
+    arms = _Pool(parts)
+    every = _Pool(parts | ({None: (_mean(most), len(most))} if most else {}))
+    out = every.stands_out(None)
+    apart = None in every.variances and (out or len(arms.variances) > 1)
+    pool = arms if apart else every
+    base_d0 = 0.0 if apart else min(_UNPAIRED_D0, every.others(None))
     found = {}
     for arm, one in own.items():
         left, right = sides[arm]
         if not one.own.degrees or not one.own.variance:
             continue
-        both = (
+        estimate = difference(
             pool.moderate(arm, min(_UNPAIRED_D0, pool.others(arm)), _mean(left), len(left)),
-            pool.moderate(None, min(_UNPAIRED_D0, pool.others(None)), _mean(right), len(right)),
+            pool.moderate(None, base_d0, _mean(right), len(right)),
         )
-        estimate = difference(*both)
-        estimate = replace(estimate, degrees=min(estimate.degrees, pool.degrees))
-        found[arm] = replace(one, estimate=estimate, stands_out=pool.stands_out(arm))
+        estimate = replace(estimate, degrees=min(estimate.degrees, every.degrees))
+        found[arm] = replace(one, estimate=estimate, stands_out=pool.stands_out(arm), baseline_stands_out=out)
     return found
 
 
@@ -140,6 +147,8 @@ class _Pool(Generic[Arm]):
         """Return a mean with its variance drawn towards that of all; default: the arm's own mean."""
         if mean is None:
             mean, n = self._means[arm]
+        if not d0:
+            return mean
         degrees = n - 1
         variance = (d0 * self._mean + degrees * mean.variance * n) / (d0 + degrees)
         return Estimate(value=mean.value, variance=variance / n, degrees=d0 + degrees)

@@ -86,7 +86,7 @@ def _samples(analysis: Analysis) -> Iterator[str]:
     if least == 1:
         single = [name for name, n in sizes.items() if n == 1]
         yield f"One result only, so no interval: {', '.join(single)}. Add seeds."
-    if least == 2 and analysis.plan.is_moderated and len(sizes) > 2:
+    if least == 2 and analysis.is_moderated and analysis.plan.paired_seeds:
         yield (
             "With 2 results an arm the intervals are mostly of the other arms' spread: an arm that spreads "
             "otherwise is hardly seen. Add seeds."

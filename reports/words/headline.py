@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ablate.reports.statistics.intervals import ONE_RUN
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -122,12 +123,17 @@ def _without(arms: Sequence[ArmResult], analysis: Analysis) -> str:
     )
     least = _least_costly(arms)
     if not least:
-        if any(arm.token_cost.kind == "point" for arm in arms):
+        points = [arm.token_cost for arm in arms if arm.token_cost.kind == "point"]
+        if any(cost.reason == ONE_RUN for cost in points):
             return "Nothing is settled yet: without a second seed there is no interval. Run 3 seeds or more."
-        return (
-            "Nothing can be chosen yet: no arm has a token cost at this target. Take one that more runs "
-            "reach, or a larger budget."
-        )
+        if points:
+            return f"Nothing is settled yet ({points[0].reason})."
+        if not any(arm.n for arm in arms):
+            return f"Nothing can be chosen yet: no arm but {base} has a result."
+        advice = "Take one that more runs reach, or a larger budget."
+        if all(arm.hit == arm.n for arm in arms):  # some at an unknown place, for else there were a cost
+            advice = "Runs are at it by their first evaluation: take a lower one, or evaluate earlier."
+        return f"Nothing can be chosen yet: no arm has a token cost at this target. {advice}"
     costs = "; ".join(f"{head}: {arm.name}, {words.cost(arm.token_cost)}" for head, arm in least.items())
     return f"No arm is shown to {lacking}. {costs}."
 

@@ -32,7 +32,7 @@ def definitions(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         test = "by Student's t on the differences of seeds in common, which share weights and data order"
     else:
         test = "by Welch's t on log T"
-    if analysis.plan.is_moderated:
+    if analysis.is_moderated:
         test += (
             "; each arm's variance is drawn towards those of the others (moderated), so that coverage is the "
             "average over the study's comparisons"

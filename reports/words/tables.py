@@ -178,7 +178,7 @@ def power_table(analysis: Analysis) -> Table:
         + (", and of the differences between runs of one seed" if paired else "")
         + ". Smallest cost: what these seeds would have shown with a chance of 80\u00a0% (5\u00a0% "
         f"level, two-sided, {'paired where there are pairs' if paired else 'unpaired'}"
-        f"{', moderated as the intervals are' if analysis.plan.is_moderated else ''}). More seeds: of "
+        f"{', moderated as the intervals are' if analysis.is_moderated else ''}). More seeds: of "
         "each arm, to settle what is open if the cost is what it seems. For planning: with few seeds the "
         "spread is itself uncertain.",
         known,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.commands import command_line
 from ablate.reports.findings.ends import target_text
-from ablate.reports.statistics.cost import is_settled
+from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled
 from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
@@ -115,8 +115,16 @@ def _finding(arm: ArmResult, base: ArmResult) -> Finding:
     judge = _judge_bound if arm.token_cost.kind == "bound" else _judge
     tone, text = judge(arm, base)
     more = ""
+    if arm.token_cost.kind == "interval" and (reason := arm.token_cost.reason):
+        more += f" {reason.capitalize()}."
     if arm.counted_from:
         more += f" Counted from its fork after {words.tokens(arm.counted_from)} tokens."
+    if arm.token_cost.near_budget:
+        more += (
+            f" A run reached the target only in the last {100 * NEAR_BUDGET:g}\u00a0% of its budget. Where "
+            "one misses there is no interval, so those that are given are of lucky runs and hold the truth "
+            "less often: take a higher loss as the target, or a larger budget."
+        )
     if arm.behind.estimate is not None:
         more += (
             f" At equal tokens its loss differs by {words.signed(arm.difference.estimate or 0.0, 4)} "
@@ -182,10 +190,14 @@ def _judge_bound(arm: ArmResult, base: ArmResult) -> tuple[Tone, str]:
     if cost.low is None or cost.low <= 0:
         bound = f"the cost is {words.cost(cost)} in these runs ({cost.reason})"
         return "open", f"{arm.name} is inconclusive: {bound}."
-    text = f"{arm.name} costs at least {words.share(cost.low)} more tokens than {base.name} ({cost.reason}"
+    # Without a sampling error it says nothing of other runs.
+    text = (
+        f"In these runs {arm.name} took at least {words.share(cost.low)} more tokens than {base.name} "
+        f"({cost.reason}"
+    )
     restricted = cost.restricted
     if restricted is None or restricted.low is None:
-        return "open", f"{text}; a bound from these runs alone, {_counts(arm)})."
+        return "open", f"{text}, {_counts(arm)})."
     cut = words.percent_range(restricted.low, restricted.high)
     text = f"{text}; with all runs cut at the budget {cut}"
     if restricted.low > 0:
@@ -206,6 +218,11 @@ def _notes(analysis: Analysis) -> Iterator[str]:
                 f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
                 f"{words.percent_range(own.low, own.high)}, is the safer one."
             )
+    if any(arm.token_cost.baseline_stands_out for arm in analysis.others):
+        yield (
+            f"The runs of {analysis.baseline}, the baseline, spread more than those of the arms: every "
+            "interval takes the baseline's own variance."
+        )
     yield from _bracket_note(analysis, sum(arm.token_cost.kind == "interval" for arm in analysis.others))
     yield from _stop_notes(analysis)
     if analysis.timing.kind == "logged":
@@ -237,7 +254,7 @@ def _bracket_note(analysis: Analysis, count: int) -> Iterator[str]:
             f", each for its own comparison and not adjusted for there being {count}: the chance that one of "
             "them misses is greater than 5\u00a0%"
         )
-        moderated = ", moderated by the other arms' spread" if analysis.plan.is_moderated else ""
+        moderated = ", moderated by the other arms' spread" if analysis.is_moderated else ""
         yield (
             f"Brackets are {words.coverage(analysis.plan.stop)} intervals{moderated}"
             f"{many if count > 1 else ''}."
@@ -316,6 +333,8 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     if found.low is None or found.high is None:
         return "open", f"{arm.name} {verb} {size}{at}, but that is no finding ({found.note})."
     brackets = f"[{words.signed(found.low, 4)}, {words.signed(found.high, 4)}], {words.results(found)}"
+    if found.note is not None:
+        brackets += f" ({found.note})"
     if found.low <= 0 <= found.high:
         excludes = (
             f"the interval holds zero, and excludes differences above {max(-found.low, found.high):.4f}"

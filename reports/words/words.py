@@ -144,7 +144,7 @@ def _cost(value: Cost) -> str:
             return f"< {percent(value.high)}"
         # "> +39 %" reads badly: the sign says no more than "more than".
         return "> " + percent(value.low).removeprefix("+")
-    return percent_interval(value)
+    return percent_interval(value) + (", near the budget" if value.near_budget else "")
 
 
 def break_even(arm: ArmResult) -> str:

@@ -274,6 +274,13 @@ def test_a_head_out_of_reach_is_reported_and_not_refused():
     assert state.coverage.uncovered["classifier"].startswith("the head")
 
 
+def test_a_rule_for_blocks_of_a_model_without_any_is_refused_by_its_own_words():
+    model = nn.Module()
+    model.up = nn.Linear(64, 64)
+    with pytest.raises(ValueError, match="a rule names no layer: the first 2 and the last 8 blocks "):
+        apply_recipe(model, {**FP4, "layers": [{"first": 2, "last": 8, "recipe": "bf16"}]}, quiet=True)
+
+
 def test_a_rule_for_a_head_out_of_reach_is_refused():
     model = Bert()
     model.classifier = Subclass(64, 8)

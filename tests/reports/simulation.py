@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
-from ablate.reports.statistics.cost import is_settled, token_costs
+from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.reports.statistics.intervals import difference, mean_estimate, t_interval
 from ablate.reports.statistics.moderation import contrasts
 from ablate.reports.statistics.stopping import alpha_of, decide, levels_of
@@ -97,6 +97,24 @@ def by_report(cost, n, repeats, *, rule="confirmed", budget=1.6, seed=0, moderat
     return _tally(rows, cost)
 
 
+def by_budget(cost, n, repeats, *, budget, seed=0):
+    """The report's token cost where it has an interval, how often it has, and how often it says "near".
+
+    ``budget``: over the arm's true tokens to target.
+    """
+    rng = np.random.default_rng(seed)
+    rows, near = [], 0
+    budget *= 1 + cost
+    last = np.arange(EVERY, budget * TOKENS_TO_TARGET, EVERY)[-1]
+    for _ in range(repeats):
+        arm, base = ([run["confirmed"] for run in study_of(rng, c, n, budget=budget)] for c in (cost, 0.0))
+        found = token_cost(arm, base)
+        if found.kind == "interval":
+            rows.append((found.low, found.high, found.estimate))
+            near += max(run.high for run in (*arm, *base)) > (1 - NEAR_BUDGET) * last
+    return _tally(rows, cost), len(rows) / repeats, near / len(rows)
+
+
 def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
     """The report's end-to-end speed-up, minus one, of an arm that was timed alone."""
     rng = np.random.default_rng(seed)
@@ -126,23 +144,26 @@ def by_stopping(cost, n, repeats, *, spending, cost_above=0.0, seed=0):
     return _tally(rows, cost), saved / (n * repeats)
 
 
-def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0):
-    """Log tokens to target of each arm and of the baseline, by seed. ``odd``: how much more arm 0 spreads."""
+def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0, odd_base=1.0):
+    """Log tokens to target of each arm and of the baseline, by seed.
+
+    ``odd``: how much more arm 0 spreads. ``odd_base``: how much more the baseline does, unpaired.
+    """
     of_seed = rng.normal(0, OF_SEED, n)
     found = []
     for arm in range(arms + 1):
         spread = OF_PAIR / 2**0.5 * np.exp(rng.normal(0, unalike)) * (odd if arm == 0 else 1.0)
         shared = of_seed if paired else rng.normal(0, OF_SEED, n)
         found.append(shared + rng.normal(0, spread, n) + (np.log1p(cost) if arm < arms else 0.0))
-    return found[:-1], found[-1]
+    return found[:-1], odd_base * found[-1]
 
 
-def by_arms(n, repeats, *, paired=True, moderated=True, arms=7, odd=1.0, seed=0):
+def by_arms(n, repeats, *, paired=True, moderated=True, seed=0, **runs):
     """Share of intervals of log T that hold the truth, mean width, and the share of arm 0's alone."""
     rng = np.random.default_rng(seed)
     held, widths, held_odd = [], [], []
     for _ in range(repeats):
-        own, base = own_runs(rng, n, paired=paired, arms=arms, odd=odd)
+        own, base = own_runs(rng, n, paired=paired, **runs)
         sides = {arm: (list(enumerate(values)), list(enumerate(base))) for arm, values in enumerate(own)}
         for arm, one in contrasts(sides, paired=paired, moderated=moderated).items():
             interval = t_interval(one.estimate)
@@ -295,6 +316,13 @@ def main(repeats):
     line("first evaluation, Welch on logs", 0.08, 5, by_report(0.08, 5, repeats, rule="first_eval"))
     tally, censored = by_hits_only(0.08, 5, repeats, budget=1.10)
     line(f"the hits alone ({censored:.0%} of the arm's runs censored)", 0.08, 5, tally)
+    for budget in (1.0, 1.07, 1.21):
+        for n in (3, 5):
+            tally, given, near = by_budget(0.08, n, repeats, budget=budget)
+            what = (
+                f"a budget of {budget} T: {given:.0%} have an interval, {near:.0%} of these near the budget"
+            )
+            line(what, 0.08, n, tally)
     for rule in ("confirmed", "first_eval"):
         found = by_single_runs(0.08, repeats, rule=rule)
         what = "one run an arm, " + ("interpolated" if rule == "confirmed" else "first evaluation")
@@ -311,6 +339,13 @@ def main_own(repeats):
     for what, more in (
         ("paired", {}),
         ("unpaired", {"paired": False}),
+        ("unpaired, a baseline of twice the spread", {"paired": False, "odd_base": 2.0}),
+        ("unpaired, a baseline of three times the spread", {"paired": False, "odd_base": 3.0}),
+        ("unpaired, one arm alone", {"paired": False, "arms": 1}),
+        (
+            "unpaired, one arm, a baseline of three times the spread",
+            {"paired": False, "arms": 1, "odd_base": 3.0},
+        ),
         ("paired, one arm alone", {"arms": 1}),
         ("paired, an arm of twice the spread, itself", {"odd": 2.0}),
         ("paired, an arm of three times the spread, itself", {"odd": 3.0}),

@@ -266,10 +266,10 @@ def test_final_losses_alone(tmp_path):
     report = write_report(store)
     lead, *sentences = report.verdict.sentences
     assert lead == "Final loss of 3 arms against a: 1 above it, 1 not settled and 1 without a figure."
-    # Welch's interval, with each variance as if the three arms' mean were known from two more degrees.
-    variances = {name: np.var(losses[name], ddof=1) for name in "abc"}
-    parts = np.array([(2 * np.mean([*variances.values()]) + 2 * variances[name]) / 4 / 3 for name in "ba"])
-    degrees = min(6, parts.sum() ** 2 / (parts**2 / 4).sum())
+    # Welch's interval, with an arm's variance as if the two arms' mean were known from one more degree.
+    a, b, c = (np.var(losses[name], ddof=1) for name in "abc")
+    parts = np.array([((b + c) / 2 + 2 * b) / 3 / 3, a / 3])
+    degrees = min(6, parts.sum() ** 2 / (parts**2 / [3, 2]).sum())
     low, high = stats.t.interval(0.95, degrees, loc=0.1, scale=np.sqrt(parts.sum()))
     brackets = f"[+{low:.4f}, +{high:.4f}], n\u00a0=\u00a03."
     assert sentences[0] == f"b ends 0.1000 nats/token above a {brackets}"

@@ -41,12 +41,11 @@ def test_paired_by_the_formula(m, n):
 
 def test_unpaired_by_the_formula():
     arms, base = drawn(1, 3, 4)
-    every = np.vstack([arms, base])
-    variances = every.var(axis=1, ddof=1)
-    parts = (2 * variances.mean() + 3 * variances) / 5 / 4
+    variances = arms.var(axis=1, ddof=1)
+    parts = (variances.mean() + 3 * variances) / 4 / 4
     for arm, found in contrasts(sides(arms, base), paired=False).items():
-        both = np.array([parts[arm], parts[-1]])
-        degrees = min(both.sum() ** 2 / (both**2 / 5).sum(), 12)
+        both, known = np.array([parts[arm], base.var(ddof=1) / 4]), np.array([4, 3])
+        degrees = min(both.sum() ** 2 / (both**2 / known).sum(), 12)
         low, high = stats.t.interval(0.95, degrees, arms[arm].mean() - base.mean(), math.sqrt(both.sum()))
         interval = t_interval(found.estimate)
         assert (interval.low, interval.high) == pytest.approx((low, high))
@@ -72,6 +71,27 @@ def test_an_arm_that_spreads_more_than_the_others_is_named():
     own = (arms - base).var(axis=1, ddof=1)
     f = own[0] / own[1:].mean()
     assert f > stats.f.ppf(0.9, 4, 20)
+
+
+@pytest.mark.parametrize("m", [1, 6])
+def test_a_baseline_that_spreads_more_than_the_arms_is_named_and_keeps_its_own_variance(m):
+    arms, base = drawn(4, m, 5)
+    for base_of, out in ((8 * base, True), (base, False)):
+        found = contrasts(sides(arms, base_of), paired=False)
+        assert {one.baseline_stands_out for one in found.values()} == {out}
+    f = (8 * base).var(ddof=1) / arms.var(axis=1, ddof=1).mean()
+    assert f > stats.f.ppf(0.9, 4, 4 * m)
+    for arm, one in contrasts(sides(arms, 8 * base), paired=False).items():
+        assert one.estimate.variance == pytest.approx(one.own.variance, rel=0.03)
+        assert one.estimate.variance >= (8 * base).var(ddof=1) / 5
+        assert (one.estimate == one.own) == (m == 1), arm
+
+
+def test_without_pairs_a_baseline_of_equal_runs_takes_the_arms_variance():
+    arms, base = drawn(9, 3, 4)
+    for one in contrasts(sides(arms, 0 * base), paired=False).values():
+        assert one.estimate.variance > one.own.variance * 0.5
+        assert t_interval(one.estimate).low is not None
 
 
 def test_equal_runs_have_no_variance_and_lend_none():
@@ -109,4 +129,4 @@ def test_without_pairs_a_variance_is_drawn_by_no_more_degrees_than_the_others_ha
     found = contrasts({"arm": (left, right)}, paired=False)["arm"].estimate
     own_left, own_right = 2.0, 7.0  # with 1 and 2 degrees of freedom
     mean = (own_left + 2 * own_right) / 3
-    assert found.variance == pytest.approx((2 * mean + own_left) / 3 / 2 + (mean + 2 * own_right) / 3 / 3)
+    assert found.variance == pytest.approx((mean + own_left) / 2 / 2 + (mean + 2 * own_right) / 3 / 3)

@@ -15,11 +15,13 @@ from synthetic_study import (
     write_throughput,
 )
 
+from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.load import load_frames
 from ablate.reports.words import caveats, words
 from ablate.reports.words.matrix import matrix_tables
+from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 
 
@@ -82,7 +84,7 @@ def test_of_the_arms_within_the_margin_the_one_with_most_in_fp4_is_taken(grid):
         "No arm is shown to be within ±5 % in token cost of bf16. Most in FP4: all DHT, "
     )
     assert verdict.more == (
-        "To settle all DHT, run about 15 more seeds. "
+        "To settle all DHT, run about 12 more seeds. "
         "To settle F and F DHT would take more than 20 more seeds."
     )
 
@@ -119,11 +121,72 @@ def test_an_interval_that_holds_zero_is_inconclusive(make_study):
     assert verdict.take is None
 
 
+def test_a_baseline_that_spreads_more_than_the_arms_is_named(make_study):
+    rng = np.random.default_rng(3)
+    study = {
+        name: [smooth_curve(rng, cost=cost, seed_noise=noise) for _ in range(5)]
+        for name, cost, noise in (("bf16", 0, 0.08), ("fp4", 0.2, 0.01), ("fp8", 0.1, 0.01))
+    }
+    named = "The runs of bf16, the baseline, spread more than those of the arms: every interval takes"
+    assert named in verdict_of(make_study(study, target=TARGET))[1]
+    assert named not in verdict_of(make_study(study, target=TARGET, baseline="fp8"))[1]
+    assert named not in verdict_of(make_study(study, target=TARGET, intervals="own"))[1]
+
+
 def test_one_seed_is_no_finding(make_study):
     verdict, text = verdict_of(make_study(curves({"bf16": 0, "fp4": 0.2}, 1), target=TARGET))
     assert verdict.findings[0].tone == "open"
     assert "n = 1: no interval" in text
     assert "no finding" in text
+
+
+def test_equal_seeds_are_not_called_one_seed(make_study):
+    verdict, _ = verdict_of(
+        make_study({"a": [line(3, 1.9)] * 3, "b": [line(3, 2.5, 1.9)] * 3}, target=TARGET)
+    )
+    assert verdict.lead == "Nothing is settled yet (all runs gave the same figure: no interval)."
+    verdict, _ = verdict_of(make_study({"a": [line(3, 1.9)], "b": [line(3, 2.5, 1.9)]}, target=TARGET))
+    assert "without a second seed" in verdict.lead
+
+
+def test_of_a_target_met_from_the_first_evaluation_on_a_lower_one_is_asked_for(make_study):
+    studies = {"a": [line(3, 1.9)] * 2, "b": [line(2.0, 1.9)] * 2}
+    verdict, _ = verdict_of(make_study(studies, target=TARGET))
+    assert verdict.lead.endswith(
+        "Runs are at it by their first evaluation: take a lower one, or evaluate earlier."
+    )
+    verdict, _ = verdict_of(make_study(studies | {"b": [line(3, 2.9)] * 2}, target=TARGET))
+    assert verdict.lead.endswith("Take one that more runs reach, or a larger budget.")
+    pending = {("b", 0): "pending", ("b", 1): "pending"}
+    verdict, _ = verdict_of(make_study(studies, states=pending, target=TARGET))
+    assert verdict.lead == "Nothing can be chosen yet: no arm but a has a result."
+
+
+@pytest.mark.parametrize("target", [TARGET, None])
+def test_what_was_not_moderated_is_not_called_so(make_study, target):
+    def said(arms, **more):
+        store = make_study(curves(arms, 3), target=TARGET, **more)
+        if target is None:
+            write_record(store.plan_path, read_record(store.plan_path) | {"target": None})
+        analysis = analyse(load_frames(store))
+        text = " ".join((*write_verdict(analysis).notes, *map(": ".join, definitions(analysis))))
+        return ("moderated by the other arms' spread" in text, "(moderated)" in text)
+
+    one, two = {"a": 0.0, "b": 0.1}, {"a": 0.0, "b": 0.1, "c": 0.2}
+    assert said(one, paired_seeds=True) == (False, False)
+    assert said(two, paired_seeds=True) == (True, target is not None)
+    assert said(two, paired_seeds=True, intervals="own") == (False, False)
+
+
+@pytest.mark.parametrize("target", [TARGET, None])
+def test_seeds_that_make_no_pairs_are_named_beside_the_interval(make_study, target):
+    store = make_study(curves({"a": 0.0, "b": 0.1}, 3), target=TARGET, paired_seeds=True)
+    plan = read_record(store.plan_path)
+    for i, run in enumerate(plan["arms"][1]["runs"]):
+        run["seed"] = run["seed"] + 2
+        assert run["seed"] == i + 2
+    write_record(store.plan_path, plan | ({} if target else {"target": None}))
+    assert "ewer than 2 pairs of seeds: compared unpaired" in verdict_of(store)[1]
 
 
 def test_which_gemm_adds_most_only_if_the_intervals_allow(make_study):
@@ -151,9 +214,38 @@ def test_censored_and_diverged_arms_get_bounds_in_words(make_study):
     )
     verdict, text = verdict_of(store)
     assert [finding.tone for finding in verdict.findings] == ["more", "diverged"]
-    assert "b costs at least" in text
+    assert "In these runs b took at least" in text
     assert "of 2 runs 2 ended before the target" in text
     assert "c did not reach the target: all 2 runs diverged" in text
+
+
+def test_a_bound_is_worded_as_one_of_these_runs_whatever_the_cut_runs_say(make_study):
+    short = line(3, 2.9, 2.8, 2.7)
+    store = make_study(
+        {"a": [line(3, 2.5, 1.8, 1.7), line(3, 2.95, 2.9, 1.7)], "b": [short, short], "c": [short]},
+        target={"value": 2.0},
+        training={"tokens": 400},
+    )
+    verdict, text = verdict_of(store)
+    assert [finding.tone for finding in verdict.findings] == ["bound", "bound"]
+    assert ", which holds zero, n = 2, emulated)." in text
+    for finding in verdict.findings:
+        assert f"In these runs {finding.arm} took at least " in finding.text
+
+
+@pytest.mark.parametrize(("budget", "near"), [(415, True), (480, False), (0, False)])
+def test_a_cost_near_the_budget_is_named_beside_it(make_study, budget, near):
+    store = make_study(
+        {
+            "a": [line(3, 2.5, 1.8, 1.7), line(3, 2.4, 1.8, 1.7)],
+            "b": [line(3, 2.9, 2.8, 1.99), line(3, 2.8, 2.7, 1.9)],
+        },
+        target={"value": 2.0},
+        training={"tokens": budget},
+    )
+    verdict, text = verdict_of(store)
+    assert (", near the budget" in verdict.lead) == near
+    assert ("A run reached the target only in the last 5 % of its budget." in text) == near
 
 
 def test_a_baseline_that_misses_the_target_is_said_first_of_all(make_study):
