@@ -58,8 +58,9 @@ class PlannedArm:
     The id of a run hashes the data too, and is empty if they are missing.
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
     same configuration. ``again``: the arm repeats the baseline with other seeds. ``tuned_from``: the arm that
-    this one repeats with its tuned values. ``coverage``: what its recipe reaches in a model that is not built
-    in, else None.
+    this one repeats with its tuned values. ``size``, ``layers``: None and none where a trainer of the user's
+    own builds a model that the study does not describe. ``coverage``: what its recipe reaches in a model that
+    is not built in, else None.
     """
 
     name: str
@@ -73,7 +74,7 @@ class PlannedArm:
     config: ArmConfig
     resources: ResourcesConfig
     batches: StepPlan
-    size: ModelSize
+    size: ModelSize | None
     layers: tuple[LinearLayer, ...]
     coverage: Coverage | None
     fork: ForkPoint | None = None
@@ -163,9 +164,11 @@ def build_plan(
         identity = identities[arm.data]
         foreigners.digest(arm)  # finds code that is not there
         outline = foreigners.outline(arm, identity.vocab_size)
-        if outline is None:
+        size: ModelSize | None = None
+        layers: tuple[LinearLayer, ...] = ()
+        if arm.model.describes(arm.trainer):
             size, layers = sized(arm.model, identity.vocab_size, arm.training.seq_len)
-        else:
+        elif outline is not None:
             size, layers = outlined_size(outline), outline.layers
         config = ArmConfig(
             model=arm.model,

@@ -45,6 +45,7 @@ def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
         "evaluation": texts["evaluation"] or None,
     }
 
+
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.
 # The upper bound keeps arithmetic exact and finite, and lies above every real count.
 PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]
@@ -98,6 +99,10 @@ class ModelConfig(Section):
     def is_built_in(self) -> bool:
         """Whether the fields describe the model; otherwise its own code does."""
         return self.hf is None and self.function is None
+
+    def describes(self, trainer: str | None) -> bool:
+        """Whether the fields describe what is trained: a trainer may build any model if none of them is set."""
+        return self.is_built_in and (trainer is None or self != ModelConfig())
 
     @classmethod
     def telling(cls, model: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class ArmChecks:
                 self.devices(training, resources)
         if data is not None:
             self.data(data)
-        if has_shapes and recipe is not None:
+        if has_shapes and recipe is not None and model.describes(built["trainer"]):
             self._report(self._fit.shapes(model, recipe))
             self._report(self._fit.rules(model, recipe))
         if training is not None and recipe is not None:

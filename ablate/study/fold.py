@@ -120,7 +120,7 @@ class ArmCollector:
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         recipe = arm.recipe.text
-        if arm.model.is_built_in and (arm.recipe.rules or arm.recipe.phases):
+        if arm.model.describes(arm.trainer) and (arm.recipe.rules or arm.recipe.phases):
             recipe = self._effect(arm.model, arm.recipe)
         parts = (arm.model, arm.data, arm.training)
         content = (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
