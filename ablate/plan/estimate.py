@@ -2,8 +2,8 @@
 
 An arm with finished runs uses their measured speed. The time of any other arm is modelled from the model's
 shapes and an assumed rate, then scaled by the model's error on measured arms. Modelled times give only the
-order of magnitude; they leave out the extra cost of emulated formats. Where a trainer of the user's own builds
-a model that the study does not describe, only measured arms like it tell an arm's time.
+order of magnitude; they leave out the extra cost of emulated formats. Of a model that the study does not
+describe, which a trainer of the user's own builds, only measured arms like it tell the time.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
             seconds / modelled[name] for name, seconds in measured.items() if is_known[name] == kind
         )
         scales |= {kind: ratios[len(ratios) // 2]} if ratios else {}
-    run_seconds = {
-        name: seconds * scales[is_known[name]]
-        for name, seconds in modelled.items()
-        if is_known[name] in scales
-    } | measured
+    told = (name for name in modelled if is_known[name] in scales)
+    run_seconds = {name: modelled[name] * scales[is_known[name]] for name in told} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
     shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in run_seconds}

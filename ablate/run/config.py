@@ -101,7 +101,7 @@ class ModelConfig(Section):
         return self.hf is None and self.function is None
 
     def describes(self, trainer: str | None) -> bool:
-        """Whether the fields describe what is trained: a trainer may build any model if none of them is set."""
+        """Whether the fields tell what is trained: a trainer may build any model if none of them is set."""
         return self.is_built_in and (trainer is None or self != ModelConfig())
 
     @classmethod
