@@ -202,9 +202,10 @@ def test_an_arm_that_the_report_would_set_apart_is_refused_unless_waived(
 def test_differences_are_field_by_field_and_only_real_ones(plan):
     text = STUDY.split("arms:", maxsplit=1)[0] + (
         "arms:\n"
-        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing
+        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing, but for z
         "  x: {model: {layers: 3}, training: {grad_clip: null}, backend: reference}\n"
         "  y: {recipe: {rest: fp8}, model: {layers: 3}}\n"
+        "  z: {from: bf16, recipe: {gemms: [fprop], stabiliser: dht}}\n"
     )
     planned = plan(text)
     assert planned.arms[1].differs == {
