@@ -90,7 +90,7 @@ class ArmCollector:
         self._faults.add(draft.node, f"expected the recipe that its name says, got {got}", hint)
 
     def refuse_idle_sizes(self) -> None:
-        """Refuse each ``hadamard_size`` that no arm with a Hadamard has: in a base or a grid some have none."""
+        """Refuse each ``hadamard_size`` that no arm with a Hadamard has; not every arm need have one."""
         for node, is_used in self._rotates.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
