@@ -262,8 +262,8 @@ class QuantLinear(nn.Linear):
         if at.call < EVAL_CALL:
             if not at.step and (saved := int(steps.max().item())) > 0:
                 self.state.warn_once(
-                    f"delayed scales of step {saved} were loaded with the weights, but the state is at step 0 "
-                    "and draws its noise anew (to go on, load what state.state_dict() gave into "
+                    f"delayed scales of step {saved} came with the weights, but the state is at step 0 and "
+                    "draws its noise anew (to go on, load what state.state_dict() gave into "
                     "state.load_state_dict; for a new training, load the weights without amax_… buffers)"
                 )
             slot = at.step % history.numel()

@@ -7,12 +7,14 @@ backward pass draws from its own forward's streams, even if the trainer has move
 from __future__ import annotations
 
 import operator
+import traceback
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import distributed
+from torch.optim import optimizer
 
 from ablate.layers.calls import Calls
 from ablate.layers.position import EVAL_CALL, Position
@@ -176,7 +178,7 @@ class RecipeState:
             if call is None and training:
                 call, changes = self.calls.next_in_training(layer, self.step, version)
                 # One change may be of an optimizer that goes to and fro within a step, as SAM's.
-                if changes == 2 and self.moves.by_step:
+                if changes == 2 and self.moves.by_step and not _is_within_a_step():
                     self.warn_once(_NOT_ADVANCED.format("two changes of the weights", self.moves.by_step))
                 elif call + 1 == _FORWARDS_WITHOUT_ADVANCE and self.moves.by_step and not self.step:
                     passes = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
@@ -241,6 +243,11 @@ class RecipeState:
         if not self._warned:
             self._warned = True
             warnings.warn(fault, stacklevel=2)
+
+
+def _is_within_a_step() -> bool:
+    """Whether an optimizer runs this pass itself, as L-BFGS runs many within a step."""
+    return any(frame.f_code.co_filename == optimizer.__file__ for frame, _ in traceback.walk_stack(None))
 
 
 def _moves(recipe: Recipe) -> Moves:
