@@ -14,7 +14,7 @@ import click
 
 from ablate.base.commands import command_line
 from ablate.base.errors import UserError, likely, one_of
-from ablate.cli.common import AT_LEAST_1, storage_option
+from ablate.cli.common import AT_LEAST_1, Place, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -194,7 +194,7 @@ _tokens_per_step = click.option(
     "0:65536,1000:131072 for 131,072 tokens from step 1,000 on. Repeat it for an arm of other steps.",
 )  # fmt: skip
 _of_tables: tuple[_Decorator, ...] = (
-    click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path)),
+    click.argument("files", nargs=-1, type=Place(exists=True, path_type=Path)),
     _arm_option("FILE or NAME=FOLDER, in place of FILES", required=False),
     click.option(
         "--columns", default="",
@@ -290,7 +290,7 @@ def jsonl(**options: Any) -> _Found:
 
 @_importer(
     "wandb-export",
-    click.argument("file", type=click.Path(path_type=Path)),
+    click.argument("file", type=Place(path_type=Path)),
     _arm_option("PATTERN on the runs' names"),
     click.option("--metric", help="Where the chart has several."),
     _tokens_per_step,

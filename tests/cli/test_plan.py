@@ -512,3 +512,22 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("verb", "place", "said"),
+    [
+        *((verb, "loop", "'loop' is a loop of links (take another path)") for verb in ("plan", "run", "status")),
+        ("run", "a\udcff", "'a\\udcff' is not UTF-8 (take another name)"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_line(here, verb, place, said):
+    (here / "loop").symlink_to("loop")
+    ended = ablate(verb, "study.yaml", cwd=here, storage=place)
+    line = ended.line.replace("\udcff", "\\udcff")
+    assert line.endswith(f"ablate {verb}: Invalid value for '--storage': {said}")
+
+
+def test_a_study_file_that_cannot_be_named_in_one_is_one_line(here):
+    line = ablate("init", "a\udcff.yaml", cwd=here).line
+    assert "is not UTF-8 (take another name)" in line
