@@ -517,7 +517,10 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 @pytest.mark.parametrize(
     ("verb", "place", "said"),
     [
-        *((verb, "loop", "'loop' is a loop of links (take another path)") for verb in ("plan", "run", "status")),
+        *(
+            (verb, "loop", "'loop' is a loop of links (take another path)")
+            for verb in ("plan", "run", "status")
+        ),
         ("run", "a\udcff", "'a\\udcff' is not UTF-8 (take another name)"),
     ],
 )
