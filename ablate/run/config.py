@@ -206,10 +206,10 @@ class ResourcesConfig(Section):
     hang_after_sec: PositiveFloat = key(
         1800.0, "a run without progress for so long is given up and tried again"
     )
-    require_native: bool = key(
+    require_native: StrictBool = key(
         False, "refuse to run what the device has no instruction for, instead of emulating"
     )
-    allow_failed_self_test: bool = key(
+    allow_failed_self_test: StrictBool = key(
         False, "train on although a back end failed its self-test; the record says so"
     )
 
