@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ablate.base.commands import command_line
-from ablate.base.errors import UserError, likely, one_of
+from ablate.base.errors import UserError, likely, one_of, safe_text
 from ablate.cli.common import AT_LEAST_1, Place, storage_option
 
 if TYPE_CHECKING:
@@ -135,17 +135,21 @@ def _import(
     found, faults = read(**options)
     faults = list(dict.fromkeys(faults))
     for fault in faults:
-        click.echo(fault, err=True)
-    found, done = tidied(found, shown["waived"])
+        click.echo(safe_text(fault), err=True)
+    # Names go into every file of a report, and steer no terminal or page.
+    named: dict[str, list[ImportedRun]] = {}
+    for name, runs in found.items():
+        named.setdefault(safe_text(name), []).extend(runs)
+    found, done = tidied(named, shown["waived"])
     for sentence in done:
-        click.echo(sentence)
-    made = ImportedStudy(name=study, arms=found, baseline=baselines[0], target=parsed, **shown)
+        click.echo(safe_text(sentence))
+    made = ImportedStudy(name=study, arms=found, baseline=safe_text(baselines[0]), target=parsed, **shown)
     try:
         store, left_out = write_study(made, storage / study)
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
     for fault in left_out:
-        click.echo(fault, err=True)
+        click.echo(safe_text(fault), err=True)
     for name, runs in found.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
     click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")

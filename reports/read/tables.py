@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, safe_text
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 
@@ -78,9 +78,14 @@ Row = tuple[int, dict[str, Any]]
 
 
 def inert(value: Any) -> Any:
-    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away."""
-    computed = isinstance(value, str) and value.lstrip("'").startswith(_COMPUTED)
-    return f"'{value}" if computed else value
+    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away.
+
+    What does not print becomes visible.
+    """
+    if not isinstance(value, str):
+        return value
+    text = safe_text(value, keep="\n\r\t")
+    return f"'{text}" if text.lstrip("'").startswith(_COMPUTED) else text
 
 
 def _as_written(cell: str) -> str:
