@@ -48,7 +48,9 @@ def test_names_that_steer_a_terminal_or_a_page_are_visible_text_in_every_file(lo
     assert result.exit_code == 0, result.output
     assert "fp8\\x1b[31m: 3 runs, 15 evaluations\n\\u202efp4: 3 runs" in result.output
     assert call("report", "s").exit_code == 0
-    written = [path for path in Path("ablate-runs/s").rglob("*") if path.suffix in (".md", ".csv", ".json", ".html")]
+    written = [
+        path for path in Path("ablate-runs/s").rglob("*") if path.suffix in (".md", ".csv", ".json", ".html")
+    ]
     assert {path.suffix for path in written} == {".md", ".csv", ".json", ".html"}
     for path in written:
         assert not {"\x1b", "\u202e"} & set(path.read_text()), path
