@@ -66,5 +66,7 @@ def one_of(words: Sequence[str]) -> str:
 
 def safe_text(text: str, keep: str = "") -> str:
     """Replace characters that do not print by visible escapes, so that text cannot control the terminal."""
+    if text.isprintable():
+        return text
     harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable
     return "".join(c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text)

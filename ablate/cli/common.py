@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -22,8 +23,27 @@ if TYPE_CHECKING:
     from ablate.store import RunDir, StudyStore
 
 AT_LEAST_1 = click.IntRange(min=1)
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class Place(click.Path):
+    """A path whose name can be written into files, and which is no loop of links."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or refuse it."""
+        path: Any = super().convert(value, param, ctx)
+        try:
+            str(Path(path).absolute()).encode()
+            Path(path).stat()
+        except UnicodeEncodeError:
+            self.fail(f"'{path}' is not UTF-8 (take another name)", param, ctx)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                self.fail(f"'{path}' is a loop of links (take another path)", param, ctx)
+        return path
+
+
+FILE = Place(dir_okay=False, path_type=Path)
+FOLDER = Place(file_okay=False, path_type=Path)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ablate.base.commands import command_line
-from ablate.base.errors import UserError, likely, one_of
-from ablate.cli.common import AT_LEAST_1, storage_option
+from ablate.base.errors import UserError, likely, one_of, safe_text
+from ablate.cli.common import AT_LEAST_1, Place, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -135,17 +135,21 @@ def _import(
     found, faults = read(**options)
     faults = list(dict.fromkeys(faults))
     for fault in faults:
-        click.echo(fault, err=True)
-    found, done = tidied(found, shown["waived"])
+        click.echo(safe_text(fault), err=True)
+    # Names go into every file of a report, and steer no terminal or page.
+    named: dict[str, list[ImportedRun]] = {}
+    for name, runs in found.items():
+        named.setdefault(safe_text(name), []).extend(runs)
+    found, done = tidied(named, shown["waived"])
     for sentence in done:
-        click.echo(sentence)
-    made = ImportedStudy(name=study, arms=found, baseline=baselines[0], target=parsed, **shown)
+        click.echo(safe_text(sentence))
+    made = ImportedStudy(name=study, arms=found, baseline=safe_text(baselines[0]), target=parsed, **shown)
     try:
         store, left_out = write_study(made, storage / study)
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
     for fault in left_out:
-        click.echo(fault, err=True)
+        click.echo(safe_text(fault), err=True)
     for name, runs in found.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
     click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
@@ -194,7 +198,7 @@ _tokens_per_step = click.option(
     "0:65536,1000:131072 for 131,072 tokens from step 1,000 on. Repeat it for an arm of other steps.",
 )  # fmt: skip
 _of_tables: tuple[_Decorator, ...] = (
-    click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path)),
+    click.argument("files", nargs=-1, type=Place(exists=True, path_type=Path)),
     _arm_option("FILE or NAME=FOLDER, in place of FILES", required=False),
     click.option(
         "--columns", default="",
@@ -290,7 +294,7 @@ def jsonl(**options: Any) -> _Found:
 
 @_importer(
     "wandb-export",
-    click.argument("file", type=click.Path(path_type=Path)),
+    click.argument("file", type=Place(path_type=Path)),
     _arm_option("PATTERN on the runs' names"),
     click.option("--metric", help="Where the chart has several."),
     _tokens_per_step,

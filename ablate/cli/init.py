@@ -10,14 +10,14 @@ import click
 
 from ablate.base.commands import command_line
 from ablate.base.errors import UserError
-from ablate.cli.common import storage_option
+from ablate.cli.common import Place, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 @click.command("init")
-@click.argument("file", default="study.yaml", type=click.Path(path_type=Path))
+@click.argument("file", default="study.yaml", type=Place(path_type=Path))
 @click.option("--model", metavar="WORD", help="built-in, a preset, hf:FOLDER or function:FILE.py:NAME.")
 @click.option("--data", metavar="PATH", help="Text, or JSON lines: a file, a folder or a glob.")
 @click.option("--arms", metavar="WORD", help="ladder, published or grid.")

@@ -99,7 +99,7 @@ def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, floa
     lines = [f"{_NOT_MODELLED} {names_text(others)}"] if others else []
     if not arms:
         return lines
-    flops = [arm.size.flops_per_token * arm.batches.tokens for arm in arms]
+    flops = [arm.size.flops_per_token * arm.batches.tokens for arm in arms if arm.size is not None]
     ends = " to ".join(f"{one:.3g}" for one in dict.fromkeys((min(flops), max(flops))))
     lines += [f"{'work':<9} {ends} FLOPs a run", *_memory_lines(arms, hardware)]
     rows = [[arm.name, *(_hours(on_hardware(arm, name)) for name in hardware)] for arm in arms]

@@ -109,13 +109,13 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             "resources": asdict(arm.resources),
             "batches": {k: v for k, v in asdict(arm.batches).items() if not k.endswith("_every_steps")},
             "schedule": schedule_text(arm.config.training),
-            "parameters": arm.size.parameters,
+            "parameters": None if arm.size is None else arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
             "coverage": None if arm.coverage is None else arm.coverage.as_json(),
-            "flops_per_token": arm.size.flops_per_token,
-            "flops_per_run": arm.size.flops_per_token * arm.batches.tokens,
-            "seconds_per_run": costs.run_seconds[arm.name],
-            "seconds_are": costs.ground[arm.name],
+            "flops_per_token": None if arm.size is None else arm.size.flops_per_token,
+            "flops_per_run": None if arm.size is None else arm.size.flops_per_token * arm.batches.tokens,
+            "seconds_per_run": costs.run_seconds.get(arm.name),
+            "seconds_are": costs.ground.get(arm.name),
         }
     content["too_short"] = list(plan.too_short)
     content["missing"] = [str(problem) for problem in plan.missing]
@@ -247,7 +247,8 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     if tuning.is_done:
         return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
     seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
-    lines.append(f"about {duration_text(seconds)} (modelled), not in the time below")
+    about = "a time not known" if seconds is None else f"about {duration_text(seconds)} (modelled)"
+    lines.append(f"{about}, not in the time below")
     return [*lines, "not done yet: arms at the values found come on top of those above"]
 
 
@@ -348,6 +349,8 @@ def _budget_text(arm: PlannedArm) -> str:
 
 def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
+    if arm.size is None:
+        return f"not known: {arm.config.trainer} builds it, and the study has no model"
     parameters = f"{parameters_text(arm.size.parameters)} parameters"
     if not model.is_built_in:
         start = "a checkpoint's weights" if model.pretrained else "random weights"
@@ -362,6 +365,8 @@ def _model_text(arm: PlannedArm) -> str:
 
 
 def _carried_text(arm: PlannedArm) -> str:
+    if arm.size is None:
+        return "not known"
     groups = _layer_groups(arm)
     carrying = sum(group.count for group in groups if group.recipe != _HIGH_PRECISION)
     text = f"{carrying or 'none'} of {len(arm.layers)} linear layers in low precision"
@@ -371,6 +376,8 @@ def _carried_text(arm: PlannedArm) -> str:
 
 
 def _time_text(costs: PlanCosts) -> str:
+    if costs.wall_seconds is None:
+        return "not known before a run is finished: the study does not describe the model"
     if not costs.wall_seconds:
         return "nothing left to run"
     where = "1 core" if costs.cores == 1 else f"{costs.cores} cores"

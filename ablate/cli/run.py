@@ -12,7 +12,14 @@ import click
 
 from ablate.base.commands import command_line, redact, set_words
 from ablate.base.errors import UserError
-from ablate.cli.common import address_option, ended_by_ctrl_c, set_option, storage_option, tracking_option
+from ablate.cli.common import (
+    Place,
+    address_option,
+    ended_by_ctrl_c,
+    set_option,
+    storage_option,
+    tracking_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,9 +117,7 @@ def conclude(console: Console, end: StudyEnd, again: str) -> int:
 )
 @click.argument("study")
 @click.option("--address", required=True, metavar="URL", help="The cluster's dashboard, http://head:8265.")
-@click.option(
-    "--storage", required=True, type=click.Path(path_type=Path), help="A folder that all nodes share."
-)
+@click.option("--storage", required=True, type=Place(path_type=Path), help="A folder that all nodes share.")
 @click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
 @click.option("--no-follow", is_flag=True, help="Do not wait for it and show what it prints.")
 @click.option("--insecure", is_flag=True, help="Also to a cluster that asks nobody for a token.")

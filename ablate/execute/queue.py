@@ -161,6 +161,15 @@ class Queue:
                 self._tasks.cancel(run_id)
 
 
+def _in_short(error: Exception) -> str:
+    """Say why Ray lost a worker; its own text on memory and on dead workers is long and of its log files."""
+    known = {
+        "OutOfMemoryError": "the machine ran low on memory, and Ray ended it",
+        "WorkerCrashedError": "its process was killed, as where memory runs out, or crashed",
+    }
+    return known.get(type(error).__name__) or str(error).strip().splitlines()[0]
+
+
 class Tasks(contextlib.AbstractContextManager["Tasks"]):
     """The runs of one execution as Ray tasks, and what the run store says of them."""
 
@@ -248,7 +257,7 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
             except ray.exceptions.TaskCancelledError:
                 end = TaskEnd(state="pending")
             except ray.exceptions.RayError as error:
-                end = lost_run(self._store.run(run_id), str(error).strip().splitlines()[0])
+                end = lost_run(self._store.run(run_id), _in_short(error))
             yield run_id, end
 
     def _end_what_hangs(self) -> None:

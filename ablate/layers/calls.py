@@ -31,12 +31,19 @@ _MOST_OPEN = 64
 
 @dataclass
 class _Passes:
-    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back."""
+    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back.
+
+    ``version``: of the weight in the newest pass; ``changes``: how often it changed within ``step`` after a
+    backward pass (``trains``), as by an optimizer.
+    """
 
     step: int = -1
     training: int = 0
     evaluation: int = 0
     open: set[Position] = field(default_factory=set)
+    version: int | None = None
+    changes: int = 0
+    trains: bool = False
 
 
 @dataclass
@@ -59,14 +66,21 @@ class Calls:
     def __init__(self) -> None:
         self._passes: dict[str, _Passes] = {}
 
-    def next_in_training(self, layer: str, step: int) -> int:
-        """Return the number of a layer's next training pass within a step, and count it."""
+    def next_in_training(self, layer: str, step: int, version: int | None) -> tuple[int, int]:
+        """Return the number of a layer's next training pass within a step, and count it.
+
+        ``version``: the weight's, None where it is not known. Also returned: how often an optimizer seems to
+        have changed the weight within the step.
+        """
         passes = self._passes.setdefault(layer, _Passes())
         if passes.step != step:
-            passes.step, passes.training = step, 0
+            passes.step, passes.training, passes.changes, passes.trains = step, 0, 0, False
             passes.open.clear()
+        if version != passes.version:
+            passes.changes += passes.trains
+            passes.version, passes.trains = version, False
         passes.training += 1
-        return passes.training - 1
+        return passes.training - 1, passes.changes
 
     def next_in_evaluation(self, layer: str) -> int:
         """Return the number of a layer's next pass in evaluation, and count it."""
@@ -99,6 +113,7 @@ class Calls:
         """Note that the gradients of a pass were computed."""
         if layer in self._passes:
             self._passes[layer].open.discard(at)
+            self._passes[layer].trains = True
 
     def _only_open(self, layer: str) -> Position:
         passes = self._passes.get(layer, _Passes()).open

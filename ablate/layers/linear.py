@@ -164,7 +164,10 @@ class QuantLinear(nn.Linear):
     def position(self) -> Position:
         """Return this layer's stream position; count its forward passes unless the trainer does."""
         self.has_run = True
-        return self.state.position(self.name, training=self.training)
+        weight = self.weight
+        counts = isinstance(weight, nn.Parameter) and not weight.is_inference()
+        version = weight._version if counts else None  # noqa: SLF001  there is no public one
+        return self.state.position(self.name, training=self.training, version=version)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return the recipe of this layer after this many training tokens."""
@@ -257,6 +260,12 @@ class QuantLinear(nn.Linear):
         if last and not 0 < known < math.inf:
             known = last
         if at.call < EVAL_CALL:
+            if not at.step and (saved := int(steps.max().item())) > 0:
+                self.state.warn_once(
+                    f"delayed scales of step {saved} came with the weights, but the state is at step 0 and "
+                    "draws its noise anew (to go on, load what state.state_dict() gave into "
+                    "state.load_state_dict; for a new training, load the weights without amax_… buffers)"
+                )
             slot = at.step % history.numel()
             same_step = int(steps[slot]) == at.step  # another call, or this one recomputed
             history[slot] = history[slot].clamp(min=now) if same_step else now  # NaN stays NaN

@@ -7,12 +7,14 @@ backward pass draws from its own forward's streams, even if the trainer has move
 from __future__ import annotations
 
 import operator
+import traceback
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import distributed
+from torch.optim import optimizer
 
 from ablate.layers.calls import Calls
 from ablate.layers.position import EVAL_CALL, Position
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from ablate.run.config import Fork
 
 _FORWARDS_WITHOUT_ADVANCE = 1000
+"""Training passes after which a state should have advanced, where the weights tell nothing."""
+_NOT_ADVANCED = (
+    "{} without state.advance(): {} of this recipe move on with it (call state.advance(tokens) after each "
+    "optimizer step)"
+)
 
 
 @dataclass(kw_only=True)
@@ -155,8 +162,10 @@ class RecipeState:
         if self.deoscillation is not None:
             self.deoscillation.step()
 
-    def position(self, layer: str, *, training: bool) -> Position:
+    def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
         """Return the position of a layer's forward pass, which is counted unless the trainer counts.
+
+        ``version``: of the layer's weight, which changes with each optimizer step; None if it tells nothing.
 
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
@@ -167,9 +176,13 @@ class RecipeState:
             if training:
                 self.moves.trained(self.step, self.tokens)
             if call is None and training:
-                call = self.calls.next_in_training(layer, self.step)
-                if call + 1 == _FORWARDS_WITHOUT_ADVANCE:
-                    self._warn_if_it_should_move()
+                call, changes = self.calls.next_in_training(layer, self.step, version)
+                # One change may be of an optimizer that goes to and fro within a step, as SAM's.
+                if changes == 2 and self.moves.by_step and not _is_within_a_step():
+                    self.warn_once(_NOT_ADVANCED.format("two changes of the weights", self.moves.by_step))
+                elif call + 1 == _FORWARDS_WITHOUT_ADVANCE and self.moves.by_step and not self.step:
+                    passes = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
+                    self.warn_once(_NOT_ADVANCED.format(passes, self.moves.by_step))
             elif call is None:
                 call = EVAL_CALL + self.calls.next_in_evaluation(layer)
             return Position(step=self.step, call=call, tokens=self.tokens)
@@ -225,16 +238,16 @@ class RecipeState:
         earlier = (one for one in before if one[0] < fork.tokens)
         return (*later, (fork.tokens, now), *earlier)
 
-    def _warn_if_it_should_move(self) -> None:
-        """Warn once if the recipe depends on steps but ``advance`` is never called."""
-        if self.step or self._warned or not self.moves.by_step:
-            return
-        self._warned = True
-        warnings.warn(
-            f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): {self.moves.by_step} of "
-            "this recipe move on with it",
-            stacklevel=2,
-        )
+    def warn_once(self, fault: str) -> None:
+        """Warn of how the state is kept, once for all layers."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(fault, stacklevel=2)
+
+
+def _is_within_a_step() -> bool:
+    """Whether an optimizer runs this pass itself, as L-BFGS runs many within a step."""
+    return any(frame.f_code.co_filename == optimizer.__file__ for frame, _ in traceback.walk_stack(None))
 
 
 def _moves(recipe: Recipe) -> Moves:

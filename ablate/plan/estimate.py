@@ -2,7 +2,8 @@
 
 An arm with finished runs uses their measured speed. The time of any other arm is modelled from the model's
 shapes and an assumed rate, then scaled by the model's error on measured arms. Modelled times give only the
-order of magnitude; they leave out the extra cost of emulated formats.
+order of magnitude; they leave out the extra cost of emulated formats. Of a model that the study does not
+describe, which a trainer of the user's own builds, only measured arms like it tell the time.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ Ground = Literal["measured", "scaled", "modelled"]
 class PlanCosts:
     """Time and storage. ``wall_seconds``: for the runs still to do, on ``cores`` cores or one GPU a run.
 
+    An arm of which nothing tells the time is not in ``run_seconds``; with one to do ``wall_seconds`` is None.
     ``shared_tokens``: by the id of a run still to do, the first tokens that another run trains for it.
     """
 
     run_seconds: dict[str, float]
     ground: dict[str, Ground]
-    wall_seconds: float
+    wall_seconds: float | None
     cores: int
     uses_gpu: bool
     storage_bytes: int
@@ -52,12 +54,18 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     speeds = progress.tokens_per_sec
     modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
     measured = {arm.name: _work_tokens(arm) / speeds[arm.name] for arm in plan.arms if arm.name in speeds}
-    ratios = sorted(seconds / modelled[name] for name, seconds in measured.items())
-    scale = ratios[len(ratios) // 2] if ratios else 1.0
-    run_seconds = {name: seconds * scale for name, seconds in modelled.items()} | measured
+    is_known = {arm.name: arm.size is not None for arm in plan.arms}
+    scales = {True: 1.0}
+    for kind in (True, False):
+        ratios = sorted(
+            seconds / modelled[name] for name, seconds in measured.items() if is_known[name] == kind
+        )
+        scales |= {kind: ratios[len(ratios) // 2]} if ratios else {}
+    told = (name for name in modelled if is_known[name] in scales)
+    run_seconds = {name: modelled[name] * scales[is_known[name]] for name in told} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
     shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
-    ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in modelled}
+    ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in run_seconds}
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
@@ -76,7 +84,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
 def _weight_bytes(plan: Plan, arm: PlannedArm) -> int:
     """Return the size of the weights that a run leaves."""
     each = 2 if arm.config.training.master_weights == "bf16" else 4
-    return each * arm.size.parameters if plan.keep_weights else 0
+    return each * arm.size.parameters if plan.keep_weights and arm.size is not None else 0
 
 
 def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
@@ -103,8 +111,10 @@ def _work_tokens(arm: PlannedArm) -> float:
 
 
 def _modelled_seconds(arm: PlannedArm) -> float:
+    """Return the time at an assumed rate; of a model of unknown size it is right up to a factor."""
+    flops_per_token = 1 if arm.size is None else arm.size.flops_per_token
     rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
-    return _work_tokens(arm) * arm.size.flops_per_token / (rate * arm.resources.devices_per_run)
+    return _work_tokens(arm) * flops_per_token / (rate * arm.resources.devices_per_run)
 
 
 def _wall_seconds(
@@ -113,15 +123,17 @@ def _wall_seconds(
     run_seconds: dict[str, float],
     shared: dict[str, int],
     cores: int,
-) -> float:
+) -> float | None:
     """Spread the runs over the cores, and GPU runs one after the other; never below the longest run."""
     longest = cpu_work = gpu_work = 0.0
     for arm in plan.arms:
         to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
         left = sum(1 - shared.get(run_id, 0) / arm.batches.tokens for run_id in to_do)
-        seconds = run_seconds[arm.name]
-        if to_do:
-            longest = max(longest, seconds)
+        if not to_do:
+            continue
+        if (seconds := run_seconds.get(arm.name)) is None:
+            return None
+        longest = max(longest, seconds)
         if arm.resources.gpus:
             gpu_work += left * seconds
         else:

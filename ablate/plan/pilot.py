@@ -105,7 +105,7 @@ class Advice:
     why_not: str | None
     spread: Spread | None
     needed: tuple[SeedsFor, ...]
-    seconds: float
+    seconds: float | None
     slower: dict[str, float]
     emulated: bool = False
     may_end_sooner: bool = False

@@ -5,8 +5,9 @@ data section), and the code of models and trainers of the user's own (``foreign`
 random numbers, and no torch for built-in models.
 
 How it fails: ``UserError`` for missing data files (all data sections at once), for code that cannot be used,
-and for two arms whose data differ only in name, which are one arm. With ``without_data`` a study without its
-data still gets a plan: ``missing`` says what is wrong, and no run has an id.
+for two arms whose data differ only in name, which are one arm, and for an arm whose runs the report would set
+apart from the baseline's. With ``without_data`` a study without its data still gets a plan: ``missing`` says
+what is wrong, and no run has an id.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from ablate.plan.diagnosed import check_diagnosed
 from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
-from ablate.run.config import ArmConfig, DataConfig, Fork, ResourcesConfig, Setting, TrainingConfig
+from ablate.run.config import (
+    ArmConfig,
+    DataConfig,
+    Fork,
+    ResourcesConfig,
+    Setting,
+    TrainingConfig,
+    configured,
+)
 from ablate.run.ids import run_ids
 from ablate.run.schedule import StepPlan, plan_steps
 from ablate.store.lock import LockedRun
@@ -49,8 +58,9 @@ class PlannedArm:
     The id of a run hashes the data too, and is empty if they are missing.
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
     same configuration. ``again``: the arm repeats the baseline with other seeds. ``tuned_from``: the arm that
-    this one repeats with its tuned values. ``coverage``: what its recipe reaches in a model that is not built
-    in, else None.
+    this one repeats with its tuned values. ``size``, ``layers``: None and none where a trainer of the user's
+    own builds a model that the study does not describe. ``coverage``: what its recipe reaches in a model that
+    is not built in, else None.
     """
 
     name: str
@@ -64,7 +74,7 @@ class PlannedArm:
     config: ArmConfig
     resources: ResourcesConfig
     batches: StepPlan
-    size: ModelSize
+    size: ModelSize | None
     layers: tuple[LinearLayer, ...]
     coverage: Coverage | None
     fork: ForkPoint | None = None
@@ -154,9 +164,11 @@ def build_plan(
         identity = identities[arm.data]
         foreigners.digest(arm)  # finds code that is not there
         outline = foreigners.outline(arm, identity.vocab_size)
-        if outline is None:
+        size: ModelSize | None = None
+        layers: tuple[LinearLayer, ...] = ()
+        if arm.model.describes(arm.trainer):
             size, layers = sized(arm.model, identity.vocab_size, arm.training.seq_len)
-        else:
+        elif outline is not None:
             size, layers = outlined_size(outline), outline.layers
         config = ArmConfig(
             model=arm.model,
@@ -190,6 +202,7 @@ def build_plan(
             )
         )
     _refuse_shared_ids(study, arms)
+    _refuse_set_apart(study, arms)
     _refuse_a_guess(study, min(identity.vocab_size for identity in identities.values()))
     check_diagnosed(study, {arm.name: arm.layers for arm in arms})
     if study.baseline_again:
@@ -333,6 +346,33 @@ def _refuse_shared_ids(study: Study, arms: list[PlannedArm]) -> None:
             problems.append(Problem(file=study.shown_path, what=what, hint=hint))
     if problems:
         raise UserError(*problems)
+
+
+def _refuse_set_apart(study: Study, arms: list[PlannedArm]) -> None:
+    """Raise ``UserError`` for arms whose runs the report would set apart from the baseline's."""
+    shared = {arm.name: _shared(arm) for arm in arms}
+    problems = []
+    for arm in study.arms:
+        for setting, own in shared[arm.name].items():
+            usual = shared[study.baseline][setting]
+            if setting in study.waive or own is None or usual is None or own == usual:
+                continue
+            line, column = arm.lines[setting]
+            what = f"arm '{arm.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
+            hint = f"runs of it would not be compared: give all arms the same, or write waive: [{setting}]"
+            problems.append(Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint))
+    if problems:
+        raise UserError(*problems)
+
+
+def _shared(arm: PlannedArm) -> dict[Setting, str | None]:
+    config = vars(arm.config) | {"data": vars(arm.config.data), "training": vars(arm.config.training)}
+    return {
+        **configured(config),
+        "data": arm.config.data_digest[:12] or None,
+        "device": "GPU" if arm.resources.gpus else "CPU",
+        "world_size": str(arm.resources.devices_per_run),
+    }
 
 
 def _differences(

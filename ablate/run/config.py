@@ -26,6 +26,26 @@ _CLOSED = ConfigDict(extra="forbid")
 Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"]
 """Settings that compared runs must share, unless their study waives the setting by name."""
 
+
+def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
+    """Return those settings that a run's configuration, as plain data, tells; None where it does not."""
+    data, training = config.get("data") or {}, config.get("training") or {}
+    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
+    # The evaluation set: its size, where its text comes from, and which windows of that; and whose Fprop.
+    evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
+    if training.get("eval_windows", "spread") != "spread":
+        evaluation.append(training["eval_windows"])
+    if training.get("evaluate_in") == "bf16":
+        evaluation.append("in bf16")
+    parts = {"tokenizer": tokenizer, "evaluation": evaluation}
+    texts = {name: " ".join(str(one) for one in own if one not in (None, [])) for name, own in parts.items()}
+    return {
+        "data": config.get("data_digest"),
+        "tokenizer": texts["tokenizer"] or None,
+        "evaluation": texts["evaluation"] or None,
+    }
+
+
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.
 # The upper bound keeps arithmetic exact and finite, and lies above every real count.
 PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]
@@ -79,6 +99,10 @@ class ModelConfig(Section):
     def is_built_in(self) -> bool:
         """Whether the fields describe the model; otherwise its own code does."""
         return self.hf is None and self.function is None
+
+    def describes(self, trainer: str | None) -> bool:
+        """Whether the fields tell what is trained: a trainer may build any model if none of them is set."""
+        return self.is_built_in and (trainer is None or self != ModelConfig())
 
     @classmethod
     def telling(cls, model: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,10 +206,10 @@ class ResourcesConfig(Section):
     hang_after_sec: PositiveFloat = key(
         1800.0, "a run without a new row or step for so long is ended and tried again"
     )
-    require_native: bool = key(
+    require_native: StrictBool = key(
         False, "refuse to run what the device has no instruction for, instead of emulating"
     )
-    allow_failed_self_test: bool = key(
+    allow_failed_self_test: StrictBool = key(
         False, "train on although a back end failed its self-test; the record says so"
     )
 

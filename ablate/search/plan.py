@@ -118,7 +118,7 @@ def _at(study: Study, budget: int, identify: Callable[[DataConfig], DataIdentity
 
 def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], tuple[DroppedCell, ...]]:
     baseline = plan.arm(plan.baseline)
-    if search.shapes == "study" and not baseline.config.model.is_built_in:
+    if search.shapes == "study" and not baseline.config.model.describes(baseline.config.trainer):
         what = "search.shapes: the step time is modelled at a study's own shapes for built-in models alone"
         raise UserError(_problem(study, search, "shapes", what, "set shapes: llama-8b"))
     work = LLAMA_8B

@@ -41,12 +41,20 @@ class ArmChecks:
         self._faults.add(node, what, hint, arm=arm)
 
     def lines(self) -> dict[str, tuple[int, int]]:
-        """Return line and column of the parts that only planning can check: code, model, rules."""
+        """Return line and column of what only planning can check: code, model, rules, shared settings."""
         paths = {
             "model": ("model.hf", "model.function"),
             "allow": ("model.allow", "model.hf", "model.function"),
             "trainer": ("trainer",),
             "recipe": ("recipe.layers", "recipe"),
+            "data": ("data.paths", "data.source", "data"),
+            "tokenizer": ("data.tokenizer", "data.tokenizer_path", "data.vocab_size", "data"),
+            "evaluation": (
+                *(f"training.{key}" for key in ("eval_tokens", "eval_windows", "evaluate_in")),
+                "data.validation_paths",
+            ),
+            "device": ("resources.gpus",),
+            "world_size": ("resources.devices_per_run",),
         }
         nodes = {name: self._draft.blame(*places) for name, places in paths.items()}
         return {name: (node.line, node.column) for name, node in nodes.items()}
@@ -61,7 +69,7 @@ class ArmChecks:
                 self.devices(training, resources)
         if data is not None:
             self.data(data)
-        if has_shapes and recipe is not None:
+        if has_shapes and recipe is not None and model.describes(built["trainer"]):
             self._report(self._fit.shapes(model, recipe))
             self._report(self._fit.rules(model, recipe))
         if training is not None and recipe is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ablate.recipes import SenselessRecipe
+from ablate.recipes import GEMMS, SHORT_RECIPES, SenselessRecipe, describe, read_recipe
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
 from ablate.store.lock import DroppedCell
@@ -20,6 +20,7 @@ from ablate.study.fit import Fit
 from ablate.study.merge import SectionBuilder
 from ablate.study.sections import SECTIONS
 from ablate.study.study import FoldedCell, ResolvedArm
+from ablate.study.tree import get
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ablate.study.faults import Faults
     from ablate.study.grid import Cell
     from ablate.study.merge import Draft
+    from ablate.study.tree import Node
 
 MAX_NAME = 80
 
@@ -50,6 +52,7 @@ class ArmCollector:
         self._faults = faults
         self._drop_senseless = drop_senseless
         self._by_content: dict[tuple[str, ...], str] = {}
+        self._rotates: dict[Node, bool] = {}
         self._effect = cache(_effect)
         self._fit = Fit()
 
@@ -60,12 +63,38 @@ class ArmCollector:
         arm = self._build(draft, is_cell=False)
         if arm is None:
             return
+        self._check_recipe_of_name(draft, arm)
         same = self._by_content.setdefault(self._content(arm), arm.name)
         if same != arm.name:
-            hint = "names, descriptions and resources do not count"
-            self._faults.add(draft.node, f"the same arm as '{same}'", hint)
+            self.refuse_same(draft, same)
             return
         self.arms[arm.name] = arm
+
+    def refuse_same(self, draft: Draft, same: str) -> None:
+        """Add the fault of an arm that equals another."""
+        hint = "names, descriptions and resources do not count"
+        self._faults.add(draft.node, f"the same arm as '{same}'", hint)
+
+    def _check_recipe_of_name(self, draft: Draft, arm: ResolvedArm) -> None:
+        """Refuse an arm that is called as a recipe and inherits another, and any ``bf16`` that is none."""
+        word, written = draft.name.lower(), draft.sections.get("recipe")
+        is_own = written is not None and written.path[:2] == ("arms", draft.name)
+        if word not in SHORT_RECIPES or (is_own and word != "bf16"):
+            return
+        # Rules that keep some layers in high precision belong to a base; in bf16 none may leave it.
+        named, parts = read_recipe(word), arm.recipe.parts if word == "bf16" else (arm.recipe,)
+        if all(part.gemm(gemm) == named.gemm(gemm) for part in parts for gemm in GEMMS):
+            return
+        got = f"{describe(arm.recipe)}{'' if is_own else ', which it inherits'}"
+        hint = f"write {draft.name}: {{recipe: {word}}}, or take another name"
+        self._faults.add(draft.node, f"expected the recipe that its name says, got {got}", hint)
+
+    def refuse_idle_sizes(self) -> None:
+        """Refuse each ``hadamard_size`` that no arm with a Hadamard has; not every arm need have one."""
+        for node, is_used in self._rotates.items():
+            if not is_used:
+                hint = "write stabiliser: rht or dht beside it, or leave it out"
+                self._faults.add(node, "expected a Hadamard in an arm with this size, got none", hint)
 
     def add_cell(self, cell: Cell, draft: Draft) -> str | None:
         """Add a cell of the grid, folded into an equal arm if there is one; return the arm's name."""
@@ -104,6 +133,9 @@ class ArmCollector:
                 return None
             else:
                 checks.senseless(resolved)
+        if (size := get(draft.sections.get("recipe"), "hadamard_size")) is not None:
+            is_used = recipe is None or any(policy.hadamard for *_, policy in recipe.operands())
+            self._rotates[size] = self._rotates.get(size, False) or is_used
         checks.arm(built, recipe)
         optional = ("trainer", "fork")
         if recipe is None or any(value is None for name, value in built.items() if name not in optional):
@@ -118,12 +150,16 @@ class ArmCollector:
             **built,
         )
 
-    def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
+    def content(self, arm: ResolvedArm) -> tuple[str, ...]:
+        """Return what tells an arm from others, but for its fork."""
         recipe = arm.recipe.text
-        if arm.model.is_built_in and (arm.recipe.rules or arm.recipe.phases):
+        if arm.model.describes(arm.trainer) and (arm.recipe.rules or arm.recipe.phases):
             recipe = self._effect(arm.model, arm.recipe)
         parts = (arm.model, arm.data, arm.training)
-        content = (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
+        return (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
+
+    def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
+        content = self.content(arm)
         # A fork that goes on as the arm does that it leaves is that arm.
         if arm.fork is None or arm.fork.parent in (arm.name, self._by_content.get(content)):
             return content

@@ -50,7 +50,11 @@ def resolve_forks(
     forked = [draft for draft in drafts if draft.name in forks.arms and forks.arms[draft.name].fork]
     for draft in forked:
         arm = collector.arms[draft.name]
-        collector.arms[arm.name] = replace(arm, fork=forks.resolved(arm, draft))
+        fork = forks.resolved(arm, draft)
+        # The collector sees it only where the arm that is left stands before this one.
+        if fork is not None and collector.content(arm) == collector.content(forks.arms[fork.parent]):
+            collector.refuse_same(draft, fork.parent)
+        collector.arms[arm.name] = replace(arm, fork=fork)
     if not forked or faults:
         return
     if (tune := root.entries.get("tune")) is not None:

@@ -104,6 +104,7 @@ def _study(path: Path, root: Mapping, syntax_faults: list[Problem], settings: tu
     for draft in named.values():
         collector.add_named(draft)
     arms_of_cells = [(cell, collector.add_cell(cell, draft)) for cell, draft in cells]
+    collector.refuse_idle_sizes()
     _check_has_arms(root, faults)
     names = list(dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)]))
     baseline = _baseline(root, collector, names, faults)

@@ -34,7 +34,8 @@ class ForkPoint:
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
-    ``lines``: (line, column) of the model, trainer and recipe, for faults that only planning can find.
+    ``lines``: (line, column) of the model, trainer and recipe, and of the settings that arms must share, for
+    faults that only planning can find.
     """
 
     name: str

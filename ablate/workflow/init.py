@@ -266,14 +266,15 @@ def _with_model(starter: Starter, word: str, path: Path) -> Starter:
         if hidden:
             starter = replace(starter, model={**model, "allow": in_short(hidden, "{}")})
             said = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-    size = _plan(_baseline_of(starter), path).arms[0].size.parameters
-    settings = next(settings for bound, settings in _SIZES if size < bound)
+    size = _plan(_baseline_of(starter), path).arms[0].size
+    assert size is not None  # a starter has no trainer of its own
+    settings = next(settings for bound, settings in _SIZES if size.parameters < bound)
     what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
     kind = next((text for key, text in what.items() if key in model), "A built-in decoder")
     return replace(
         starter,
         training={**starter.training, **settings, **_steps(2 * _FEWEST_STEPS, settings)},
-        about={**starter.about, "model": f"{kind}, {parameters_text(size)} parameters. {said}"},
+        about={**starter.about, "model": f"{kind}, {parameters_text(size.parameters)} parameters. {said}"},
     )
 
 
@@ -340,7 +341,9 @@ def _with_budget(
         one = _plan(
             replace(starter, training={**starter.training, **_steps(steps, dict(starter.training))}), path
         )
-        return estimate(one, progress, cores=cores).wall_seconds
+        found = estimate(one, progress, cores=cores).wall_seconds
+        assert found is not None  # a starter has no trainer of its own
+        return found
 
     # Evaluations are as many in any budget: the time is a straight line over the steps.
     few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)

@@ -112,9 +112,9 @@ def modelled_speed(
 ) -> tuple[Modelled, ...]:
     """Return an arm on every hardware of the report, from its resolved configuration and the baseline's.
 
-    Nothing for a model that is not built in: the shapes of its layers are not in its configuration.
+    Nothing for a model whose layers' shapes are not in its configuration.
     """
-    if not (arm.model.is_built_in and baseline.model.is_built_in):
+    if not all(one.model.describes(one.trainer) for one in (arm, baseline)):
         return ()
     work, base_work = workload_of(arm), workload_of(baseline)
     found = []
@@ -138,8 +138,8 @@ def modelled_speed(
 
 
 def share_in_fp4(config: RunConfig) -> float | None:
-    """Return the share of a built-in model's training FLOPs that have both operands in FP4."""
-    if not config.model.is_built_in:
+    """Return the share of a described model's training FLOPs that have both operands in FP4."""
+    if not config.model.describes(config.trainer):
         return None
     return fp4_share(workload_of(config), config.recipe)
 

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ablate._version import __version__
+from ablate.base.errors import safe_text
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
 
@@ -81,8 +82,11 @@ def write_pages(
 
 
 def escape_markdown(text: str) -> str:
-    """Escape what Markdown, or HTML inside it, would read as markup; a line break becomes a space."""
-    flat = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    """Escape what Markdown, or HTML inside it, would read as markup; a line break becomes a space.
+
+    What does not print becomes visible.
+    """
+    flat = safe_text(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from ablate.run.config import Setting
+from ablate.run.config import Setting, configured
 from ablate.store.records import Environment, RecordedConfig
 
 if TYPE_CHECKING:
@@ -71,21 +71,11 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
 
 
 def _fingerprint(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
-    data, training = config.data or {}, config.training or {}
-    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.whole.get("vocab_size")]
-    code = environment.code or _text([environment.ablate, environment.git_commit])
+    code = environment.code or " ".join(filter(None, (environment.ablate, environment.git_commit))) or None
     # The logs of others may be of any devices, as of any kind of GPU.
     world_size = None if environment.backend_mode == "imported" else environment.world_size
-    # The evaluation set: its size, where its text comes from, and which windows of that; and whose Fprop.
-    evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
-    if training.get("eval_windows", "spread") != "spread":
-        evaluation.append(training["eval_windows"])
-    if training.get("evaluate_in") == "bf16":
-        evaluation.append("in bf16")
     return {
-        "data": config.whole.get("data_digest"),
-        "tokenizer": _text(tokenizer),
-        "evaluation": _text(evaluation),
+        **configured({**config.whole, "data": config.data, "training": config.training}),
         "code": code,
         "device": trained_on(environment),
         "arithmetic": " then ".join(environment.fingerprints) or None,
@@ -98,8 +88,3 @@ def trained_on(environment: Environment) -> str | None:
     if environment.backend_mode in (None, "imported"):
         return None
     return environment.gpu or "CPU"
-
-
-def _text(parts: list[Any]) -> str | None:
-    known = [str(part) for part in parts if part not in (None, [])]
-    return " ".join(known) or None

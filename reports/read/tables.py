@@ -80,9 +80,14 @@ Row = tuple[int, dict[str, Any]]
 
 
 def inert(value: Any) -> Any:
-    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away."""
-    computed = isinstance(value, str) and value.lstrip("'").startswith(_COMPUTED)
-    return f"'{value}" if computed else value
+    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away.
+
+    What does not print becomes visible.
+    """
+    if not isinstance(value, str):
+        return value
+    text = safe_text(value, keep="\n\r\t")
+    return f"'{text}" if text.lstrip("'").startswith(_COMPUTED) else text
 
 
 def _as_written(cell: str) -> str:

@@ -41,6 +41,21 @@ def test_csv_to_report(logs):
     assert call("status", "s").exit_code == 0
 
 
+def test_names_that_steer_a_terminal_or_a_page_are_visible_text_in_every_file(logs):
+    red, reversed_ = "fp8\x1b[31m", "\u202efp4"
+    named = [f"--arm={red}=fp8.csv", f"--arm={reversed_}=fp4.csv", f"--baseline={red}"]
+    result = call("import", "csv", *named, "--study", "s", "--target", "val_loss=3.5")
+    assert result.exit_code == 0, result.output
+    assert "fp8\\x1b[31m: 3 runs, 15 evaluations\n\\u202efp4: 3 runs" in result.output
+    assert call("report", "s").exit_code == 0
+    written = [
+        path for path in Path("ablate-runs/s").rglob("*") if path.suffix in (".md", ".csv", ".json", ".html")
+    ]
+    assert {path.suffix for path in written} == {".md", ".csv", ".json", ".html"}
+    for path in written:
+        assert not {"\x1b", "\u202e"} & set(path.read_text()), path
+
+
 def test_the_evaluations_of_a_report_are_a_study_again(logs):
     call(*CSV, "--paired")
     call("report", "s")

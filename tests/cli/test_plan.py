@@ -359,6 +359,28 @@ def test_models_and_trainers_of_others_have_no_figures(here):
     assert content["on_hardware"]["B200"]["gpu_hours"] is None
 
 
+def test_a_model_that_a_trainer_builds_is_not_stated(here):
+    (here / "mine.py").write_text("def train(config, on_metrics, **more): ...\n")
+    own = re.sub(r"\n  model: .*| model: {layers: 1},", "", STUDY)
+    own = own.replace("base:\n", "base:\n  trainer: mine.py:train\n")
+    # Its layers are not known: no rule is held against those of the default model.
+    own = own.replace(
+        "{recipe: mxfp4}", "{recipe: {gemms: [fprop], layers: [{match: h.0.attn, recipe: bf16}]}}"
+    )
+    (here / "study.yaml").write_text(own)
+    text = plan("study.yaml")
+    assert f"model     not known: {here}/mine.py:train builds it, and the study has no model\n" in text
+    assert "layers    not known\n" in text
+    assert "time      not known before a run is finished: the study does not describe the model\n" in text
+    content = json.loads(plan("study.yaml", "--json"))
+    for arm in content["arms"]:
+        assert {
+            arm[key] for key in ("parameters", "flops_per_token", "flops_per_run", "seconds_per_run")
+        } == {None}
+        assert arm["layers"] == []
+    assert content["estimate"]["wall_seconds"] is None
+
+
 def test_code_of_a_study_is_named_until_the_study_has_been_run_here(here):
     (here / "mine.py").write_text("def train(config, on_metrics, **more): ...\n")
     (here / "study.yaml").write_text(
@@ -490,3 +512,25 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("verb", "place", "said"),
+    [
+        *(
+            (verb, "loop", "'loop' is a loop of links (take another path)")
+            for verb in ("plan", "run", "status")
+        ),
+        ("run", "a\udcff", "'a\\udcff' is not UTF-8 (take another name)"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_line(here, verb, place, said):
+    (here / "loop").symlink_to("loop")
+    ended = ablate(verb, "study.yaml", cwd=here, storage=place)
+    line = ended.line.replace("\udcff", "\\udcff")
+    assert line.endswith(f"ablate {verb}: Invalid value for '--storage': {said}")
+
+
+def test_a_study_file_that_cannot_be_named_in_one_is_one_line(here):
+    line = ablate("init", "a\udcff.yaml", cwd=here).line
+    assert "is not UTF-8 (take another name)" in line

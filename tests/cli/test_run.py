@@ -111,7 +111,7 @@ def prepared(tmp_path):
         (tmp_path / "text.txt").write_text(
             "\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(3000))
         )
-        head = STUDY.split("arms:", maxsplit=1)[0]
+        head = STUDY.split("arms:", maxsplit=1)[0] + "waive: [evaluation]\n"
         base = "base:\n  data: {source: text, paths: [text.txt]}\n  training: {training}\narms:\n"
         (tmp_path / "small.yaml").write_text(head + base.replace("{training}", training) + arms)
         plan = build_plan(load_study(tmp_path / "small.yaml"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
+import ray
 
 from ablate.execute import driver
 from ablate.execute.driver import drive
-from ablate.execute.queue import Queue
+from ablate.execute.queue import Queue, Tasks
 from ablate.execute.worker import TaskEnd
+from ablate.store import StudyStore
 
 PAUSES = (1.0, 5.0, 30.0)
 FINISHED = TaskEnd(state="finished")
@@ -331,3 +335,18 @@ def test_a_head_that_is_gone_ends_the_execution_with_a_line(fake):
     assert outcome.states == {"a": "finished"}
     assert not outcome.interrupted
     assert outcome.problem == "Ray's head node at 10.0.0.1:6379 does not answer any more"
+
+
+def test_a_worker_that_ran_out_of_memory_is_lost_in_a_short_sentence(tmp_path, monkeypatch):
+    """Ray's own text has a paragraph on its memory monitor and its log files."""
+    text = (
+        "Task was killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1) was "
+        + "x" * 999
+    )
+    monkeypatch.setattr(ray, "wait", lambda waited, **_: (waited, []))
+    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.OutOfMemoryError(text)))
+    tasks = Tasks.__new__(Tasks)
+    tasks._store, tasks._references = StudyStore(tmp_path / "s"), {"a": "its reference"}
+    (found,) = tasks.collect()
+    message = "worker lost: the machine ran low on memory, and Ray ended it"
+    assert found == ("a", TaskEnd(state="interrupted", transient=True, message=message))

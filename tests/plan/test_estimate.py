@@ -95,6 +95,18 @@ def test_measured_speeds_are_used_and_scale_the_rest(planned, store):
     assert costs.wall_seconds == pytest.approx(6 * costs.run_seconds["a"])
 
 
+def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the_time(plan, store, tmp_path):
+    (tmp_path / "t.py").write_text("def train(*given, **more): ...\n")
+    planned = plan(STUDY.replace("base:\n", "base:\n  trainer: t.py:train\n"))
+    assert [(arm.size, arm.layers) for arm in planned.arms] == [(None, ())] * 2
+    costs = estimate(planned, NOTHING, cores=1)
+    assert (costs.run_seconds, costs.ground, costs.wall_seconds) == ({}, {}, None)
+    finish(store, planned.arms[0].runs[0], [2000.0])
+    costs = estimate(planned, read_progress(planned, store), cores=1)
+    assert costs.run_seconds == pytest.approx(dict.fromkeys("ab", (409_600 + 10_240) / 2000))
+    assert costs.wall_seconds == pytest.approx(7 * costs.run_seconds["a"])
+
+
 def test_nothing_left_takes_no_time(planned, store):
     for _, run in planned.runs():
         finish(store, run, [1000.0])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import permutations
 
 import pytest
@@ -173,12 +174,38 @@ def test_two_arms_whose_data_differ_in_name_alone_are_one(plan):
         plan(text)
 
 
+@pytest.mark.parametrize(
+    ("changed", "where", "setting", "expected", "got"),
+    [
+        ("training: {eval_tokens: 4096}", "11:46", "evaluation", "65536", "4096"),
+        ("training: {evaluate_in: bf16}", "11:46", "evaluation", "65536", "65536 in bf16"),
+        ("data: {source: text, paths: [a/corpus]}", "11:50", "data", "[0-9a-f]{12}", "[0-9a-f]{12}"),
+        ("resources: {devices_per_run: 2}", "11:51", "world_size", "1", "2"),
+        ("resources: {gpus: 1}", "11:40", "device", "CPU", "GPU"),
+    ],
+)
+def test_an_arm_that_the_report_would_set_apart_is_refused_unless_waived(
+    plan, changed, where, setting, expected, got
+):
+    text = STUDY.split("arms:", maxsplit=1)[0] + f"arms:\n  bf16:\n  x: {{recipe: mxfp4, {changed}}}\n"
+    with pytest.raises(UserError) as caught:
+        plan(text)
+    assert re.fullmatch(
+        rf"\S*study.yaml:{where}: arm 'x' differs from the baseline in {setting}: expected {expected}, got "
+        rf"{got} \(runs of it would not be compared: give all arms the same, or write waive: \[{setting}\]\)",
+        str(caught.value),
+    )
+    waived = plan(text.replace("seeds:", f"waive: [{setting}]\nseeds:"))
+    assert [arm.name for arm in waived.arms] == ["bf16", "x"]
+
+
 def test_differences_are_field_by_field_and_only_real_ones(plan):
     text = STUDY.split("arms:", maxsplit=1)[0] + (
         "arms:\n"
-        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing
+        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing, but for z
         "  x: {model: {layers: 3}, training: {grad_clip: null}, backend: reference}\n"
         "  y: {recipe: {rest: fp8}, model: {layers: 3}}\n"
+        "  z: {from: bf16, recipe: {gemms: [fprop], stabiliser: dht}}\n"
     )
     planned = plan(text)
     assert planned.arms[1].differs == {

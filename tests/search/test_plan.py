@@ -33,8 +33,9 @@ search: {{hardware: {hardware}, shapes: {shapes}, trials: {trials}, budgets: [60
 def planned(study, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def make(*, hardware="B200", shapes="llama-8b", trials=4, baseline="bf16"):
+    def make(*, hardware="B200", shapes="llama-8b", trials=4, baseline="bf16", name="bf16"):
         text = SEARCH.format(hardware=hardware, shapes=shapes, trials=trials, baseline=baseline)
+        text = text.replace("bf16:", f"{name}:").replace("baseline: bf16", f"baseline: {name}")
         return plan_search(study(text))
 
     return make
@@ -94,7 +95,7 @@ def test_a_baseline_without_a_unit_is_one_line(planned):
     with pytest.raises(
         UserError, match=r"study\.yaml:14:20: search\.hardware: H100 has no unit for a format"
     ):
-        planned(hardware="H100", baseline="mxfp4")
+        planned(hardware="H100", baseline="mxfp4", name="start")
 
 
 def test_fewer_trials_than_arms_is_one_line(planned):

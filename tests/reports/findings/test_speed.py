@@ -17,9 +17,10 @@ from ablate.modelled.spread import published_checks
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.results import RunResult
-from ablate.reports.findings.speed import measured_speed, modelled_speed
+from ablate.reports.findings.speed import measured_speed, modelled_speed, share_in_fp4
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.intervals import Interval
+from ablate.run.config import ModelConfig
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
@@ -107,6 +108,15 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     point = Cost(kind="point", estimate=0.08)
     one = modelled_speed(fp4, fp8, tokens_to_target=None, cost=point)[0]
     assert one.net == Interval(estimate=one.speed.estimate / 1.08)
+
+
+def test_a_model_that_a_trainer_builds_has_nothing_to_model():
+    own = replace(whole_config(PRESETS["amd-fdw"].recipe), trainer="mine.py:train")
+    described = replace(own, model=ModelConfig(layers=8))
+    assert modelled_speed(described, described, tokens_to_target=1e9, cost=Cost(kind="baseline")) != ()
+    assert modelled_speed(own, own, tokens_to_target=1e9, cost=Cost(kind="baseline")) == ()
+    assert share_in_fp4(own) is None
+    assert share_in_fp4(replace(own, trainer=None)) > 0.5
 
 
 def test_hours_are_those_of_one_device():

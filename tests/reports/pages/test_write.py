@@ -170,6 +170,17 @@ def test_user_strings_are_escaped_in_markdown(nasty):
         assert len(widths) == 1, block
 
 
+def test_what_does_not_print_is_visible_in_markdown_and_csv(make_study):
+    curves = {"a": [line(2, 3, 1.5)] * 2, "b\u202e": [line(2, 3, 1.6)] * 2}
+    states, messages = {("b\u202e", 1): "failed"}, {("b\u202e", 1): "\x1b[31mred\x1b[0m"}
+    found = write_report(make_study(curves, states=states, messages=messages, description="\u202etxet\x07"))
+    files = {path.name: path.read_text() for path in found.markdown.parent.rglob("*.[cm][sd]*")}
+    assert {"report.md", "arms.csv", "runs.csv", "evaluations.csv"} <= files.keys()
+    for name, text in files.items():
+        assert not {"\x1b", "\x07", "\u202e"} & set(text), name
+    assert r"\x1b[31mred\x1b[0m" in files["runs.csv"]
+
+
 def test_markdown_tables_have_no_gaps(written):
     text = written("ladder").markdown.read_text()
     assert re.search(r"\| Arm \| .*\n\| --- \|.*\n\| bf16 \| .*\n\| fp8 \|", text)
