@@ -12,8 +12,8 @@ TABLE is ``headline``, ``steps``, ``effects``, ``power``, ``evaluation`` or ``di
 the difference changes between two), ``verdict`` for the report's sentences, or ``figure=NAME`` for one of its
 figures. With ``evaluated=bf16`` places and losses are those of the evaluations in bf16, with
 ``evaluated=alone`` losses are what the arm's own evaluation has above that. STUDY may be several, ``A,B``,
-for what ``ablate trend`` says of them: ``trend``, ``verdict``, ``figure=trend``, ``places`` (the changes
-alone), or of the scaling law ``law`` with ``figure=law`` (``at=N,D`` for what it says of a size and budget).
+for what ``ablate compare`` says of their trend: ``trend`` (of token costs), ``verdict``, ``figure=trend`` or
+``places`` (the changes alone).
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
 are made again of the losses in ``docs/findings/data`` and the study files, for all but ``diagnoses``, which
 need the runs themselves.
@@ -40,16 +40,16 @@ from ablate.plan import build_plan, to_lock
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.diagnoses import draw_diagnoses
-from ablate.reports.figures.trend import draw_law, draw_trend
+from ablate.reports.figures.trend import draw_trend
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.findings.trend import trend, trend_and_law
+from ablate.reports.findings.trend import trend
 from ablate.reports.pages.csv_files import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import mean_interval
 from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import tables, words
-from ablate.reports.words.beside import law_sentences, law_tables, trend_sentences, trend_table
+from ablate.reports.words.beside import trend_sentences, trend_tables
 from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.table import Table
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from ablate.reports.figures import Drawing
     from ablate.reports.findings.trend import Trend
     from ablate.reports.statistics.losses import Curve
-    from ablate.reports.statistics.scaling import Scaling
     from ablate.store import RunDir
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
@@ -207,37 +206,23 @@ def trend_block(
     if what == "places":
         places = whole_numbers(settings["after"])
         return as_markdown(places_table(storage, studies, baseline, places), None), {}
-    if what in ("law", "figure=law"):
-        return law_block(storage, studies, what, settings)
     found = read_trend(storage, studies, baseline, None)
     if what == "figure=trend":
         return as_figure(draw_trend(found), (*studies, baseline, "trend"))
     if what == "verdict":
         return "\n".join(["", *(f"- {escape_markdown(line)}" for line in trend_sentences(found)), ""]), {}
     assert what == "trend", f"{what} is not of a trend"
-    return as_markdown(trend_table(found), None), {}
-
-
-def law_block(
-    storage: Path, studies: list[str], what: str, settings: dict[str, str]
-) -> tuple[str, dict[Path, bytes]]:
-    """Return the scaling law in sentences with its factors, what it says of a place, or its figure."""
-    at = settings.get("at")
-    law = read_law(storage, tuple(studies), None if at is None else tuple(map(int, at.split(","))))
-    if what == "figure=law":
-        return as_figure(draw_law(law), (*studies, "law"))
-    if at is not None:
-        _, table = law_tables(law)[-1]
-        return as_markdown(table, None), {}
-    lines = "\n".join(["", *(f"- {escape_markdown(line)}" for line in law_sentences(law)), ""])
-    return lines + as_markdown(law_tables(law)[0][1], None), {}
+    return as_markdown(dict(trend_tables(found))["Token cost"], None), {}
 
 
 def places_table(storage: Path, studies: list[str], baseline: str | None, places: list[int]) -> Table:
     """Each arm's change per tenfold, with the studies read in several places of their baselines' curves."""
     trends = [read_trend(storage, studies, baseline, place) for place in places]
     names = dict.fromkeys(arm.name for found in trends for arm in found.arms)
-    changes = [{arm.name: words.percent_interval(arm.per_tenfold) for arm in found.arms} for found in trends]
+    changes = [
+        {arm.name: words.percent_interval(arm.cost.change) for arm in found.arms if arm.cost is not None}
+        for found in trends
+    ]
     return Table(
         caption=(
             f"Change of (1 + token cost over {trends[0].against}) for each tenfold of parameters, with its "
@@ -355,15 +340,6 @@ def read_trend(storage: Path, studies: list[str], baseline: str | None, after: i
         target = None if after is None else target_after(own, after)
         frames.append(read_against(own, baseline=baseline, target=target))
     return trend([analyse(frame) for frame in frames], frames)
-
-
-@cache
-def read_law(storage: Path, studies: tuple[str, ...], at: tuple[int, int] | None) -> Scaling:
-    frames = [load_frames(StudyStore(storage / study)) for study in studies]
-    analyses = [analyse(frame) for frame in frames]
-    _, law = trend_and_law(analyses, frames, studies, at=[] if at is None else [at])
-    assert not isinstance(law, str), law
-    return law
 
 
 @cache

@@ -1,20 +1,20 @@
-"""Write the runs of Quartet II's repository as a table of final losses for ``ablate trend --losses``.
+"""Print each arm's mean loss gap to BF16 over the settings of Quartet II's repository.
 
 ``for_plots/runs.json`` of github.com/IST-DASLab/Quartet-II holds the final losses behind the figures of its
 paper (arXiv 2601.22813). Kept: runs with one or all GEMMs in NVFP4 whose scales are those of the paper.
 
-    python benchmarks/quartet2.py runs.json > quartet2.csv
-    ablate trend --losses quartet2.csv --baseline bf16 --at 8B,160B
+    python benchmarks/quartet2.py runs.json
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from ablate.reports.statistics.intervals import mean_interval
 
 _GEMMS = {
     "EW_Q(Et)Q(Xt)t": "Wgrad",
@@ -56,12 +56,13 @@ _ARMS = {
 
 if __name__ == "__main__":
     groups = json.loads(Path(sys.argv[1]).read_text())
-    table = csv.writer(sys.stdout)
-    table.writerow(["arm", "parameters", "tokens", "val_loss", "seed"])
-    seen: Counter[tuple[Any, ...]] = Counter()
+    losses: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for group, arm_of in _ARMS.items():
         for run in groups[group]:
-            cell = (arm_of(run), run["N"], run["D"])
-            if cell[0] is not None:
-                table.writerow([*cell, run["final_loss"], seen[cell]])
-                seen[cell] += 1
+            if (arm := arm_of(run)) is not None:  # six settings were run twice, from the same seed
+                losses[arm].setdefault((run["N"], run["D"]), run["final_loss"])
+    bf16 = losses.pop("bf16")
+    for arm, own in losses.items():
+        gaps = [loss - bf16[setting] for setting, loss in own.items() if setting in bf16]
+        found = mean_interval(gaps)
+        print(f"{arm}: {found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}] nats, {len(gaps)} settings")

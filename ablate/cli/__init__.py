@@ -38,7 +38,6 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Results": {
         "report": ("Write a study's report.", "report:command"),
         "compare": ("Put two studies side by side.", "beside:compare"),
-        "trend": ("Show each arm's cost over the size of the model and the budget.", "beside:trend"),
         "import": ("Make a study of logs that others wrote.", "import_:command"),
         "sync": ("Send what MLflow lacks of a study.", "dashboard:sync"),
         "dashboard": ("Open MLflow's pages at a study.", "dashboard:command"),

@@ -1,16 +1,16 @@
-"""A comparison, a trend or a search → ``NAME.html``, ``.md``, ``.json`` and the figures."""
+"""Studies compared, or a search → ``NAME.html``, ``.md``, ``.json`` and the figures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.forest import draw_comparison
 from ablate.reports.figures.search import draw_front, draw_importances
-from ablate.reports.figures.trend import draw_law, draw_trend
+from ablate.reports.figures.trend import draw_trend
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
 from ablate.reports.pages.render import write_pages
-from ablate.reports.words import beside, search, words
+from ablate.reports.words import beside, search
 from ablate.reports.words.table import Table
 from ablate.search.halving import short_tokens
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.search import Found
     from ablate.reports.findings.trend import Trend
-    from ablate.reports.statistics.scaling import Scaling
 
 CONFIRM = "confirm.yaml"
 
@@ -28,8 +27,10 @@ CONFIRM = "confirm.yaml"
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write a comparison's pages and figure into a folder; returns the pages."""
     values = {
-        "comparison": comparison,
-        "table_of_arms": beside.compare_table(comparison),
+        "title": f"{comparison.left} and {comparison.right}",
+        "sentences": (),
+        "studies": None,
+        "tables": [("Token cost", beside.compare_table(comparison))],
         "differences": Table(
             caption="What the two studies differ in, as their files say it.",
             columns=("Key", comparison.left, comparison.right),
@@ -40,42 +41,31 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
 
 
-def write_trend(found: Trend | None, law: Scaling | str, folder: Path) -> tuple[Path, ...]:
-    """Write the pages and figures of a trend, a scaling law or both into a folder; returns the pages."""
+def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
+    """Write the pages and figure of a trend into a folder; returns the pages."""
+    places = beside.place_text(found, 0), beside.place_text(found, len(found.studies) - 1)
     values = {
-        "trend": None if found is None else _trend_values(found),
-        "law_sentences": tuple(beside.law_sentences(law)),
-        "law_tables": beside.law_tables(law),
-        "title": "Losses over sizes and budgets"
-        if found is None
-        else f"Token cost from {words.parameters(found.studies[0].parameters)} to "
-        f"{words.parameters(found.studies[-1].parameters)} parameters",
-    }
-    drawings = [
-        None if found is None else draw_trend(found),
-        None if isinstance(law, str) else draw_law(law),
-    ]
-    return write_pages(folder, "trend", values, trend_document(found, law), drawings)
-
-
-def _trend_values(found: Trend) -> dict[str, Any]:
-    return {
+        "title": f"{len(found.studies)} studies from {places[0]} to {places[1]} "
+        f"{'parameters' if found.axis == 'parameters' else 'training tokens'}",
         "sentences": tuple(beside.trend_sentences(found)),
-        "table_of_arms": beside.trend_table(found),
+        "tables": beside.trend_tables(found),
         "studies": Table(
-            caption="Parameters of the baseline's model, all of them; the target that costs are read at.",
-            columns=("Study", "Parameters", "Baseline", "Target"),
+            caption="Parameters of the baseline's model, all of them, and its budget in tokens; the target "
+            "that costs are read at.",
+            columns=("Study", "Parameters", "Tokens", "Baseline", "Target"),
             rows=tuple(
-                (study.name, f"{study.parameters:,}", study.baseline, study.target) for study in found.studies
+                (study.name, f"{study.parameters:,}", f"{study.tokens:,}", study.baseline, study.target)
+                for study in found.studies
             ),
-            numeric={1},
+            numeric={1, 2},
         ),
         "differences": Table(
-            caption="What the studies differ in besides model and target, as their files say it.",
+            caption="What else the studies differ in, as their files say it.",
             columns=("Key", *(study.name for study in found.studies)),
             rows=tuple((key, *each) for key, each in found.differs.items()),
         ),
     }
+    return write_pages(folder, "compare", values, trend_document(found), [draw_trend(found)])
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ablate.modelled.spread import published_checks
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
-from ablate.reports.statistics.scaling import SEEN
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found, TrialPoint
-    from ablate.reports.findings.trend import Trend
+    from ablate.reports.findings.trend import Line, Trend
     from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.scaling import Scaling
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
@@ -125,61 +123,26 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def trend_document(found: Trend | None, law: Scaling | str) -> dict[str, Any]:
-    """Return the trends of arms over the size of the model, and the scaling law; costs are fractions.
-
-    The trends are left out where there is a law alone.
-    """
-    return ({} if found is None else _trend(found)) | {"scaling": _law(law)}
-
-
-def _law(law: Scaling | str) -> dict[str, Any]:
-    if isinstance(law, str):
-        return {"why_not": law}
-    cell, off = law.goodness.largest
-    places = [
-        {
-            "parameters": one.parameters,
-            "tokens": one.tokens,
-            "over_largest_seen": dict(zip(("parameters", "tokens"), one.beyond, strict=True)),
-            "extrapolated": max(one.beyond) > SEEN,
-            "arms": [
-                _object(place, "name=arm val_loss=loss loss_gap=gap token_cost=cost") for place in one.places
-            ],
-        }
-        for one in law.predictions
-    ]
+def trend_document(found: Trend) -> dict[str, Any]:
+    """Return the trends of arms over the size of the model or the budget; costs are fractions."""
     return {
-        **_object(law, "losses=of baseline over=axes why_not law runs paired_seeds=paired"),
-        "goodness": _object(law.goodness, "cells free residual_sd mean_sd seed_sd explained spare")
-        | {"largest": cell._asdict() | {"off": off}},
-        "arms": [
-            _object(arm, "name eff_n eff_d loss_gap=gap gap_cells gap_size gap_miss") for arm in law.arms
-        ],
-        "at": places,
-        "left_out": dict(law.left_out),
-        "cells": [
-            key._asdict() | {"val_loss": loss, "by_law": law.by_law(key)} for key, loss in law.cells.items()
-        ],
-    }
-
-
-def _trend(found: Trend) -> dict[str, Any]:
-    return {
+        "over": found.axis,
         "studies": _plain(found.studies),
         "coverage": words.coverage(*found.rules).replace(words.NBSP, " "),
         "differ_in": _plain(found.differs),
         "arms": [
-            {
-                "name": arm.name,
-                "token_cost": _costs(arm.costs),
-                "per_tenfold": vars(arm.per_tenfold),
-                "line": {"intercept": arm.intercept, "slope": arm.slope},
-            }
+            {"name": arm.name, "token_cost": _line(arm.cost), "loss_gap": _line(arm.gap)}
             for arm in found.arms
         ],
         "left_out": dict(found.left_out),
     }
+
+
+def _line(line: Line | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    points = [None if one is None else _object(one, "estimate low high") for one in line.points]
+    return {"points": points, "per_tenfold": vars(line.change), **_object(line, "intercept slope")}
 
 
 def search_document(found: Found) -> dict[str, Any]:

@@ -282,7 +282,9 @@ def runs_of(
         run = runs.setdefault(key, _Rows(path=path, has=has))
         if finals and run.losses:
             wanted = f"no column 'tokens'{'' if name or seed is not None else ', run or seed'}"
-            return {}, [f"{path}:{number}: a second loss of one run, and {wanted} (has {_listed(has)}); see --columns"]
+            return {}, [
+                f"{path}:{number}: a second loss of one run, and {wanted} (has {_listed(has)}); see --columns"
+            ]
         tokens = round(at)
         run.add(number, tokens, loss, others)
         if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):

@@ -1,4 +1,4 @@
-"""Token cost over the size of the model, of studies that are alike but for it."""
+"""Token cost and loss gap over the size of the model or the budget, of studies that are alike but for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.findings.trend import _line, trend
 from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
-from ablate.reports.words.beside import differences_text, trend_sentences, trend_table
+from ablate.reports.words.beside import differences_text, trend_sentences, trend_tables
 from ablate.store import RunDir
 from ablate.store.lock import Hopeless, StopRule
 
@@ -53,14 +52,22 @@ def of(*stores):
     return trend([analyse(frame) for frame in frames], frames)
 
 
+def costs_of(found):
+    return dict(trend_tables(found))["Token cost"]
+
+
 def call(*arguments, columns=80):
     runner = CliRunner(env={"COLUMNS": str(columns)})
-    return runner.invoke(cli, ["trend", *map(str, arguments)], catch_exceptions=False)
+    return runner.invoke(cli, ["compare", *map(str, arguments)], catch_exceptions=False)
 
 
 def refused(*arguments):
+    return refusal(lambda: call(*arguments))
+
+
+def refusal(ask):
     with pytest.raises(UserError) as caught:
-        call(*arguments)
+        ask()
     (problem,) = caught.value.problems
     assert "\n" not in str(problem)
     return str(problem)
@@ -91,11 +98,58 @@ def test_the_slope_and_its_interval_are_those_reckoned_by_hand(tmp_path):
     slope = np.polynomial.polynomial.polyfit(x, values, 1)[1]
     low, high = stats.t.interval(0.95, satterthwaite, loc=slope, scale=math.sqrt(parts.sum()))
     arm = of(*stores).arms[0]
-    found = arm.per_tenfold
+    found = arm.cost.change
     assert arm.name == "steep"
     assert [found.estimate, found.low, found.high] == pytest.approx(list(np.expm1([slope, low, high])))
     assert found.high < 0
-    assert arm.intercept + arm.slope * x.mean() == pytest.approx(np.mean(values))
+    assert arm.cost.intercept + arm.cost.slope * x.mean() == pytest.approx(np.mean(values))
+
+
+def test_loss_gaps_have_a_line_of_their_own_without_a_target_too(tmp_path):
+    stores = falling(tmp_path, intervals="own")
+    for store in stores:
+        store.write_plan(replace(store.plan(), target=None))
+    gaps, variances = [], []
+    for store in stores:
+        curves = analyse(load_frames(store)).curves
+        base, steep = (
+            np.array([one.loss[-1] for one in curves if one.arm == name]) for name in ("bf16", "steep")
+        )
+        gaps.append(steep.mean() - base.mean())
+        variances.append(steep.var(ddof=1) / 5 + base.var(ddof=1) / 5)
+    x = np.log10([parameters(width) for width in WIDTHS])
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    found = of(*stores)
+    ((title, table),) = trend_tables(found)
+    assert title == "Loss gap"
+    change = found.arms[0].gap.change
+    assert change.estimate == pytest.approx(weights @ gaps)
+    assert change.high - change.low > 2 * 1.96 * math.sqrt(weights**2 @ variances)
+    assert table.rows[0][0] == "steep"
+    assert any(
+        text.startswith("steep: its loss gap shrinks with size: it changes by −")
+        for text in trend_sentences(found)
+    )
+
+
+def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
+    stores = [
+        study(
+            tmp_path,
+            64,
+            {"fp4": cost},
+            study=f"b{tokens}",
+            training={"tokens": tokens, "schedule": "cosine"},
+            seed=tokens,
+        )
+        for tokens, cost in ((1_000_000, 0.1), (2_000_000, 0.2), (4_000_000, 0.4))
+    ]
+    found = of(*stores)
+    assert found.axis == "tokens"
+    assert found.places == (1_000_000, 2_000_000, 4_000_000)
+    assert found.differs == {}
+    assert any(text.startswith("fp4: its token cost grows with budget: ") for text in trend_sentences(found))
+    assert costs_of(found).columns[1] == "b1000000 (1.00\u00a0M)"
 
 
 def test_studies_stand_by_size_whatever_the_order_of_their_names(tmp_path):
@@ -127,9 +181,9 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(places, spreads):
             arm = rng.normal(0.5 + slope * math.log10(size), spread, 5)
             base = rng.normal(0.0, 0.01, 5)
             log_ratio = difference(mean_estimate(arm), mean_estimate(base))
-            results.append(SimpleNamespace(token_cost=SimpleNamespace(log_ratio=log_ratio), alpha=0.05))
-        found = _line("arm", results, places).per_tenfold
-        held += found.low <= math.expm1(slope) <= found.high
+            results.append(log_ratio)
+        found = _line([], results, places, 0.05).change
+        held += found.low <= slope <= found.high
     # By Satterthwaite's way it is 94.5 to 95.5 % here; the normal quantile would hold it in 89 to 93 %.
     error = 3 * math.sqrt(0.05 * 0.95 / repeats)
     assert 0.945 - error <= held / repeats <= 0.955 + error
@@ -150,40 +204,34 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     assert text.startswith("--out: cannot write ")
 
 
-def test_studies_of_one_size_have_no_trend(tmp_path):
-    for name in ("a", "b"):
+def test_studies_of_one_size_and_budget_have_no_trend(tmp_path):
+    for name in ("a", "b", "c"):
         study(tmp_path, 64, {"fp4": 0.1}, study=name, training={"schedule": "cosine"})
-    text = refused("a", "b", "--storage", tmp_path)
-    assert "123,200 parameters" in text
-    assert "ablate compare" in text
+    text = refused("a", "b", "c", "--storage", tmp_path)
+    assert "models of 123,200 parameters and a budget of 1,000,000 tokens" in text
+    assert "ablate compare A B" in text
 
 
 def test_without_an_arm_in_common_there_is_no_trend(tmp_path):
-    for width in WIDTHS[:2]:
-        study(tmp_path, width, {f"arm {width}": 0.1})
-    assert "arm 32: in one study only; arm 64: in one study only" in refused(
-        "w32", "w64", "--storage", tmp_path
-    )
-    for width in WIDTHS[:2]:
-        study(tmp_path / "alone", width, {})
-    assert "a baseline alone" in refused("w32", "w64", "--storage", tmp_path / "alone")
+    stores = [study(tmp_path, width, {f"arm {width}": 0.1}) for width in WIDTHS[:2]]
+    assert "arm 32: in one study only; arm 64: in one study only" in refusal(lambda: of(*stores))
+    alone = [study(tmp_path / "alone", width, {}) for width in WIDTHS[:2]]
+    assert "a baseline alone" in refusal(lambda: of(*alone))
 
 
-def test_a_size_that_the_files_do_not_tell_is_refused(tmp_path):
-    study(tmp_path, 32, {"fp4": 0.1})
-    study(tmp_path, 64, {"fp4": 0.1}, study="logs", model=None)
-    study(tmp_path, 64, {"fp4": 0.1}, study="hub", model={"hf": "gpt2"})
-    study(tmp_path, 64, {"fp4": 0.1}, study="own", model={"function": "mine.py:model"})
-    assert refused("w32", "logs", "--storage", tmp_path).startswith(
-        "logs: the size of its model is not known"
-    )
-    assert "'gpt2' is not built in" in refused("hub", "w32", "--storage", tmp_path)
-    assert "'mine.py:model' is not built in" in refused("own", "w32", "--storage", tmp_path)
+@pytest.mark.parametrize("model", [None, {"hf": "gpt2"}, {"function": "mine.py:model"}], ids=str)
+def test_a_size_that_the_files_do_not_tell_is_refused(tmp_path, model):
+    stores = [study(tmp_path, 32, {"fp4": 0.1}), study(tmp_path, 64, {"fp4": 0.1}, study="odd", model=model)]
+    assert refusal(lambda: of(*stores)).startswith("odd: the size of its model is not known")
+
+
+def test_the_size_of_a_model_that_another_trainer_builds_is_not_known(tmp_path):
     trained = study(tmp_path, 64, {"fp4": 0.1}, study="trained")
     for path in trained.path.glob("runs/*"):
         run = RunDir(path)
         rewrite(run, run.config_path, trainer="mine.py:train")
-    assert "'mine.py:train' is not built in" in refused("trained", "w32", "--storage", tmp_path)
+    text = refusal(lambda: of(trained, study(tmp_path, 32, {"fp4": 0.1})))
+    assert text.startswith("trained: the size of its model is not known")
 
 
 def test_studies_that_share_runs_are_not_independent(tmp_path):
@@ -242,11 +290,11 @@ def test_an_arm_that_one_study_lacks_has_the_line_of_the_others(tmp_path):
     costs = ({"fp4": 0.3, "late": 0.1}, {"fp4": 0.2}, {"fp4": 0.1, "late": 0.2})
     found = of(*(study(tmp_path, width, each) for width, each in zip(WIDTHS, costs, strict=True)))
     late = {arm.name: arm for arm in found.arms}["late"]
-    assert late.costs[1] is None
-    ends = [late.costs[i].log_ratio.value for i in (0, 2)]
+    assert late.cost.points[1] is None
+    ends = [late.cost.points[i].log_ratio.value for i in (0, 2)]
     slope = (ends[1] - ends[0]) / math.log10(parameters(128) / parameters(32))
-    assert late.per_tenfold.estimate == pytest.approx(math.expm1(slope))
-    assert next(row for row in trend_table(found).rows if row[0] == "late")[2] == "–"
+    assert late.cost.change.estimate == pytest.approx(math.expm1(slope))
+    assert next(row for row in costs_of(found).rows if row[0] == "late")[2] == "–"
     assert any(text.startswith("late: ") and "over 2 studies" in text for text in trend_sentences(found))
 
 
@@ -264,11 +312,10 @@ def test_arms_without_a_line_are_left_out_with_the_reason(tmp_path):
         fields = {"model": model(width), "own_model": {"wide": {"ffn": 512}}}
         stores.append(build_study(tmp_path, curves, study=f"w{width}", **fields))
     found = of(*stores)
-    assert [arm.name for arm in found.arms] == ["fp4"]
+    assert [arm.name for arm in found.arms if arm.cost is not None] == ["fp4"]
+    assert [arm.name for arm in found.arms if arm.gap is not None] == ["fp4", "never", "once"]
     assert found.left_out == {
         "wide": "it changes the model itself",
-        "never": "no estimate in any study",
-        "once": "an estimate in one study only",
         "one": "in one study only",
     }
     assert any(
@@ -284,8 +331,8 @@ def test_two_studies_of_one_size_among_others(tmp_path):
         study(tmp_path, 128, {"fp4": 0.1}),
     ]
     found = of(*stores)
-    assert len(found.arms[0].costs) == 3
-    assert found.left_out == {"here": "estimates at one size only"}
+    assert len(found.arms[0].cost.points) == 3
+    assert found.left_out == {"here": "it has not two estimates at two places"}
     assert any(text.startswith("There are two sizes alone") for text in trend_sentences(found))
 
 
@@ -298,11 +345,14 @@ def test_a_span_below_a_tenfold_is_said(tmp_path):
 
 def test_one_seed_gives_a_line_without_an_interval(tmp_path):
     found = of(*falling(tmp_path, seeds=1))
-    change = found.arms[0].per_tenfold
+    change = found.arms[0].cost.change
     assert change.estimate < 0
     assert (change.low, change.high) == (None, None)
-    assert "No interval: steep (n = 1: no interval), flat (n = 1: no interval)." in trend_sentences(found)
-    assert trend_table(found).rows[0][-1].endswith("(no interval)")
+    assert any(
+        text.startswith("No interval: token cost of steep (n = 1: no interval), ")
+        for text in trend_sentences(found)
+    )
+    assert costs_of(found).rows[0][-1].endswith("(no interval)")
 
 
 def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
@@ -311,9 +361,9 @@ def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
     plain = of(*stores)
     stores[1].write_plan(replace(stores[1].plan(), stop=rule))
     ruled = of(*stores)
-    assert "with its 95\u00a0% interval" in trend_table(plain).caption
-    assert "with its repeated 95\u00a0% interval" in trend_table(ruled).caption
-    widths = [found.arms[0].per_tenfold.high - found.arms[0].per_tenfold.low for found in (plain, ruled)]
+    assert "with its 95\u00a0% interval" in costs_of(plain).caption
+    assert "with its repeated 95\u00a0% interval" in costs_of(ruled).caption
+    widths = [found.arms[0].cost.change.high - found.arms[0].cost.change.low for found in (plain, ruled)]
     assert widths[0] < widths[1]
 
 
@@ -325,15 +375,19 @@ def test_on_the_command_line(tmp_path):
     assert result.exit_code == 0
     pages, _, rest = result.output.partition("Arm ")
     table = ("Arm " + rest).split("\n\n")[0].splitlines()
-    assert [path.rsplit("/", 1)[1] for path in pages.split()] == ["trend.json", "trend.md", "trend.html"]
+    assert [path.rsplit("/", 1)[1] for path in pages.split()] == [
+        "compare.json",
+        "compare.md",
+        "compare.html",
+    ]
     assert max(map(len, table)) <= 80
     assert re.search(r"w32 .*w64 .*w128 .*Change per", table[0])
     assert "(0.0411\u00a0M)" in table[0]
     assert "steep: its token cost shrinks with size" in result.output
-    document = json.loads((tmp_path / "out" / "trend.json").read_text())
+    document = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [one["name"] for one in document["studies"]] == names
     assert [one["parameters"] for one in document["studies"]] == [parameters(width) for width in WIDTHS]
-    assert document["arms"][0]["per_tenfold"]["high"] < 0
+    assert document["arms"][0]["token_cost"]["per_tenfold"]["high"] < 0
     assert json.loads(call(*names, "--storage", tmp_path, "--json").output) == document
 
 
@@ -342,14 +396,14 @@ def test_costs_over_another_arm_than_the_baseline(tmp_path):
     own = of(*falling(tmp_path))
     names = [f"w{width}" for width in WIDTHS]
     told = call(*names, "--storage", tmp_path, "--baseline", "flat", "--out", tmp_path / "out")
-    other = json.loads((tmp_path / "out" / "trend.json").read_text())
+    other = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [one["baseline"] for one in other["studies"]] == ["flat"] * 3
     assert [arm["name"] for arm in other["arms"]] == ["bf16", "steep"]
     steep, flat = own.arms
     assert (steep.name, flat.name) == ("steep", "flat")
     for i in range(3):
-        ratio = (1 + steep.costs[i].estimate) / (1 + flat.costs[i].estimate) - 1
-        assert other["arms"][1]["token_cost"][i]["estimate"] == pytest.approx(ratio)
+        ratio = (1 + steep.cost.points[i].estimate) / (1 + flat.cost.points[i].estimate) - 1
+        assert other["arms"][1]["token_cost"]["points"][i]["estimate"] == pytest.approx(ratio)
     assert "over flat in each study" in " ".join(told.output.split())
     assert "no arm 'stepe' in study 'w32'" in refused(*names, "--storage", tmp_path, "--baseline", "stepe")
 
@@ -381,12 +435,12 @@ def test_baselines_of_several_names_are_named_for_each_study(tmp_path):
 def test_the_pages_hold_the_figure_and_say_what_it_shows(tmp_path):
     falling(tmp_path)
     call(*(f"w{width}" for width in WIDTHS), "--storage", tmp_path, "--out", tmp_path / "out")
-    page = (tmp_path / "out" / "trend.html").read_text()
+    page = (tmp_path / "out" / "compare.html").read_text()
     assert "Content-Security-Policy" in page
     assert '<a class="skip" href="#arms">' in page
     assert re.search(r'<svg [^>]*role="img" aria-label="Small charts of token cost[^"]*steep: \+\d', page)
     assert "shrinks with size" in page
-    text = (tmp_path / "out" / "trend.md").read_text()
+    text = (tmp_path / "out" / "compare.md").read_text()
     assert "](trend.svg)" in text
     assert "| steep |" in text
     assert (tmp_path / "out" / "trend.png").read_bytes().startswith(b"\x89PNG")
@@ -417,7 +471,7 @@ def test_sizes_without_room_have_no_label_but_the_outermost_do():
 def test_folders_of_other_storages(tmp_path):
     stores = [
         study(tmp_path / str(width), width, {"fp4": cost}, study="same")
-        for width, cost in ((32, 0.3), (128, 0.1))
+        for width, cost in ((32, 0.3), (64, 0.2), (128, 0.1))
     ]
     result = call(*(store.path for store in stores), "--json")
     names = [one["name"] for one in json.loads(result.output)["studies"]]

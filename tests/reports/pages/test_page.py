@@ -201,9 +201,7 @@ def beside(tmp_path_factory):
     ]
     return {
         "compare": write_comparison(compare(left, right, frames, ("a", "bb")), folder / "compare")[-1],
-        "trend": write_trend(
-            trend([analyse(frame) for frame in sizes], sizes), "too few budgets", folder / "trend"
-        )[-1],
+        "trend": write_trend(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
         "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
     }
