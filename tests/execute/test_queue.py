@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from unittest.mock import Mock
 
 import pytest
@@ -347,6 +348,7 @@ def test_a_worker_that_ran_out_of_memory_is_lost_in_a_short_sentence(tmp_path, m
     monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.OutOfMemoryError(text)))
     tasks = Tasks.__new__(Tasks)
     tasks._store, tasks._references = StudyStore(tmp_path / "s"), {"a": "its reference"}
+    tasks._looked = math.inf
     (found,) = tasks.collect()
     message = "worker lost: the machine ran low on memory, and Ray ended it"
     assert found == ("a", TaskEnd(state="interrupted", transient=True, message=message))
