@@ -28,7 +28,7 @@ TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm")
 """The names under which builds of torch bring Triton."""
 
 OLDEST_TRITON = (3, 6)
-"""The oldest Triton for which the kernels were compiled and checked (``ablate.backends.testing.ahead``)."""
+"""The oldest Triton for which the kernels were compiled and checked (``ablate check sm_100``)."""
 
 OLDEST_TO_INTERPRET = (3, 8)
 """The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
@@ -50,10 +50,10 @@ def device_of_arch(arch: str) -> Device:
     """Return a stand-in for absent hardware.
 
     Raises:
-        ValueError: the architecture is unknown.
+        UserError: the architecture is unknown.
     """
     if arch not in KNOWN:
-        raise ValueError(f"no architecture '{arch}' (expected {', '.join(KNOWN)})")
+        raise UserError(f"no architecture '{arch}' (expected {', '.join(KNOWN)})")
     kind, name = KNOWN[arch]
     return Device(kind=kind, arch=arch, name=name)
 
@@ -83,7 +83,7 @@ def default_device() -> str:
 
 
 def chosen_device(where: str | None) -> tuple[str, Device]:
-    """Return the torch device of ``--device`` and what it is; by default the first GPU, else the CPU.
+    """Return the torch device that a command names and what it is; by default the first GPU, else the CPU.
 
     Raises:
         UserError: it cannot be used.
@@ -92,9 +92,7 @@ def chosen_device(where: str | None) -> tuple[str, Device]:
     try:
         return chosen, device_of(chosen)
     except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
-        raise UserError(
-            f"--device: '{chosen}' cannot be used ({first_line(error)}); try --device cpu"
-        ) from None
+        raise UserError(f"device '{chosen}' cannot be used ({first_line(error)}); try cpu") from None
 
 
 def interpreting() -> bool:

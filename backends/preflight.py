@@ -46,7 +46,7 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
             if choice.mode != "native":
                 raise UnfitDeviceError(
                     f"require_native: no native {choice.operands} for {choice.gemm.capitalize()} on "
-                    f"{device.name} ({choice.detail}); `ablate backends` shows what there is, "
+                    f"{device.name} ({choice.detail}); `ablate check` shows what there is, "
                     "require_native: false emulates"
                 )
     return choices
@@ -67,7 +67,7 @@ def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: boo
     if failed and not allow_failed:
         first = failed[0]
         raise UnfitDeviceError(
-            f"self-test of back end '{first.backend}' failed: {first.check}: {first.detail}; `ablate prove` "
-            "tells more, resources.allow_failed_self_test: true trains all the same"
+            f"self-test of back end '{first.backend}' failed: {first.check}: {first.detail}; "
+            f"`ablate check {where}` tells more, resources.allow_failed_self_test: true trains all the same"
         )
     return [asdict(result) for result in results]

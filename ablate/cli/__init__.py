@@ -43,9 +43,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "dashboard": ("Open MLflow's pages at a study.", "dashboard:command"),
     },
     "Hardware": {
-        "backends": ("Show which formats this machine runs, how and how fast.", "backends:command"),
-        "prove": ("Test and time this machine's device, and leave a record.", "prove:command"),
-        "certify": ("Test whether a quantiser is what it claims to be.", "certify:command"),
+        "check": ("Show what this machine does; prove and time a device or a quantiser.", "check:command"),
         "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
         "throughput": ("Time the training steps of a study's arms.", "throughput:command"),
     },

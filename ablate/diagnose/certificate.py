@@ -1,4 +1,4 @@
-"""``ablate certify``: whether a quantiser is what it claims to be, and what that does to tensors on average.
+"""``ablate check RECIPE``: whether a quantiser is what it claims to be, and what it does on average.
 
 1. Bits: on made-up tensors and on corner cases the subject is held against plain torch, and each difference
    gets a cause. Codes and scales must be the same; the sign of zero and a last bit of the output may differ.

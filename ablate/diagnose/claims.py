@@ -132,8 +132,8 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
     if held_against is not None:
         raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
     if subject.endswith((".yaml", ".yml")):
-        raise UserError(f"{subject}: which arm? Name it with --arm")
-    return _of_recipe(subject, recipe_of(subject, option="certify"), backend, device)
+        raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --time")
+    return _of_recipe(subject, recipe_of(subject, option="check"), backend, device)
 
 
 def _arm(study: str, name: str) -> Recipe:
@@ -203,7 +203,7 @@ def _policy(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
     ((policy, one),) = found.items()
     if policy.hadamard:
         what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
-        raise UserError(what, hint="certify the recipe")
+        raise UserError(what, hint="check the recipe")
     notes = ("Held against the policy without its rotation.",) if one.policy.hadamard else ()
     axis = one.axis if named else 1
     return ClaimedOperand(names=(last,) if named else (text,), policy=policy, axis=axis), notes

@@ -401,5 +401,5 @@ def _one_line(error: Exception) -> str:
     if _is_lost_peer(error):
         return LOST_PEER
     if _is_gpu_fault(error):
-        return f"the GPU failed: {lines[0]}; `ablate prove` tests it"
+        return f"the GPU failed: {lines[0]}; `ablate check cuda` tests it"
     return f"{name}: {lines[0]}"

@@ -1,8 +1,7 @@
 """Compile the kernels ahead of time for an absent GPU, and check the result.
 
-    python -m ablate.backends.testing.ahead           # a table over every architecture and tile
-    python -m ablate.backends.testing.ahead sm_100 --json   # one architecture, for programs
-    python -m ablate.backends.testing.ahead --markdown   # the table of docs/native.md
+    ablate check sm_100                       # every tile and variant for one architecture
+    python -m ablate.backends.testing.ahead   # the table of docs/native.md, over all architectures
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
 in a process with ``TRITON_INTERPRET=1``. Triton silently widens operands to bf16 if a tile does not suit the
@@ -13,13 +12,11 @@ other bits than the reference's.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,11 +249,11 @@ def every_gemm(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
                 yield compile_gemm(target, fmt, tile, even=even)
 
 
-def every_quantiser(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
-    """Compile the quantiser's variants for the targets."""
-    for target in targets:
-        for rows, columns, output in VARIANTS:
-            yield compile_quantiser(target, rows, columns, output)
+def every_kernel(target: str) -> Iterator[Compiled]:
+    """Compile every tile of the GEMM and the quantiser's variants for one target."""
+    yield from every_gemm([target])
+    for rows, columns, output in VARIANTS:
+        yield compile_quantiser(target, rows, columns, output)
 
 
 def faults(found: Iterable[Compiled]) -> list[Compiled]:
@@ -283,23 +280,5 @@ def markdown(found: Iterable[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> int:
-    """Print the result of every kernel; return 1 if a kernel that should be native has a problem."""
-    targets = [word for word in arguments if word in TARGETS] or tuple(TARGETS)
-    found = [*every_gemm(targets), *every_quantiser(targets)]
-    if "--json" in arguments:
-        content = {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}
-        print(json.dumps(content, indent=1))
-    elif "--markdown" in arguments:
-        print(markdown(found))
-    else:
-        print(f"Triton {triton.__version__}")
-        for one in found:
-            what = ", ".join(f"{count} {name}" for name, count in one.machine_instructions.items()) or "–"
-            about = f"{one.target:<7} {one.kernel:<9} {one.variant:<44} {one.shared_bytes:>7} B"
-            print(f"{about}  {what}: {'; '.join(one.problems) or 'ok'}")
-    return int(bool(faults(found)))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(markdown(every_gemm()))

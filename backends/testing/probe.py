@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Draw
-from ablate.backends.testing.smallest import Cut, FaultError, smallest
+from ablate.backends.testing.check import Cut, FaultError, Told, smallest
 from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
     return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
 
 
-def accumulator_bits(backend: Backend, where: str, fmt: Format) -> str:
+def accumulator_bits(backend: Backend, where: str, fmt: Format) -> Told:
     """Tell the number of bits that sums keep: the smallest p with 2^p + 1 − 2^p ≠ 1, at most 24.
 
     The three terms are 32, 128 or 1,024 elements apart, within one instruction and across many. A narrower
@@ -113,7 +113,8 @@ def accumulator_bits(backend: Backend, where: str, fmt: Format) -> str:
         expected = 2.0**-9 if fp8 else 1.0
         lost = [p for row, p in enumerate(powers) if float(ours[row]) != expected]
         bits = min([bits, *lost])
-    return f"sums keep {bits} bits" + ("" if bits >= _FP32_BITS else ", fewer than the 24 of fp32")
+    fewer = "" if bits >= _FP32_BITS else ", fewer than the 24 of fp32"
+    return Told(detail=f"sums keep {bits} bits{fewer}")
 
 
 _DIRECTIONS = {
@@ -127,7 +128,7 @@ _DIRECTIONS = {
 """What is left, in last places, of ±1.5·2^16 ± three quarters of its last place ∓ 1.5·2^16."""
 
 
-def sum_rounding(backend: Backend, where: str, fmt: Format) -> str:
+def sum_rounding(backend: Backend, where: str, fmt: Format) -> Told:
     """Tell which way sums are rounded: Blackwell's NVFP4 is published to add groups of 64 toward zero.
 
     The three terms lie 64, 128 or 1,024 elements apart, each in a group of its own. A direction is a property
@@ -147,7 +148,7 @@ def sum_rounding(backend: Backend, where: str, fmt: Format) -> str:
         ours = product(backend, where, draw, a.to(torch.bfloat16), b.to(torch.bfloat16)).float()
         left = tuple((ours[:, 0] * 2.0**7).tolist())
         found.setdefault(_DIRECTIONS.get(left, f"unknown, {left} last places"), []).append(gap)
-    if len(found) == 1:
-        return f"between groups of products: {next(iter(found))}"
-    parts = (f"{how} {', '.join(map(str, gaps))} apart" for how, gaps in found.items())
-    return f"between groups of products: {'; '.join(parts)}"
+    parts = [
+        how if len(found) == 1 else f"{how} {', '.join(map(str, gaps))} apart" for how, gaps in found.items()
+    ]
+    return Told(detail=f"between groups of products: {'; '.join(parts)}")

@@ -1,8 +1,8 @@
-"""The conformance suite: the duties of every back end, as checks for pytest, `ablate prove` and each run.
+"""The conformance suite: the duties of every back end, as checks for pytest, `ablate check` and each run.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
-        check.run()                 # raises AssertionError with the difference, else returns one line
+        check.run()                 # raises AssertionError with the difference, else returns what it found
 
 A check tests only what ``Backend.support`` claims on the device. All compare with plain torch on the CPU.
 """
@@ -20,8 +20,8 @@ from torch import Tensor
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.select import load_backend
+from ablate.backends.testing.check import Check, FaultError, smallest
 from ablate.backends.testing.probe import accumulator_bits, exact_product, product, sum_rounding
-from ablate.backends.testing.smallest import FaultError, smallest
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand, round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.backends.protocol import Operand
+    from ablate.backends.testing.check import Told
     from ablate.recipes import Format
     from ablate.recipes.policy import Hadamard, Scale
 
@@ -106,31 +107,14 @@ QUICK: tuple[OperandPolicy, ...] = (
 """The policies of the short form that runs before every native run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One promise of a back end: ``run`` raises ``AssertionError`` if it is broken.
-
-    ``kind`` is what is promised, ``of`` the policy, format or size for which it is.
-    """
-
-    kind: str
-    of: str
-    run: Callable[[], str]
-
-    @property
-    def name(self) -> str:
-        """Kind and subject."""
-        return f"{self.kind}: {self.of}"
-
-
 def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
     """Yield the checks for everything that a back end claims on a torch device."""
     device = device_of(where)
     claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
 
-    def check(kind: str, run: Callable[[Backend, str, Any], str], of: OperandPolicy | Format) -> Check:
+    def check(kind: str, run: Callable[[Backend, str, Any], str | Told], of: OperandPolicy | Format) -> Check:
         name = label(of) if isinstance(of, OperandPolicy) else of
-        return Check(kind=kind, of=name, run=partial(run, backend, where, of))
+        return Check(backend=backend.name, kind=kind, of=name, run=partial(run, backend, where, of))
 
     for policy in claimed:
         yield check("quantised bits", _bits, policy)
@@ -367,24 +351,12 @@ class CheckResult:
     detail: str
 
 
-def self_test(name: str, where: str, *, quick: bool = False) -> Iterator[CheckResult]:
-    """Run a back end's checks on a torch device, one by one. A check that raises counts as failed."""
-    for check in checks(load_backend(name), where, QUICK if quick else POLICIES):
-        try:
-            passed, detail = True, check.run()
-        except AssertionError as error:
-            passed, detail = False, str(error)
-        except Exception as error:  # the self-test is meant to find errors of drivers and compilers
-            passed, detail = False, in_short(error)
-        yield CheckResult(backend=name, check=check.name, passed=passed, detail=detail)
-
-
-def in_short(error: Exception) -> str:
-    """Return an error's type and its first line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
-
-
 @lru_cache(maxsize=64)
 def quick_self_test(name: str, where: str) -> tuple[CheckResult, ...]:
-    """Return the results of the short form, run once per process."""
-    return tuple(self_test(name, where, quick=True))
+    """Return what a back end's checks in short find on a torch device, run once per process."""
+    found = []
+    for check in checks(load_backend(name), where, QUICK):
+        outcome, _ = check.outcome()
+        passed = outcome["result"] != "failed"
+        found.append(CheckResult(backend=name, check=check.name, passed=passed, detail=outcome["detail"]))
+    return tuple(found)

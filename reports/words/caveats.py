@@ -234,7 +234,7 @@ def _runs(analysis: Analysis) -> Iterator[str]:
     if analysis.failed_self_tests:
         yield (
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
-            "study let them train all the same: see their environment.json, and `ablate prove`."
+            "study let them train all the same: see their environment.json, and `ablate check cuda`."
         )
     groups = Counter((run.setting, run.arm, run.own, run.others) for run in analysis.set_apart)
     for (setting, arm, own, others), count in groups.items():

@@ -38,7 +38,7 @@ def test_emulation_fits_everywhere(config):
 def test_require_native_refuses_with_the_way_out(config, monkeypatch):
     native = ResourcesConfig(require_native=True)
     with pytest.raises(
-        UnfitDeviceError, match=r"require_native: no native .* for Fprop on CPU .*`ablate backends`"
+        UnfitDeviceError, match=r"require_native: no native .* for Fprop on CPU .*`ablate check`"
     ):
         fit_choices(config, native, "cpu")
     on(monkeypatch, Device(kind="cuda", arch="sm_90", name="H100"))
@@ -92,7 +92,7 @@ def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
     )
     driver = RuntimeError("CUDA error: device-side assert triggered\nmore")
     assert _one_line(driver) == (
-        "the GPU failed: CUDA error: device-side assert triggered; `ablate prove` tests it"
+        "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
     )
     assert _one_line(UnfitDeviceError("no such path")) == "no such path"
     assert _one_line(KeyError()) == "KeyError: no message"

@@ -12,6 +12,7 @@ from ablate.backends.protocol import Support
 from ablate.backends.quantisers.packing import packing_fault
 from ablate.backends.select import Selection, gemms_of, load_backend, overall_mode
 from ablate.backends.testing.suite import both, checks
+from ablate.base.errors import UserError
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backends
 from ablate.run.backends import backend_names
@@ -166,7 +167,7 @@ def test_a_back_end_that_does_not_import_is_named(monkeypatch):
 def test_unknown_names():
     with pytest.raises(ValueError, match="no back end 'fast'"):
         Selection("fast")
-    with pytest.raises(ValueError, match="no architecture 'sm_1'"):
+    with pytest.raises(UserError, match="no architecture 'sm_1'"):
         device_of_arch("sm_1")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ablate.backends.protocol import Draw
-from ablate.backends.testing.smallest import FaultError, smallest
+from ablate.backends.testing.check import FaultError, smallest
 from ablate.backends.testing.suite import KEY, _off, checks
 from ablate.recipes import OperandPolicy
 from tests.backends.test_conformance import Shifted

@@ -212,7 +212,7 @@ def test_what_is_left_out_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("subject", "options", "fault"),
     [
-        ("mxfp5", {}, "certify: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)"),
+        ("mxfp5", {}, "check: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)"),
         ("bf16", {}, "bf16: it quantises nothing in the layers without a rule, before its first phase"),
         ("mxfp4", {"held_against": "mxfp4"}, "--as: 'mxfp4' is no function (expected file.py:function"),
         ("my.yaml", {}, "my.yaml: which arm? Name it with --arm"),

@@ -131,7 +131,7 @@ def oldest(tmp_path_factory):
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
     from ablate.backends.testing.ahead import VARIANTS
 
-    done = run(tmp_path, "-m", "ablate.backends.testing.ahead", target, "--json")
+    done = run(tmp_path, "-m", "ablate.check", target, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)["compiled"]
     check_target(found, target, tiles_each=None)

@@ -1,4 +1,4 @@
-"""``ablate backends --time``: each arm's GEMMs at the shapes of its model, or those of each format."""
+"""``ablate check --time``: each arm's GEMMs at the shapes of its model, or those of each format."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
     out = tmp_path / "gemms.json"
     result = CliRunner().invoke(
         cli,
-        ["backends", "--time", study, "--device", "cpu", "--repeats", "1", "--out", str(out)],
+        ["check", study, "--time", "--device", "cpu", "--repeats", "1", "--out", str(out)],
         catch_exceptions=False,
     )
     assert result.exit_code == 0
@@ -67,7 +67,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
     [
         (["--arm", "fp"], "--arm: no arm 'fp' in study 's' (arms: fp4, plain)"),
         (["--backend", "fast"], "--backend: no back end 'fast' (expected auto"),
-        (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
+        (["--device", "toaster"], "device 'toaster' cannot be used ("),
         (["--backend", "torch"], "arm 'fp4', attention.qkv, Fprop: back end 'torch' cannot do mxfp4 on CPU"),
         (
             ["--arm", "fp4", "--tokens", "33"],
@@ -80,7 +80,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
     ],
 )
 def test_bad_options_are_one_line(study, capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr("sys.argv", ["ablate", "backends", "--time", study, "--device", "cpu", *arguments])
+    monkeypatch.setattr("sys.argv", ["ablate", "check", study, "--time", "--device", "cpu", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -96,7 +96,7 @@ def test_peaks():
 
 
 def test_without_a_study_each_format_is_timed(tmp_path):
-    arguments = ["backends", "--time", "--tokens", "64", "--repeats", "1", "--device", "cpu", "--json"]
+    arguments = ["check", "--time", "--tokens", "64", "--repeats", "1", "--device", "cpu", "--json"]
     content = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).output)
     assert {"bf16", "mxfp4", "nvfp4"} <= {one["arm"] for one in content["arms"]}
     assert {(row["m"], row["n"], row["k"]) for row in content["gemms"] if row["gemm"] == "fprop"} == {
@@ -107,12 +107,12 @@ def test_without_a_study_each_format_is_timed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["quickstart"], "'quickstart': a study is given to --time alone"),
+        (["quickstart"], "check: unknown recipe 'quickstart' (`ablate recipes` lists them"),
         (["--time", "--arm", "fp4"], "--arm: without a study there are no arms"),
     ],
 )
 def test_what_belongs_to_a_study_needs_one(capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr("sys.argv", ["ablate", "backends", *arguments])
+    monkeypatch.setattr("sys.argv", ["ablate", "check", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2

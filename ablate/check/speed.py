@@ -18,21 +18,34 @@ import torch
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, overall_mode
 from ablate.backends.testing.bench import Shape, medians_ms, time_gemm
+from ablate.backends.testing.check import Check, Skip, Told
 from ablate.backends.testing.suite import both, label
+from ablate.check.facts import work_beside
+from ablate.check.setup import config_of, skipped
 from ablate.modelled.hardware import peak_tflops
 from ablate.models.arithmetic import model_size
 from ablate.numerics.philox import Key
-from ablate.prove.facts import work_beside
-from ablate.prove.recipes import BF16, MODELS, config_of, trained_by
-from ablate.prove.task import Setup, Skip, Task, Told, skipped
-from ablate.recipes import OperandPolicy
+from ablate.recipes import OperandPolicy, read_recipe
+from ablate.run.config import ModelConfig
+from ablate.run.presets import PRESETS
 from ablate.train.throughput import time_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.backends.protocol import Backend
+    from ablate.check.setup import Setup
     from ablate.recipes import Format, Recipe
+
+BF16 = read_recipe("bf16")
+MODELS: dict[str, ModelConfig] = {
+    "llama-tiny": ModelConfig(**PRESETS["llama-tiny"]),
+    "llama 150M": ModelConfig(
+        **PRESETS["llama3.2-1b"] | {"width": 896, "layers": 12, "heads": 14, "kv_heads": 14, "ffn": 2432}
+    ),
+    "llama3.2-1b": ModelConfig(**PRESETS["llama3.2-1b"]),
+}
+"""The models whose steps are timed, by name."""
 
 _SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
 _QUANTISED = (
@@ -47,10 +60,10 @@ _QUANTISED = (
 _PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """What one packed copy of an element takes, with its share of the scale."""
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
-_KEY = Key(seed=0, layer="prove", gemm="wgrad", operand="dy", step=1)
+_KEY = Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1)
 
 
-def bandwidth(setup: Setup) -> Iterator[Task]:
+def bandwidth(setup: Setup) -> Iterator[Check]:
     """Yield the quantiser's bandwidth for its main policies: along rows, along columns, and both at once.
 
     Triton's packs codes; emulation's writes values in bf16.
@@ -59,7 +72,7 @@ def bandwidth(setup: Setup) -> Iterator[Task]:
     backend = setup.backends[name]
     for policy in _QUANTISED:
         if backend.support(both(policy), setup.device).mode != "no":
-            yield Task(backend=name, name=label(policy), run=partial(_bandwidth, setup, backend, policy))
+            yield Check(backend=name, of=label(policy), run=partial(_bandwidth, setup, backend, policy))
 
 
 def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
@@ -92,7 +105,7 @@ def _above_zero(time: float) -> float:
     return time
 
 
-def rates(setup: Setup) -> Iterator[Task]:
+def rates(setup: Setup) -> Iterator[Check]:
     """Yield the rate of each format's GEMM at some shapes, by each back end that claims the format."""
     shapes = [(1024, 1024, 1024)]
     if setup.on_gpu:
@@ -104,9 +117,9 @@ def rates(setup: Setup) -> Iterator[Task]:
                 if policy.is_high_precision and name != "emulated":
                     continue  # bf16 is the device's own GEMM, whatever the back end
                 if backend.support(both(policy), setup.device).mode != "no":
-                    yield Task(
+                    yield Check(
                         backend=name,
-                        name=f"{policy.format} {tokens}×{outputs}×{inputs}",
+                        of=f"{policy.format} {tokens}×{outputs}×{inputs}",
                         run=partial(_rate, setup, name, policy, shape),
                     )
 
@@ -125,13 +138,13 @@ def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
     return Told(detail=found.mode, figures=figures)
 
 
-def steps(setup: Setup) -> Iterator[Task]:
+def steps(setup: Setup) -> Iterator[Check]:
     """Yield the time of a training step of each model: in bf16, each recipe emulated, and native where it is.
 
     Each eager and compiled. On a CPU llama-tiny alone is timed. At last a look at other work on the device.
     """
     recipes = [("bf16", "emulated", BF16)]
-    for backend, name, recipe in trained_by(setup):
+    for backend, name, recipe in setup.trained():
         mode = overall_mode(Selection(backend).choices(recipe, setup.device))
         if backend == "emulated" or mode == "native":
             recipes.append((f"{name} {mode}", backend, recipe))
@@ -141,9 +154,9 @@ def steps(setup: Setup) -> Iterator[Task]:
             continue
         for name, backend, recipe in recipes:
             for compiled in (False, True):
-                yield Task(
+                yield Check(
                     backend=backend,
-                    name=f"{model}, {name}, {'compiled' if compiled else 'eager'}",
+                    of=f"{model}, {name}, {'compiled' if compiled else 'eager'}",
                     run=partial(_step, setup, model, recipe, backend, compiled=compiled),
                 )
 

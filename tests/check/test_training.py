@@ -5,10 +5,10 @@ import torch
 
 from ablate.backends.device import device_of
 from ablate.backends.select import load_backend
-from ablate.prove import training as module
-from ablate.prove.run import prove
-from ablate.prove.task import Setup
-from ablate.prove.training import linear_gradients, training
+from ablate.check import training as module
+from ablate.check.run import prove
+from ablate.check.setup import Setup
+from ablate.check.training import linear_gradients, training
 from tests.exhaustive import rest_exhaustive
 
 PARTS = {"gradients": linear_gradients, "training": training}

@@ -5,8 +5,8 @@ import torch
 
 from ablate.backends.device import device_of_arch
 from ablate.backends.testing import suite
-from ablate.prove.run import PARTS
-from ablate.prove.task import setup_of
+from ablate.check.run import PARTS
+from ablate.check.setup import setup_of
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from ablate.prove.recipes import RECIPES, config_of, trained_by
-from ablate.prove.task import Setup, Task, skipped
+from ablate.backends.testing.check import Check
+from ablate.check.setup import RECIPES, config_of, skipped
 from ablate.run.config import ModelConfig
 from ablate.train.group import ONE_DEVICE, Layout, join_group
 from ablate.train.loop import assemble, gradients, take_step
@@ -25,7 +25,7 @@ from ablate.train.loop import assemble, gradients, take_step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ablate.run.config import RunConfig
+    from ablate.check.setup import Setup
 
 _STEPS = 3
 _SHARE_APART = 0.02
@@ -36,14 +36,14 @@ _MODEL = ModelConfig(width=128, layers=2, heads=2, ffn=256)
 _VOCABULARY = 256
 
 
-def fsdp2(setup: Setup) -> Iterator[Task]:
+def fsdp2(setup: Setup) -> Iterator[Check]:
     """Yield a sharded run of each recipe beside one device."""
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count() if setup.on_gpu else 0)]
     if len(devices) < 2:
         yield skipped("devices", "FSDP2 needs two GPUs")
         return
-    for backend, name, _ in trained_by(setup):
-        yield Task(backend=backend, name=name, run=partial(_beside_one, devices, backend, name))
+    for backend, name, _ in setup.trained():
+        yield Check(backend=backend, of=name, run=partial(_beside_one, devices, backend, name))
 
 
 def _beside_one(devices: Sequence[str], backend: str, recipe: str) -> str:
@@ -102,7 +102,10 @@ def _member(
             init_method=f"file://{folder}/meet", rank=rank, world_size=len(devices),
         )  # fmt: skip
         layout = Layout(group=join_group(device.type))
-    config = _config(backend, recipe, sequences)
+    config = config_of(
+        _MODEL, RECIPES[recipe], backend, _VOCABULARY,
+        tokens=sequences * 32 * _STEPS, seq_len=32, batch_size=sequences, micro_batch_size=_MICRO,
+    )  # fmt: skip
     losses = []
     trainee = assemble(config, str(device), layout)
     window = np.random.default_rng(0).integers(0, _VOCABULARY, (sequences, config.training.seq_len + 1))
@@ -113,10 +116,3 @@ def _member(
         (Path(folder) / "losses").write_text(json.dumps(losses), encoding="utf-8")
     if shared:
         distributed.destroy_process_group()
-
-
-def _config(backend: str, recipe: str, sequences: int) -> RunConfig:
-    return config_of(
-        _MODEL, RECIPES[recipe], backend, _VOCABULARY,
-        tokens=sequences * 32 * _STEPS, seq_len=32, batch_size=sequences, micro_batch_size=_MICRO,
-    )  # fmt: skip

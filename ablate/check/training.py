@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ablate.backends.testing.smallest import FaultError, smallest
+from ablate.backends.testing.check import Check, FaultError, smallest
 from ablate.backends.testing.suite import difference, operand_fault
+from ablate.check.setup import config_of
 from ablate.layers.apply import apply_recipe
 from ablate.layers.linear import product, quantised_layers
-from ablate.prove.recipes import config_of, trained_by
-from ablate.prove.task import Setup, Task
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.recipes.policy import contracted_axis
 from ablate.run.config import ModelConfig
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.backends.protocol import Operand
-    from ablate.backends.testing.smallest import Cut
+    from ablate.backends.testing.check import Cut
+    from ablate.check.setup import Setup
     from ablate.layers.position import Position
     from ablate.recipes import Gemm, Recipe
 
@@ -49,10 +49,10 @@ _MODEL = ModelConfig(
 _VOCABULARY = 256
 
 
-def linear_gradients(setup: Setup) -> Iterator[Task]:
+def linear_gradients(setup: Setup) -> Iterator[Check]:
     """Yield a check of one linear layer's output and gradients for each back end and recipe."""
-    for backend, name, recipe in trained_by(setup):
-        yield Task(backend=backend, name=name, run=partial(_gradients, setup.where, backend, recipe))
+    for backend, name, recipe in setup.trained():
+        yield Check(backend=backend, of=name, run=partial(_gradients, setup.where, backend, recipe))
 
 
 def _gradients(where: str, backend: str, recipe: Recipe) -> str:
@@ -121,10 +121,10 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
     return distance if distance == distance else float("inf")  # noqa: PLR0124  NaN
 
 
-def training(setup: Setup) -> Iterator[Task]:
+def training(setup: Setup) -> Iterator[Check]:
     """Yield some steps of training beside the reference for each back end and recipe."""
-    for backend, name, recipe in trained_by(setup):
-        yield Task(backend=backend, name=name, run=partial(_train, setup.where, backend, recipe))
+    for backend, name, recipe in setup.trained():
+        yield Check(backend=backend, of=name, run=partial(_train, setup.where, backend, recipe))
 
 
 _RESULTS = {"fprop": "y", "dgrad": "dx", "wgrad": "dw"}

@@ -5,10 +5,10 @@ import torch
 
 from ablate.backends.device import Device, device_of
 from ablate.backends.select import load_backend
-from ablate.prove import sharded
-from ablate.prove.run import prove
-from ablate.prove.sharded import fsdp2, sharded_losses
-from ablate.prove.task import Setup
+from ablate.check import sharded
+from ablate.check.run import prove
+from ablate.check.setup import Setup
+from ablate.check.sharded import fsdp2, sharded_losses
 
 
 def found(folder, device):

@@ -1,4 +1,4 @@
-"""Run the parts of the proof, most telling first, within a time limit, and keep the record up to date.
+"""Run the parts of a device's proof, most telling first, within a time limit; keep the record up to date.
 
 The record is written before and after each check. A later call takes every finding from it if device,
 versions and code are the same, and goes on with the rest. A check in which the process ended (a crash of the
@@ -15,39 +15,60 @@ import io
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ablate.backends.testing.smallest import FaultError
-from ablate.backends.testing.suite import in_short
+from ablate.backends.testing.check import Check, FaultError
+from ablate.backends.testing.suite import POLICIES, QUICK, checks
 from ablate.base.files import write_bytes_atomic
+from ablate.check.facts import facts, machine_of
+from ablate.check.page import page
+from ablate.check.record import Finding, Part, ProofRecord, State, file_name, read_proof, write_proof
+from ablate.check.sharded import fsdp2
+from ablate.check.speed import bandwidth, rates, steps
+from ablate.check.training import linear_gradients, training
 from ablate.execute.environment import code_digest
-from ablate.prove.arithmetic import ARITHMETIC, other_bits
-from ablate.prove.facts import facts, machine_of
-from ablate.prove.page import page
-from ablate.prove.record import Finding, Part, ProofRecord, State, file_name, read_proof, write_proof
-from ablate.prove.sharded import fsdp2
-from ablate.prove.speed import bandwidth, rates, steps
-from ablate.prove.task import Setup, Skip, Task, Tasks, Told
-from ablate.prove.training import linear_gradients, training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-PARTS: dict[str, Tasks] = {
+    from ablate.check.setup import Checks, Setup
+    from ablate.recipes import OperandPolicy
+
+
+def _suite(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Checks:
+    """Return the part of the conformance suite's checks of some kinds."""
+
+    def part(setup: Setup) -> Iterator[Check]:
+        for name, backend in setup.backends.items():
+            for check in checks(backend, setup.where, policies):
+                if check.kind in kinds:
+                    yield replace(check, backend=name, kind=check.kind if len(kinds) > 1 else "")
+
+    return part
+
+
+PARTS: dict[str, Checks] = {
     "device": facts,
-    **ARITHMETIC,
+    "quantised bits": _suite("quantised bits", policies=QUICK),
+    "exact probe": _suite("exact probe", "accumulator", "rounding of sums"),
+    "products": _suite("product"),
+    "gain of SR": _suite("stochastic gain"),
+    "Hadamard": _suite("Hadamard cancels in the product"),
     "gradients": linear_gradients,
     "training": training,
     "quantiser bandwidth": bandwidth,
     "GEMM rates": rates,
-    "quantised bits of other policies": other_bits,
+    "quantised bits of other policies": _suite(
+        "quantised bits", policies=tuple(one for one in POLICIES if one not in QUICK)
+    ),
     "step times": steps,
     "FSDP2": fsdp2,
 }
-"""The parts, in their order."""
+"""The parts, in their order. On a GPU each policy has kernels of its own, which take minutes to compile: the
+bits of a few policies come first, those of all others near the end."""
 
 OUT_OF_TIME = "time"
 """Why a part was not run that did not fit the time limit."""
@@ -61,7 +82,7 @@ class _Keeper:
     """The record on disk, and what an earlier process found."""
 
     def __init__(self, setup: Setup, out: Path) -> None:
-        machine, code = machine_of(setup), code_digest("prove")
+        machine, code = machine_of(setup), code_digest("check")
         self.path = out / f"{file_name(machine)}.json"
         self.record = ProofRecord(machine=machine, code=code, measured_unix=time.time(), parts=())
         self.known: dict[tuple[str, str, str], Finding] = {}
@@ -110,7 +131,7 @@ def prove(
     *,
     minutes: float,
     say: Callable[[str], None] = lambda _: None,
-    parts: Mapping[str, Tasks] | None = None,
+    parts: Mapping[str, Checks] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ProofRecord, Path]:
     """Run the parts on a device; write record and page to a folder, return the record and its file.
@@ -129,24 +150,31 @@ def prove(
     """
     keeper, ends = _Keeper(setup, out), clock() + 60 * minutes
     done: list[Part] = []
-    for name, tasks in (PARTS if parts is None else parts).items():
+    for name, make in (PARTS if parts is None else parts).items():
         findings: list[Finding] = []
         why = None
-        for task in _all(tasks, setup):
-            where = (name, task.backend, task.name)
+        for check in _all(make, setup):
+            where = (name, check.backend, check.name)
             finding = keeper.known.get(where)
             if finding is None:
                 if clock() >= ends:
                     why = OUT_OF_TIME
                     break
                 keeper.keep([*done, _part(name, findings, OUT_OF_TIME)], begun=where)
+                started = clock()
                 try:
-                    finding, error = _finding(task, clock)
+                    outcome, error = check.outcome()
                 except KeyboardInterrupt:
                     keeper.keep([*done, _part(name, findings, OUT_OF_TIME)])
                     raise
-                if isinstance(error, FaultError):
-                    finding = replace(finding, tensors=keeper.save(where, error))
+                tensors = keeper.save(where, error) if isinstance(error, FaultError) else None
+                finding = Finding(
+                    backend=check.backend,
+                    check=check.name,
+                    seconds=clock() - started,
+                    tensors=tensors,
+                    **outcome,
+                )
                 keeper.known[where] = finding
                 say(_line(name, finding))
                 if error is not None and _is_loss(error):
@@ -159,19 +187,17 @@ def prove(
     return keeper.record, keeper.path
 
 
-def _all(tasks: Tasks, setup: Setup) -> Iterator[Task]:
-    """Yield a part's tasks; if it cannot make them, one that says so."""
+def _all(make: Checks, setup: Setup) -> Iterator[Check]:
+    """Yield a part's checks; if it cannot make them, one that says so."""
     try:
-        yield from tasks(setup)
+        yield from make(setup)
     except Exception as error:  # of a driver, say: the other parts still run
-        yield Task(name="tasks", run=_raiser(error))
+        fault = error
 
+        def run() -> str:
+            raise fault
 
-def _raiser(error: Exception) -> Callable[[], Any]:
-    def run() -> Any:
-        raise error
-
-    return run
+        yield Check(of="tasks", run=run)
 
 
 def _part(name: str, findings: list[Finding], why: str | None) -> Part:
@@ -185,26 +211,6 @@ def _part(name: str, findings: list[Finding], why: str | None) -> Part:
     elif results == {"skipped"}:
         state, why = "skipped", findings[0].detail
     return Part(name=name, state=state, why=why, findings=tuple(findings))
-
-
-def _finding(task: Task, clock: Callable[[], float]) -> tuple[Finding, Exception | None]:
-    """Run a task; return what it found, and the error that it ended with."""
-    started = clock()
-    error: Exception | None = None
-    result: dict[str, Any]
-    try:
-        found = task.run()
-    except Skip as reason:
-        result = {"result": "skipped", "detail": str(reason)}
-    except AssertionError as fault:
-        error, result = fault, {"result": "failed", "detail": str(fault) or "assertion without a message"}
-    except Exception as fault:  # errors of drivers and compilers are what is looked for
-        error, result = fault, {"result": "failed", "detail": in_short(fault)}
-    else:
-        result = {"result": "passed", "detail": found}
-        if isinstance(found, Told):
-            result = {"result": "told", "detail": found.detail, "figures": found.figures}
-    return Finding(backend=task.backend, check=task.name, seconds=clock() - started, **result), error
 
 
 def _is_loss(error: Exception) -> bool:

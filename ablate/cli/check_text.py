@@ -1,93 +1,24 @@
-"""``ablate certify``: whether a recipe or a user's quantiser is what it claims to be, and how it errs."""
+"""What ``ablate check RECIPE`` prints of a quantiser: its figures, corners, products and differences."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from ablate.backends.device import chosen_device
-from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import device_option, json_option, known_backend, out_option
-from ablate.cli.output import deliver, figure, format_table, terminal_width
+from ablate.cli.output import figure, format_table, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ablate.diagnose.certificate import Certificate, OperandCertificate
     from ablate.diagnose.ratios import Estimate
     from ablate.diagnose.rounding import RoundingFigures
 
-_EXAMPLES = """\b
-Examples:
-  ablate certify tseng                               a published recipe, as this machine quantises it
-  ablate certify "{gemms: [wgrad], stabiliser: sr}"  a recipe as a study writes it
-  ablate certify my-study.yaml --arm "all three"     an arm
-  ablate certify quant.py:mxfp4 --as mxfp4           a function of yours
-  ablate certify quant.py:sr --as tseng:wgrad.dy     one that claims to be one operand's quantiser
-  ablate certify quartet2 --draws 1024 --json        smaller standard errors, for scripts
-"""
 _LONGEST_PATTERN = 8
 
 
-@click.command("certify", epilog=_EXAMPLES)
-@click.argument("subject")
-@click.option("--as", "held_against", metavar="RECIPE[:OPERAND]", help="What a function claims to be.")
-@click.option("--arm", metavar="NAME", help="The arm of SUBJECT, which is a study then.")
-@click.option(
-    "--draws", type=click.IntRange(min=8), default=64, show_default=True, help="Tensors of each kind of data."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--backend", default="auto", show_default=True, help="The back end that quantises a recipe.")
-@device_option
-@json_option
-@out_option
-@click.pass_context
-def command(
-    context: click.Context,
-    subject: str,
-    held_against: str | None,
-    arm: str | None,
-    draws: int,
-    seed: int,
-    backend: str,
-    device: str | None,
-    as_json: bool,
-    out: Path | None,
-) -> None:
-    """Test whether a quantiser is what it claims to be, and measure how it errs.
-
-    SUBJECT is a recipe (a word or a mapping), a study with --arm, or a function of yours
-    (file.py:function): it takes a bf16 matrix [rows, k] with blocks along k, and seed=… if it has such a
-    parameter, and returns the matrix dequantised. --as says what the function claims to be.
-
-    On made-up data of four kinds: gain with its standard error, by operand and by place in the block; the
-    relative error; the share of it that is bias; what becomes of ties, clipping, subnormals, NaN, Inf and ±0;
-    and of a recipe gain, error and bias of each GEMM's product. Every difference from the definition is
-    counted by its cause. Exit code 1 if the quantiser is not what it claims to be. That the definition
-    itself is biased is no failure; the table says it.
-    """
-    from ablate.diagnose.claims import claim_of
-
-    known_backend(backend)
-    where, _ = chosen_device(device)
-    claim = claim_of(subject, arm=arm, held_against=held_against, backend=backend, device=where)
-    from ablate.diagnose.certificate import certify, work
-
-    try:
-        with click.progressbar(length=work(claim, draws), label="tensors", hidden=as_json) as bar:
-            found = certify(claim, draws=draws, seed=seed, done=bar.update)
-    except ValueError as error:  # a back end that cannot do this recipe here
-        raise UserError(f"{subject}: {error} (another --backend or --device?)") from None
-    content = _content(found, seed)
-    if not deliver(content, out, as_json=as_json):
-        click.echo(safe_text("\n".join(_lines(found)), keep="\n"))
-    context.exit(0 if found.holds else 1)
-
-
-def _content(found: Certificate, seed: int) -> dict[str, Any]:
+def content_of(found: Certificate, seed: int) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
     claim = found.claim
     operands = [
         {
@@ -114,7 +45,8 @@ def _figures(figures: RoundingFigures) -> dict[str, Any]:
     return asdict(figures) | {"unbiased": figures.unbiased}
 
 
-def _lines(found: Certificate) -> Iterator[str]:
+def lines_of(found: Certificate) -> Iterator[str]:
+    """Yield the figures, corners, products and differences as text, then the verdict."""
     from ablate.diagnose.certificate import PRODUCT_SIDE, SIDE
     from ablate.diagnose.ratios import BOUND
 

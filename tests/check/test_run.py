@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ablate.backends.device import Device
-from ablate.backends.testing.smallest import FaultError
+from ablate.backends.testing.check import Check, FaultError, Skip, Told
 from ablate.base.files import read_record, write_record
-from ablate.prove import run
-from ablate.prove.record import read_proof
-from ablate.prove.run import RestartError, prove
-from ablate.prove.task import Setup, Skip, Task, Told
+from ablate.check import run
+from ablate.check.record import read_proof
+from ablate.check.run import RestartError, prove
+from ablate.check.setup import Setup
 
 SETUP = Setup(where="cpu", device=Device(kind="cpu", arch="cpu", name="CPU"), backends={})
 
@@ -28,7 +28,7 @@ class Parts:
             self.ran.append(name)
             return self.does.get(name, lambda: "as it should be")()
 
-        return Task(backend="emulated", name=name, run=run)
+        return Check(backend="emulated", of=name, run=run)
 
     def prove(self, out, *, minutes=10, clock=None, setup=SETUP):
         parts = {
@@ -146,7 +146,7 @@ def test_the_tensors_that_show_a_failure_lie_beside_the_record(tmp_path):
 
 def test_a_part_that_cannot_make_its_tasks_has_failed(tmp_path):
     def broken(_setup):
-        yield Task(name="first", run=lambda: "fine")
+        yield Check(of="first", run=lambda: "fine")
         raise ValueError("no such policy")
 
     record, _ = prove(SETUP, tmp_path, minutes=1, parts={"broken": broken, "next": lambda _: iter(())})

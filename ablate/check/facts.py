@@ -17,14 +17,16 @@ import torch
 from ablate._version import __version__
 from ablate.backends.device import TRITON_PACKAGES
 from ablate.backends.quantisers import cpu_kernel
-from ablate.backends.testing.suite import in_short
+from ablate.backends.testing.check import Check, Told, in_short
+from ablate.check.record import NO_WORK, OTHER_WORK, Machine
+from ablate.check.setup import skipped
 from ablate.execute.environment import cpu_name, other_work
 from ablate.execute.fingerprint import fingerprint
-from ablate.prove.record import NO_WORK, OTHER_WORK, Machine
-from ablate.prove.task import Setup, Task, Told, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ablate.check.setup import Setup
 
 _PACKAGES = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -58,23 +60,23 @@ def _driver() -> str | None:
     return found and found.group()
 
 
-def facts(setup: Setup) -> Iterator[Task]:
+def facts(setup: Setup) -> Iterator[Check]:
     """Yield the device, its clocks, the fingerprint of its arithmetic, its features and its back ends."""
-    yield Task(name="device", run=partial(_device, setup))
-    yield Task(name="clocks", run=partial(_clocks, setup))
+    yield Check(of="device", run=partial(_device, setup))
+    yield Check(of="clocks", run=partial(_clocks, setup))
     yield work_beside(setup)
-    yield Task(name="arithmetic", run=lambda: Told(detail=f"fingerprint {fingerprint(setup.where)}"))
+    yield Check(of="arithmetic", run=lambda: Told(detail=f"fingerprint {fingerprint(setup.where)}"))
     for name, attempt in _features(setup.on_gpu).items():
-        yield Task(name=f"feature: {name}", run=partial(_tried, attempt))
+        yield Check(of=f"feature: {name}", run=partial(_tried, attempt))
     for name, backend in setup.backends.items():
-        yield Task(name="back end", backend=name, run=partial(_detail, backend))
+        yield Check(of="back end", backend=name, run=partial(_detail, backend))
     for name, why in setup.refused.items():
         yield skipped("back end", f"does not claim this device: {why}", name)
 
 
-def work_beside(setup: Setup) -> Task:
+def work_beside(setup: Setup) -> Check:
     """Return a look at what else the device does now."""
-    return Task(name=OTHER_WORK, run=lambda: Told(detail=other_work(setup.where) or NO_WORK))
+    return Check(of=OTHER_WORK, run=lambda: Told(detail=other_work(setup.where) or NO_WORK))
 
 
 def _detail(backend: Any) -> Told:

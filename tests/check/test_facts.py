@@ -7,10 +7,10 @@ import torch
 
 from ablate.backends.device import Device, device_of
 from ablate.backends.gemms.emulated import EmulatedBackend
-from ablate.prove import facts as module
-from ablate.prove.facts import facts, machine_of
-from ablate.prove.run import prove
-from ablate.prove.task import Setup, setup_of
+from ablate.check import facts as module
+from ablate.check.facts import facts, machine_of
+from ablate.check.run import prove
+from ablate.check.setup import Setup, setup_of
 
 CPU = Setup(where="cpu", device=device_of("cpu"), backends={"emulated": EmulatedBackend()})
 

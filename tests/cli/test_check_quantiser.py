@@ -1,4 +1,4 @@
-"""``ablate certify``: the table, the JSON, and the exit code."""
+"""``ablate check`` of a recipe or a function: the table, the JSON, and the exit code."""
 
 import json
 
@@ -25,7 +25,7 @@ def small(monkeypatch):
 
 
 def call(*arguments):
-    return CliRunner().invoke(cli, ["certify", *arguments, "--device", "cpu"], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["check", *arguments, "--device", "cpu"], catch_exceptions=False)
 
 
 def test_a_recipe_as_a_table_that_fits_the_terminal():

@@ -10,12 +10,11 @@ from ablate.backends.device import Device, device_of
 from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.select import load_backend
 from ablate.backends.testing import bench
+from ablate.check import speed
+from ablate.check.run import prove
+from ablate.check.setup import Setup
+from ablate.check.speed import MODELS, bandwidth, rates, steps
 from ablate.models.arithmetic import model_size
-from ablate.prove import speed
-from ablate.prove.recipes import MODELS
-from ablate.prove.run import prove
-from ablate.prove.speed import bandwidth, rates, steps
-from ablate.prove.task import Setup
 from ablate.train.throughput import StepTimes
 
 PARTS = {"bandwidth": bandwidth, "rates": rates, "steps": steps}

@@ -1,4 +1,4 @@
-"""What ``ablate prove`` leaves: the schema of its record, and where the file lies.
+"""What ``ablate check`` leaves: the schema of its record, and where the file lies.
 
 A record names the device, the versions and the code, but no host and no path. A later call with the same
 device, versions and code goes on from it.

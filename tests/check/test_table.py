@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from ablate.backends.device import KNOWN, Device
-from ablate.prove.page import MEANING, page
-from ablate.prove.record import Finding, Machine, Part, ProofRecord, file_name, write_proof
-from ablate.prove.run import PARTS
-from ablate.prove.table import main, read_records, with_records
+from ablate.check.page import MEANING, main, page, read_records, with_records
+from ablate.check.record import Finding, Machine, Part, ProofRecord, file_name, write_proof
+from ablate.check.run import PARTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TABLE = """\
@@ -40,7 +39,7 @@ def record(*states, name="NVIDIA H100", arch="sm_90"):
 
 def test_the_docs_are_the_records():
     text, records = (DOCS / "native.md").read_text(encoding="utf-8"), read_records(DOCS / "devices")
-    assert with_records(text, records) == text, "python -m ablate.prove.table docs writes it"
+    assert with_records(text, records) == text, "python -m ablate.check.page docs writes it"
     for name, one in records.items():
         assert name == file_name(one.machine)
         assert (DOCS / "devices" / f"{name}.md").read_text(encoding="utf-8") == page(one)

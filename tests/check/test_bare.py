@@ -79,14 +79,14 @@ def test_the_image_is_bare(bare):
 @pytest.mark.exhaustive
 def test_a_bare_image_leaves_a_record(bare, tmp_path):
     """With no time for any part by the command, then some parts of it by the function behind it."""
-    door = ("-m", "ablate.prove", "--device", "cpu", "--out", str(tmp_path), "--json", "--minutes")
+    door = ("-m", "ablate.check", "cpu", "--out", str(tmp_path), "--json", "--minutes")
     done = bare(*door, "1e-9")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     record = json.loads(done.stdout)
     assert {(part["state"], part["why"]) for part in record["parts"]} == {("not run", "time")}
     code = (
-        "import sys; from ablate.prove import run; from ablate.prove.__main__ import main\n"
+        "import sys; from ablate.check import run; from ablate.check.__main__ import main\n"
         "run.PARTS = {name: run.PARTS[name] for name in ('device', 'exact probe', 'gain of SR')}\n"
         "sys.exit(main('cpu', 10.0, sys.argv[1], as_json=True))"
     )
@@ -102,8 +102,8 @@ def test_a_bare_image_leaves_a_record(bare, tmp_path):
 
 MAKE_ALL = """
 from ablate.backends.device import device_of
-from ablate.prove.run import PARTS
-from ablate.prove.task import setup_of
+from ablate.check.run import PARTS
+from ablate.check.setup import setup_of
 setup = setup_of("cpu", device_of("cpu"))
 print(*(f"{name}: {sum(1 for _ in tasks(setup))}" for name, tasks in PARTS.items()), sep="\\n")
 print(setup.refused["triton"])
@@ -129,12 +129,13 @@ def test_every_part_can_be_made_there(bare, packages, triton):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--device", "toaster"], "--device: 'toaster' cannot be used ("),
-        (["--device", "cpu", "--out", "/dev/null/there"], "--out: cannot write /dev/null/there: "),
+        (["toaster"], "device 'toaster' cannot be used ("),
+        (["sm_1"], "no architecture 'sm_1' (expected cpu, sm_80, sm_90"),
+        (["cpu", "--out", "/dev/null/there"], "--out: cannot write /dev/null/there: "),
     ],
 )
 def test_bad_options_are_one_line(bare, arguments, line):
-    done = bare("-m", "ablate.prove", *arguments)
+    done = bare("-m", "ablate.check", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1

@@ -1,0 +1,20 @@
+"""``ablate check``: test and time a device, and leave a record of it; test a recipe's or a user's quantiser.
+
+    python -m ablate.check cuda --minutes 10 --out my-gpu
+
+That needs torch, numpy and pydantic alone, and Triton on a GPU, from a plain copy of the folder. The record
+is JSON (``record.ProofRecord`` is its schema) with a page in Markdown beside it.
+
+How it fails: a broken promise of a back end is a finding of the record and exit code 1; the other parts still
+run. A device that cannot be used is a ``UserError``.
+"""
+
+import re
+
+DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
+ARCHITECTURE = re.compile(r"(sm_|gfx)\w+")
+"""Words that name a device of this machine, and hardware that is not here."""
+MINUTES = 10.0
+"""The time limit, if none is given."""
+OUT = "ablate-proof"
+"""The folder of records, if none is given."""
