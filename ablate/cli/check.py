@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,15 @@ from click.core import ParameterSource
 from ablate.backends.device import chosen_device, device_of_arch
 from ablate.base.errors import UserError, safe_text
 from ablate.check import ARCHITECTURE, DEVICE, MINUTES, OUT
+from ablate.cli.check_times import FORMATS
 from ablate.cli.common import AT_LEAST_1, Place, device_option, json_option, known_backend
-from ablate.cli.output import deliver
+from ablate.cli.output import deliver, format_table, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.device import Device
-    from ablate.recipes import GemmPolicy
 
-_FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
 _EXAMPLES = """\b
 Examples:
   ablate check                      what this machine does, and its self-test
@@ -37,14 +35,6 @@ Examples:
   ablate check quant.py:sr --as tseng:wgrad.dy     one that claims to be an operand's
   python -m ablate.check cuda       where only torch, triton, numpy and pydantic are
 """
-_TAKES = {
-    "this machine": {"details"},
-    "a device": {"minutes"},
-    "an architecture": {"details"},
-    "--time": {"names", "tokens", "repeats", "device", "backend"},
-    "a quantiser": {"held_against", "names", "draws", "seed", "device", "backend"},
-}
-"""The options of each thing that can be checked, beside --json and --out."""
 
 
 @click.command("check", epilog=_EXAMPLES)
@@ -111,62 +101,42 @@ def command(
 
     Exit code 1 if a check failed, or a quantiser is not what it claims to be.
     """
-    run: Callable[..., int]
+    what = "a quantiser"
     if timed:
-        what, run = "--time", partial(_time, subject)
+        what = "--time"
     elif subject is None:
-        what, run = "this machine", _here
+        what = "this machine"
     elif DEVICE.fullmatch(subject):
-        what, run = "a device", partial(_device, subject)
+        what = "a device"
     elif ARCHITECTURE.fullmatch(subject):
-        what, run = "an architecture", partial(_architecture, subject)
-    else:
-        what, run = "a quantiser", partial(_quantiser, subject)
-    taken = {}
+        what = "an architecture"
+    run, takes = _CHECKS[what]
     for option in context.command.params:
-        name = option.name or ""
-        if name in _TAKES[what]:
-            taken[name] = options[name]
-        elif name in options and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+        given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
+        if given and option.name in options and option.name not in takes:
             raise UserError(f"{option.opts[0]}: not for {what}")
-    context.exit(run(as_json=as_json, out=out, **taken))
+    taken = {name: options[name] for name in takes}
+    context.exit(run(subject or "", out, as_json=as_json, **taken))
 
 
-def _time(
-    study: str | None,
-    *,
-    names: tuple[str, ...],
-    tokens: int | None,
-    repeats: int,
-    device: str | None,
-    backend: str | None,
-    as_json: bool,
-    out: Path | None,
-) -> int:
-    from ablate.cli import check_times
+def _time(study: str, out: Path | None, *, as_json: bool, device: str | None, **options: Any) -> int:
+    from ablate.cli.check_times import gemm_times, show_times
 
-    if names and study is None:
+    if options["names"] and not study:
         raise UserError("--arm: without a study there are no arms")
-    if backend is not None:
-        known_backend(backend)
-    where, _ = chosen_device(device)
-    if study is None:
-        layers = check_times.layers_of_formats({fmt: _gemm_in(fmt) for fmt in _FORMATS}, tokens, backend)
-    else:
-        layers = check_times.layers_of_study(study, names, tokens, backend)
-    content = check_times.gemm_times(layers, where, repeats)
+    if options["backend"] is not None:
+        known_backend(options["backend"])
+    content = gemm_times(study or None, chosen_device(device)[0], **options)
     if not deliver(content, out, as_json=as_json):
-        check_times.show_times(content)
+        show_times(content)
     return 0
 
 
-def _here(*, details: bool, as_json: bool, out: Path | None) -> int:
+def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
     from ablate.backends.testing.suite import quick_self_test
 
     where, device = chosen_device(None)
-    content = _support(device, here=True)
-    if not as_json:
-        _show_support(content, details=details)
+    content = _support(device, shown=not as_json, details=details)
     rows = (row for row in content["backends"] if row["mode"] not in ("no", "reference"))
     content["self_tests"] = []
     for name in dict.fromkeys(row["backend"] for row in rows):
@@ -180,18 +150,16 @@ def _here(*, details: bool, as_json: bool, out: Path | None) -> int:
     return int(not all(one["passed"] for one in content["self_tests"]))
 
 
-def _device(device: str, *, minutes: float, as_json: bool, out: Path | None) -> int:
+def _device(device: str, out: Path | None, *, as_json: bool, minutes: float) -> int:
     from ablate.check.__main__ import main
 
     return main(device, minutes, str(out or OUT), as_json=as_json)
 
 
-def _architecture(arch: str, *, details: bool, as_json: bool, out: Path | None) -> int:
+def _architecture(arch: str, out: Path | None, *, as_json: bool, details: bool) -> int:
     from ablate.check.__main__ import compiled_for
 
-    content = _support(device_of_arch(arch), here=False)
-    if not as_json:
-        _show_support(content, details=details)
+    content = _support(device_of_arch(arch), shown=not as_json, details=details, here=False)
     compiled, code = compiled_for(arch, (lambda _: None) if as_json else click.echo)
     deliver(content | compiled, out, as_json=as_json)
     return code
@@ -199,27 +167,24 @@ def _architecture(arch: str, *, details: bool, as_json: bool, out: Path | None) 
 
 def _quantiser(
     subject: str,
+    out: Path | None,
     *,
-    held_against: str | None,
-    names: tuple[str, ...],
+    as_json: bool,
+    device: str | None,
     draws: int,
     seed: int,
-    device: str | None,
-    backend: str | None,
-    as_json: bool,
-    out: Path | None,
+    **claimed: Any,
 ) -> int:
-    from ablate.diagnose.claims import claim_of
+    from ablate.check.claims import claim_of
 
+    names, backend = claimed.pop("names"), claimed.pop("backend") or "auto"
     if len(names) > 1:
         raise UserError("--arm: one arm is checked at a time (--time takes several)")
-    backend = backend or "auto"
     known_backend(backend)
     where, _ = chosen_device(device)
-    arm = names[0] if names else None
-    claim = claim_of(subject, arm=arm, held_against=held_against, backend=backend, device=where)
+    claim = claim_of(subject, arm=names[0] if names else None, backend=backend, device=where, **claimed)
+    from ablate.check.certificate import certify, work
     from ablate.cli.check_text import content_of, lines_of
-    from ablate.diagnose.certificate import certify, work
 
     try:
         with click.progressbar(length=work(claim, draws), label="tensors", hidden=as_json) as bar:
@@ -231,45 +196,40 @@ def _quantiser(
     return int(not found.holds)
 
 
-def _gemm_in(fmt: str) -> GemmPolicy:
-    from ablate.recipes import GemmPolicy, OperandPolicy
-
-    operand = OperandPolicy(format=fmt)  # type: ignore[arg-type]
-    return GemmPolicy(left=operand, right=operand)
-
-
-def _support(device: Device, *, here: bool) -> dict[str, Any]:
-    """Return what each back end does on a device, one row a format; the three GEMMs are alike."""
+def _support(device: Device, *, shown: bool, details: bool, here: bool = True) -> dict[str, Any]:
+    """Return, and show, what each back end does on a device, one row a format; the three GEMMs are alike."""
+    from ablate.backends.protocol import Support
     from ablate.backends.select import Selection, load_backend
+    from ablate.backends.testing.suite import both
+    from ablate.recipes import OperandPolicy
     from ablate.run.backends import backend_names
 
-    rows = []
-    for name in (name for name in backend_names() if name != "auto"):
-        for fmt in _FORMATS:
+    gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in FORMATS}  # type: ignore[arg-type]
+    rows, table = [], [[fmt, Selection("auto").choose(gemm, device)[0].name] for fmt, gemm in gemms.items()]
+    names = [name for name in backend_names() if name != "auto"]
+    for name in names:
+        for (fmt, gemm), line in zip(gemms.items(), table, strict=True):
             try:
-                support = load_backend(name).support(_gemm_in(fmt), device)
+                support = load_backend(name).support(gemm, device)
             except ValueError as error:
-                mode, detail = "no", str(error)
-            else:
-                mode, detail = support.mode, support.detail
-            rows.append({"backend": name, "format": fmt, "gemm": "all", "mode": mode, "detail": detail})
+                support = Support(mode="no", detail=str(error))
+            rows.append({"backend": name, "format": fmt, "gemm": "all", **asdict(support)})
+            line.append(support.mode)
+    if shown:
+        elsewhere = "" if here else ", not here: as its support is known"
+        click.echo(f"{device.name} ({device.arch}){elsewhere}\n")
+        click.echo(format_table(("format", "auto", *names), table, width=terminal_width()))
+        how = ["{backend:<13} {format:<11} {mode}: {detail}".format(**row) for row in rows if details]
+        click.echo("\n".join(["", *(how or ["--details says how, and why not."]), ""]))
     where = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": here}
-    selection = Selection("auto")
-    auto = {fmt: selection.choose(_gemm_in(fmt), device)[0].name for fmt in _FORMATS}
-    return {"device": where, "backends": rows, "auto": auto}
+    return {"device": where, "backends": rows, "auto": {fmt: auto for fmt, auto, *_ in table}}
 
 
-def _show_support(content: dict[str, Any], *, details: bool) -> None:
-    device, rows = content["device"], content["backends"]
-    elsewhere = "" if device["here"] else ", not here: as its support is known"
-    click.echo(f"{device['name']} ({device['arch']}){elsewhere}\n")
-    modes = {(row["backend"], row["format"]): row["mode"] for row in rows}
-    widths = {row["backend"]: max(len(row["backend"]), 9) for row in rows}
-    names = " ".join(f"{name:<{width}}" for name, width in widths.items())
-    click.echo(f"format      auto       {names}")
-    for fmt in _FORMATS:
-        cells = " ".join(f"{modes[name, fmt]:<{width}}" for name, width in widths.items())
-        click.echo(f"{fmt:<11} {content['auto'][fmt]:<10} {cells}".rstrip())
-    click.echo("" if details else "\n--details says how, and why not.")
-    for row in rows if details else ():
-        click.echo(f"{row['backend']:<13} {row['format']:<11} {row['mode']}: {row['detail']}")
+_CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {
+    "this machine": (_here, {"details"}),
+    "a device": (_device, {"minutes"}),
+    "an architecture": (_architecture, {"details"}),
+    "--time": (_time, {"names", "tokens", "repeats", "device", "backend"}),
+    "a quantiser": (_quantiser, {"held_against", "names", "draws", "seed", "device", "backend"}),
+}
+"""How each thing is checked, and with which options beside --json and --out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,130 +14,98 @@ from ablate.cli.common import chosen_arms
 from ablate.cli.output import figure, format_table, terminal_width
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
-    from ablate.plan import PlannedArm
-    from ablate.recipes import GemmPolicy, LayerRecipe
+    from ablate.backends.testing.bench import Shape
+    from ablate.recipes import LayerRecipe
 
+FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
 _FEATURES = 1024
 _TOKENS = 1024
 """The layer that is timed for each format where no study is given."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Layers of one shape and recipe under one name: their number, and the back end for their GEMMs.
+def _layers(
+    study: str | None, names: tuple[str, ...], tokens: int | None
+) -> Iterator[tuple[str, str, int, Shape, LayerRecipe, str]]:
+    """Yield (arm or format, part, number of layers, shape, recipe, back end); those that are alike at once.
 
-    ``arm`` is the name of a study's arm, or of a format.
+    An arm's recipe is that of the start of training.
     """
-
-    arm: str
-    part: str
-    count: int
-    tokens: int
-    inputs: int
-    outputs: int
-    recipe: LayerRecipe
-    backend: str
-
-
-def layers_of_study(
-    study: str, names: tuple[str, ...], tokens: int | None, backend: str | None
-) -> Iterator[Layers]:
-    """Yield the layers of a study's arms, those of ``names`` alone if there are any."""
+    from ablate.backends.testing.bench import Shape
+    from ablate.backends.testing.suite import both
     from ablate.plan import build_plan
-    from ablate.study import load_study
-
-    plan = build_plan(load_study(study))
-    for arm in chosen_arms(plan, names, sorted(arm.name for arm in plan.arms)):
-        yield from _layers_of_arm(arm, tokens, backend)
-
-
-def layers_of_formats(
-    formats: Mapping[str, GemmPolicy], tokens: int | None, backend: str | None
-) -> Iterator[Layers]:
-    """Yield one layer for each format, all of its GEMMs in it."""
-    from ablate.recipes import GEMMS, LayerRecipe
-
-    for fmt, gemm in formats.items():
-        yield Layers(
-            arm=fmt, part="layer", count=1, tokens=tokens or _TOKENS, inputs=_FEATURES, outputs=_FEATURES,
-            recipe=LayerRecipe(**dict.fromkeys(GEMMS, gemm)), backend=backend or "auto",
-        )  # fmt: skip
-
-
-def _layers_of_arm(arm: PlannedArm, tokens: int | None, backend: str | None) -> Iterator[Layers]:
-    """Yield the layers of an arm at the start of training; those of one recipe and shape count as one."""
+    from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy
     from ablate.recipes.place import phases_of
     from ablate.run.architecture import layer_places
+    from ablate.study import load_study
 
-    training = arm.config.training
-    sequences = training.micro_batch_size or training.batch_size // arm.resources.devices_per_run
-    where = layer_places(arm.layers)
-    counted: Counter[tuple[str, int, int, LayerRecipe]] = Counter()
-    for layer in arm.layers:
-        place = where[layer.name]
-        blockless = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
-        recipe = phases_of(arm.config.recipe, place)[0].recipe
-        counted[blockless.removeprefix("blocks."), layer.inputs, layer.outputs, recipe] += 1
-    for (part, inputs, outputs, recipe), count in counted.items():
-        yield Layers(
-            arm=arm.name, part=part, count=count, tokens=tokens or sequences * training.seq_len,
-            inputs=inputs, outputs=outputs, recipe=recipe, backend=backend or arm.config.backend,
-        )  # fmt: skip
+    if study is None:
+        for fmt in FORMATS:
+            gemm = both(OperandPolicy(format=fmt))  # type: ignore[arg-type]
+            shape = Shape(tokens=tokens or _TOKENS, inputs=_FEATURES, outputs=_FEATURES)
+            yield fmt, "layer", 1, shape, LayerRecipe(**dict.fromkeys(GEMMS, gemm)), "auto"
+        return
+    plan = build_plan(load_study(study))
+    for arm in chosen_arms(plan, names, sorted(arm.name for arm in plan.arms)):
+        training = arm.config.training
+        sequences = training.micro_batch_size or training.batch_size // arm.resources.devices_per_run
+        where = layer_places(arm.layers)
+        counted: Counter[tuple[str, Shape, LayerRecipe]] = Counter()
+        for layer in arm.layers:
+            place = where[layer.name]
+            part = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
+            rows = tokens or sequences * training.seq_len
+            shape = Shape(tokens=rows, inputs=layer.inputs, outputs=layer.outputs)
+            recipe = phases_of(arm.config.recipe, place)[0].recipe
+            counted[part.removeprefix("blocks."), shape, recipe] += 1
+        for (part, shape, recipe), count in counted.items():
+            yield arm.name, part, count, shape, recipe, arm.config.backend
 
 
-def gemm_times(layers: Iterable[Layers], where: str, repeats: int) -> dict[str, Any]:
-    """Time every GEMM of some layers on a torch device; return what ``--json`` prints."""
+def gemm_times(
+    study: str | None,
+    where: str,
+    *,
+    names: tuple[str, ...],
+    tokens: int | None,
+    repeats: int,
+    backend: str | None,
+) -> dict[str, Any]:
+    """Time every GEMM of a study's arms, or one of each format; return what ``--json`` prints."""
     from ablate.backends.device import device_of
-    from ablate.modelled.hardware import peaks_of
-
-    device = device_of(where)
-    rows = list(_timed_rows(layers, where, device.name, repeats))
-    peaks = peaks_of(device.name)
-    return {
-        "device": asdict(device),
-        "peaks": None if peaks is None else asdict(peaks),
-        "repeats": repeats,
-        "gemms": rows,
-        "arms": _totals(rows),
-    }
-
-
-def _timed_rows(layers: Iterable[Layers], where: str, device: str, repeats: int) -> Iterator[dict[str, Any]]:
     from ablate.backends.select import Selection
-    from ablate.backends.testing.bench import Shape, time_gemm
-    from ablate.modelled.hardware import peak_tflops
+    from ablate.backends.testing.bench import time_gemm
+    from ablate.modelled.hardware import peak_tflops, peaks_of
     from ablate.recipes import GEMMS, describe_gemm
 
-    time_once = cache(time_gemm)
-    selection = cache(Selection)
-    for one in layers:
-        shape = Shape(tokens=one.tokens, inputs=one.inputs, outputs=one.outputs)
+    device = device_of(where)
+    time_once, selection = cache(time_gemm), cache(Selection)
+    rows: list[dict[str, Any]] = []
+    for arm, part, count, shape, recipe, own in _layers(study, names, tokens):
         for gemm in GEMMS:
-            policy = one.recipe.gemm(gemm)
+            policy = recipe.gemm(gemm)
             try:
-                timed = time_once(gemm, policy, shape, selection(one.backend), where, repeats=repeats)
+                timed = time_once(gemm, policy, shape, selection(backend or own), where, repeats=repeats)
             except ValueError as error:
-                raise UserError(f"arm '{one.arm}', {one.part}, {gemm.capitalize()}: {error}") from None
-            peak = peak_tflops(device, policy.left.format) if timed.mode == "native" else None
-            yield {
-                "arm": one.arm, "layer": one.part, "layers": one.count, "operands": describe_gemm(policy),
-                **asdict(timed), "share_of_peak": peak and timed.tflops / peak, "total_ms": timed.total_ms,
-                "speed_over_bf16": timed.speed_over_bf16, "speed_over_fp8": timed.speed_over_fp8,
-            }  # fmt: skip
-
-
-def _totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each arm's time for all linear layers, over bf16's and FP8's."""
-    totals = []
+                raise UserError(f"arm '{arm}', {part}, {gemm.capitalize()}: {error}") from None
+            peak = peak_tflops(device.name, policy.left.format) if timed.mode == "native" else None
+            about = {"arm": arm, "layer": part, "layers": count, "operands": describe_gemm(policy)}
+            rows.append(about | asdict(timed) | {"share_of_peak": peak and timed.tflops / peak})
+    arms = []
     for name in dict.fromkeys(row["arm"] for row in rows):
-        own = [row for row in rows if row["arm"] == name]
-        parts = ("total_ms", "bf16_ms", "fp8_ms")
-        total, bf16, fp8 = (sum(row[part] * row["layers"] for row in own) for part in parts)
-        times = {"total_ms": total, "speed_over_bf16": bf16 / total, "speed_over_fp8": fp8 / total}
-        totals.append({"arm": name, **times, "modes": sorted({row["mode"] for row in own})})
-    return totals
+        whole = [row for row in rows if row["arm"] == name]
+        total, bf16, fp8 = (
+            sum(row[part] * row["layers"] for row in whole) for part in ("total_ms", "bf16_ms", "fp8_ms")
+        )
+        speeds = {"speed_over_bf16": bf16 / total, "speed_over_fp8": fp8 / total}
+        modes = sorted({row["mode"] for row in whole})
+        arms.append({"arm": name, "total_ms": total, **speeds, "modes": modes})
+    peaks = peaks_of(device.name)
+    return {
+        "device": asdict(device), "peaks": peaks and asdict(peaks), "repeats": repeats,
+        "gemms": rows, "arms": arms,
+    }  # fmt: skip
 
 
 def show_times(content: dict[str, Any]) -> None:

@@ -51,7 +51,8 @@ class Shape:
 class GemmTime:
     """One GEMM of one layer, in milliseconds; rates in TFLOP/s for the multiplication alone.
 
-    ``speed_over_bf16`` and ``speed_over_fp8`` include both quantising and multiplying.
+    ``total_ms``, ``speed_over_bf16`` and ``speed_over_fp8`` (one scale per tensor) include both quantising
+    and multiplying.
     """
 
     gemm: Gemm
@@ -66,21 +67,9 @@ class GemmTime:
     fp8_ms: float
     fp8_mode: str
     tflops: float
-
-    @property
-    def total_ms(self) -> float:
-        """Time to quantise both operands and multiply."""
-        return self.quantise_ms + self.multiply_ms
-
-    @property
-    def speed_over_bf16(self) -> float:
-        """Speed relative to bf16's GEMM."""
-        return self.bf16_ms / self.total_ms
-
-    @property
-    def speed_over_fp8(self) -> float:
-        """Speed relative to FP8 with one scale per tensor, including quantising."""
-        return self.fp8_ms / self.total_ms
+    total_ms: float
+    speed_over_bf16: float
+    speed_over_fp8: float
 
 
 def dimensions(gemm: Gemm, shape: Shape) -> tuple[int, int, int]:
@@ -108,11 +97,13 @@ def time_gemm(
     work = [*ours, *fp8s, _work(bf16, gemm, _BF16, tensors)[1]]
     quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
     m, n, k = dimensions(gemm, shape)
+    total_ms, fp8_ms = quantise_ms + multiply_ms, fp8_quantise_ms + fp8_multiply_ms
     tflops = 2 * m * n * k / (multiply_ms * 1e-3) / 1e12
     return GemmTime(
         gemm=gemm, m=m, n=n, k=k, backend=backend.name, mode=support.mode, quantise_ms=quantise_ms,
-        multiply_ms=multiply_ms, bf16_ms=bf16_ms, fp8_ms=fp8_quantise_ms + fp8_multiply_ms,
-        fp8_mode=fp8_support.mode, tflops=tflops,
+        multiply_ms=multiply_ms, bf16_ms=bf16_ms, fp8_ms=fp8_ms, fp8_mode=fp8_support.mode,
+        tflops=tflops, total_ms=total_ms,
+        speed_over_bf16=bf16_ms / total_ms, speed_over_fp8=fp8_ms / total_ms,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.select import load_backend
 from ablate.backends.testing.check import Check, FaultError, smallest
+from ablate.backends.testing.inputs import inputs, made_up
 from ablate.backends.testing.probe import accumulator_bits, exact_product, product, sum_rounding
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand, round_operand
@@ -106,6 +107,8 @@ QUICK: tuple[OperandPolicy, ...] = (
 )
 """The policies of the short form that runs before every native run."""
 
+_normal = partial(made_up, "Gaussian")
+
 
 def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
     """Yield the checks for everything that a back end claims on a torch device."""
@@ -152,59 +155,20 @@ def label(policy: OperandPolicy) -> str:
     return " ".join(words + [flag for flag in flags if getattr(policy, flag)])
 
 
-def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return values with wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
-    generator = torch.Generator().manual_seed(rows * columns)
-    x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
-        -30, 30, (rows, 1), generator=generator
-    )
-    x[:, 7] = -0.0
-    x[: rows // 4] = x[: rows // 4].sign() * 2.0**-130
-    x[rows // 2, columns // 2] = float("nan")
-    x[rows // 2 + 1, 3] = float("inf")
-    return x.to(dtype)
-
-
-def shapes_for(policy: OperandPolicy) -> tuple[tuple[int, int], ...]:
-    """Return shapes that the policy's groups divide: whole strips of 64 columns, and others."""
-    if policy.hadamard > 32 or policy.scale in ("1x128", "128x128"):
-        return ((256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512))
-    return ((32, 32), (96, 160), (160, 96))
-
-
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, with all NaNs equal."""
-    return a.shape == b.shape and not bool(_unequal(a, b).any())
+    return a.shape == b.shape and not bool(unequal(a, b).any())
 
 
-def _unequal(a: Tensor, b: Tensor) -> Tensor:
-    a, b = a.nan_to_num(nan=77.0), b.nan_to_num(nan=77.0)
-    return (a != b) | (torch.signbit(a) != torch.signbit(b))
-
-
-def _inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
-    one_scale = block_shape(policy)[1] == 1 or policy.format == "nvfp4"
-    for shape in shapes_for(policy):
-        for dtype in (torch.bfloat16, torch.float32):
-            x = awkward(*shape, dtype)
-            if one_scale:  # a NaN would spread to the whole tensor
-                x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
-            yield f"{list(shape)} {dtype}", x
-    x = awkward(*shapes_for(policy)[-1], torch.bfloat16)
-    if not one_scale:
-        yield "transposed strides", x.t().contiguous().t()
-        wide = torch.zeros(x.shape[0], x.shape[1] + 24, dtype=x.dtype)
-        wide[:, : x.shape[1]] = x
-        yield "rows with a gap", wide[:, : x.shape[1]]
-    else:
-        yield "a NaN in the tensor", x
-    yield "nothing but zeros", torch.zeros(shapes_for(policy)[0], dtype=torch.bfloat16)
+def unequal(a: Tensor, b: Tensor) -> Tensor:
+    """Return where the bits of two tensors differ, with all NaNs equal."""
+    return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
 
 
 def _bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
     compared = 0
     draw = Draw(policy=policy, key=KEY)
-    for name, x in _inputs(policy):
+    for name, x in inputs(policy):
         expected = {
             axis: round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1) if _takes(x, draw, axis)
         }
@@ -267,7 +231,7 @@ def difference(ours: Operand, theirs: Operand) -> str | None:
     expected = theirs.values.float()
     if values.shape != expected.shape:
         return f"shape {list(values.shape)} instead of {list(expected.shape)}"
-    if different := int(_unequal(values, expected).sum()):
+    if different := int(unequal(values, expected).sum()):
         return f"{different} of {values.numel()} values differ"
     ours_is, theirs_is = float(descale), float(theirs.descale)
     if ours_is != theirs_is and not (math.isnan(ours_is) and math.isnan(theirs_is)):
@@ -285,7 +249,7 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     draw = Draw(policy=policy, key=KEY)
     worst = 0.0
     for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
-        x, w = _normal(m, k, 1), _normal(n, k, 2)
+        x, w = _normal(m, k, seed=1), _normal(n, k, seed=2)
         off = _off(backend, where, draw, x, w)
         if not off <= 1:
             cuts = ((rows, ((0, 0),)), (rows, ((1, 0),)), (grain, ((0, 1), (1, 1))))
@@ -312,13 +276,8 @@ def _off(backend: Backend, where: str, draw: Draw, x: Tensor, w: Tensor) -> floa
     return float(torch.where(error == 0, 0.0, error / bound).max())  # where all terms are 0, so is the bound
 
 
-def _normal(rows: int, columns: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
-
-
 def _gain(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    x = _normal(256, 1024, 3)
+    x = _normal(256, 1024, seed=3)
     total = torch.zeros(256, 1024, dtype=torch.float64)
     draws = 32
     plain = replace(policy, hadamard=0, signs="none", prescale=0.75)
@@ -333,7 +292,7 @@ def _gain(backend: Backend, where: str, policy: OperandPolicy) -> str:
 
 
 def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    x, w = _normal(64, 256, 4), _normal(32, 256, 5)
+    x, w = _normal(64, 256, seed=4), _normal(32, 256, seed=5)
     exact = x.double() @ w.double().t()
     ours = product(backend, where, Draw(policy=policy, key=KEY), x, w)
     error = float((ours.double() - exact).norm() / exact.norm())

@@ -11,7 +11,8 @@ from ablate.backends.protocol import Backend, Draw
 from ablate.backends.quantisers import block_scaled, cpu_kernel
 from ablate.backends.quantisers.block_scaled import BlockScaled
 from ablate.backends.select import load_backend
-from ablate.backends.testing.suite import KEY, awkward, same_bits
+from ablate.backends.testing.inputs import awkward
+from ablate.backends.testing.suite import KEY, same_bits
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.scales import searched_clip

@@ -90,6 +90,7 @@ def test_a_rate_above_the_published_peak_is_a_failure(tmp_path, monkeypatch, tfl
     time = bench.GemmTime(
         gemm="fprop", m=1, n=1, k=1, backend="emulated", mode="native", quantise_ms=0.0, multiply_ms=1.0,
         bf16_ms=1.0, fp8_ms=1.0, fp8_mode="native", tflops=tflops,
+        total_ms=1.0, speed_over_bf16=1.0, speed_over_fp8=1.0,
     )  # fmt: skip
     monkeypatch.setattr(speed, "time_gemm", lambda *_args, **_options: time)
     one = found(tmp_path, "rates", B200)["bf16 8192×8192×2048"]

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ablate.check import certificate
 from ablate.cli import cli
-from ablate.diagnose import certificate
 
 FILE = """
 from ablate.numerics import OperandPolicy, fake_quantize

@@ -17,7 +17,8 @@ from ablate.backends.protocol import Draw
 from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbles
 from ablate.backends.quantisers.packing import packed_by_torch
 from ablate.backends.select import Selection, load_backend
-from ablate.backends.testing.suite import KEY, POLICIES, QUICK, awkward, both, checks, label, same_bits
+from ablate.backends.testing.inputs import awkward
+from ablate.backends.testing.suite import KEY, POLICIES, QUICK, both, checks, label, same_bits
 from ablate.backends.triton import launch, policies
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand

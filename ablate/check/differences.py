@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ablate.backends.testing.inputs import grid_of
+from ablate.backends.testing.suite import unequal
 from ablate.numerics import formats
 from ablate.numerics.quantiser import from_blocks, to_blocks
 
@@ -74,7 +76,7 @@ class Definition:
     def fits(self, values: Tensor, exact: Tensor, scales: Tensor) -> Tensor:
         """Whether values may be what rounding under these scales gives, element by element."""
         scaled, units = exact / scales, values / scales
-        lower, upper = _neighbours(scaled, self.grid.element)
+        lower, upper = neighbours(scaled, self.grid.element)
         if self.random:
             return _near(units, lower) | _near(units, upper)
         return _near(units, formats.round_nearest(scaled, self.grid.element))
@@ -83,14 +85,13 @@ class Definition:
 def compare(found: Tensor, definition: Definition) -> list[Differences]:
     """Return the differences of a subject's values, fp32 [n, k], from the definition's, by cause."""
     expected, grid = definition.values, definition.grid
-    units = found / _spread(grid.scales / definition.policy.prescale, grid)
-    lower, upper = _neighbours(grid.scaled, grid.element)
+    units = found / spread(grid.scales / definition.policy.prescale, grid)
+    lower, upper = neighbours(grid.scaled, grid.element)
     neighbour = (_near(units, lower) | _near(units, upper)) & found.isfinite()
-    same = (found == expected) | (found.isnan() & expected.isnan())
-    signs = same & (found == 0) & (found.signbit() != expected.signbit())
+    wrong = unequal(found, expected)
+    signs = wrong & (found == expected)
     if definition.random:
-        same |= neighbour
-    wrong = (~same) | signs
+        wrong &= signs | ~neighbour
     causes: dict[Cause, Tensor] = {
         "special": ~(found.isfinite() & expected.isfinite()),
         "sign of zero": signs,
@@ -125,13 +126,13 @@ def merged(found: list[Differences]) -> tuple[Differences, ...]:
     return tuple(done)
 
 
-def _spread(scales: Tensor, grid: OnGrid) -> Tensor:
-    """Return each element's scale."""
+def spread(of_blocks: Tensor, grid: OnGrid) -> Tensor:
+    """Return for each element what its block has, such as the scale."""
     rows, columns = grid.block
-    return from_blocks(scales.view(-1, 1, 1).expand(-1, rows, columns).contiguous(), grid.scaled.shape)
+    return from_blocks(of_blocks.view(-1, 1, 1).expand(-1, rows, columns).contiguous(), grid.scaled.shape)
 
 
-def _neighbours(scaled: Tensor, element: formats.Element) -> tuple[Tensor, Tensor]:
+def neighbours(scaled: Tensor, element: formats.Element) -> tuple[Tensor, Tensor]:
     """Return the grid's neighbours towards and away from zero, with the value's sign."""
     magnitude = scaled.abs().nan_to_num(nan=0.0, posinf=element.max).clamp(max=element.max)
     values = grid_of(element)
@@ -139,13 +140,6 @@ def _neighbours(scaled: Tensor, element: formats.Element) -> tuple[Tensor, Tenso
     lower = values[place]
     upper = torch.where(lower == magnitude, lower, values[(place + 1).clamp(max=len(values) - 1)])
     return torch.copysign(lower, scaled), torch.copysign(upper, scaled)
-
-
-def grid_of(element: formats.Element) -> Tensor:
-    """Return the magnitudes of an element's grid in rising order, fp32; even places have even codes."""
-    codes = torch.arange(formats.encode_max(element) + 1)
-    values = formats.decode(codes, element)
-    return values[values <= element.max]
 
 
 def _near(a: Tensor, b: Tensor) -> Tensor:
@@ -158,20 +152,15 @@ def _other_scale(found: Tensor, definition: Definition, wrong: Tensor) -> Tensor
     hit = to_blocks(wrong, grid.block).flatten(1).any(1).nonzero()[:, 0]
     explained = torch.zeros(len(grid.scales), dtype=torch.bool)
     ours, exact = (to_blocks(one, grid.block) for one in (found, grid.rotated))
+    # The neighbouring scales over a scale: powers of two, E4M3's next codes, fp32's next numbers.
+    factors = [1 - 2.0**-23, 1 + 2.0**-23]
+    if definition.policy.format.startswith("mx"):
+        factors = [0.5, 2.0]
+    elif definition.policy.format in ("nvfp4", "nvint4", "if4"):
+        factors = [one for m in range(8, 16) for one in ((m + 1) / m, m / (m + 1))]
     for some in torch.split(hit, _BLOCKS_AT_ONCE):
         scales = grid.scales[some].view(-1, 1, 1) / definition.policy.prescale
-        for factor in _factors(definition.policy):
+        for factor in factors:
             fits = definition.fits(ours[some], exact[some], scales * factor)
             explained[some] |= fits.flatten(1).all(1)
-    rows, columns = grid.block
-    spread = explained.view(-1, 1, 1).expand(-1, rows, columns).contiguous()
-    return from_blocks(spread, found.shape) & wrong
-
-
-def _factors(policy: OperandPolicy) -> tuple[float, ...]:
-    """Return the neighbouring scales over a scale: powers of two, E4M3's next codes, fp32's next numbers."""
-    if policy.format.startswith("mx"):
-        return 0.5, 2.0
-    if policy.format in ("nvfp4", "nvint4", "if4"):
-        return *((m + 1) / m for m in range(8, 16)), *(m / (m + 1) for m in range(8, 16))
-    return 1 - 2.0**-23, 1 + 2.0**-23
+    return spread(explained, grid) & wrong

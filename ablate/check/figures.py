@@ -1,4 +1,4 @@
-"""What a quantiser does to tensors on average: gain, error, bias, and the independence of its noise.
+"""Figures of a quantiser on average, with standard errors: gain, error, bias, independence of its noise.
 
 Of each tensor two draws are taken, with errors E₁ and E₂ against the exact X after the rotation, which both
 share. ⟨E₁, E₂⟩ is an unbiased estimate of the energy of the error's expectation: what rounding adds at
@@ -7,6 +7,10 @@ random has expectation zero in it. A quantiser without randomness has only bias.
 *Noise alike*: the largest correlation, over a few neighbours, of the noise (E₁ − E₂) · sign X at two
 elements. The sign is needed: two elements that share a random word are rounded up or down in magnitude
 together, and with signs of their own such a correlation would average out.
+
+Elements of a block share its scale and those of a tensor its outer scale, so that elements are no independent
+draws. Tensors are: for the sums a_i and b_i of n tensors the ratio is Σa / Σb, and its standard error
+√(n / (n − 1) · Σ (a_i − ratio · b_i)²) / Σb (the usual one of a ratio estimator, Cochran 1977, §2.11).
 """
 
 from __future__ import annotations
@@ -18,10 +22,77 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ablate.diagnose.ratios import BOUND, Estimate, Ratios
+from ablate.diagnose.measure import ratio
 
+BOUND = 5.0
+"""Standard errors up to which a figure counts as what is expected; stated before anything is drawn."""
 _NEIGHBOURS = (1, 2, 3)
 _LARGEST_BLOCK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure and its standard error; None where it is not defined."""
+
+    value: float | None
+    error: float | None
+
+    def off(self, expected: float, *, other_error: float | None = None) -> float | None:
+        """Return the distance from an expected value in standard errors; None where there is none.
+
+        A distance of less than a millionth is the arithmetic's and counts as 0.
+        """
+        if self.value is None or self.error is None:
+            return None
+        distance = self.value - expected
+        if abs(distance) < 1e-6:
+            return 0.0
+        error = math.hypot(self.error, other_error or 0.0)
+        return distance / error if error else math.copysign(math.inf, distance)
+
+    def is_at(self, expected: float) -> bool:
+        """Whether the figure is the expected one within ``BOUND`` standard errors."""
+        off = self.off(expected)
+        return off is not None and abs(off) <= BOUND
+
+    def agrees_with(self, other: Estimate) -> bool:
+        """Whether two independent or paired figures are equal within ``BOUND`` standard errors."""
+        if self.value is None or other.value is None:
+            return self.value is other.value
+        off = self.off(other.value, other_error=other.error)
+        return off is not None and abs(off) <= BOUND
+
+
+@dataclass(kw_only=True)
+class Ratios:
+    """Sums a_i and b_i of each tensor: one pair, or as many as a vector has."""
+
+    parts: list[Tensor] = field(default_factory=list)
+    wholes: list[Tensor] = field(default_factory=list)
+
+    def add(self, part: Tensor, whole: Tensor) -> None:
+        """Add the sums of one tensor."""
+        self.parts.append(part.to(torch.float64).reshape(-1))
+        self.wholes.append(whole.to(torch.float64).reshape(-1))
+
+    def estimates(self, start: float = 0.0) -> tuple[Estimate, ...]:
+        """Return ``start`` plus each ratio."""
+        if not self.parts:
+            return ()
+        a, b = torch.stack(self.parts), torch.stack(self.wholes)
+        count, whole = len(a), b.sum(0)
+        ratios = a.sum(0) / whole
+        spread = (a - ratios * b).square().sum(0) * (count / max(count - 1, 1))
+        errors = (spread.sqrt() / whole.abs()).tolist()
+        return tuple(
+            Estimate(value=ratio(start + one, 1.0), error=ratio(error, 1.0) if count > 1 else None)
+            for one, error in zip(ratios.tolist(), errors, strict=True)
+        )
+
+    def estimate(self, start: float = 0.0) -> Estimate:
+        """Return ``start`` plus the single ratio."""
+        (found,) = self.estimates(start)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +102,8 @@ class RoundingFigures:
     ``gain``: the slope of quantised on exact; ``by_position``: the same at each place in the block, empty
     where blocks are larger than 128. ``relative_error``: of energies, ‖E‖² / ‖X‖², under a root.
     ``bias_share``: of the error's energy, what all draws have in common. ``noise_alike``: by the distance of
-    two neighbours along the block, and of two rows; empty without randomness.
+    two neighbours along the block, and of two rows; empty without randomness. ``unbiased``: the gain is 1 and
+    no error is common to all draws, within the bound.
     """
 
     tensors: int
@@ -41,11 +113,7 @@ class RoundingFigures:
     relative_error: Estimate
     bias_share: Estimate
     noise_alike: dict[str, Estimate]
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the gain is 1 and no error is common to all draws, within the bound."""
-        return self.gain.is_at(1.0) and (self.bias_share.value is None or self.bias_share.is_at(0.0))
+    unbiased: bool
 
     @property
     def pattern(self) -> tuple[float, ...]:
@@ -100,17 +168,18 @@ class Sums:
     def figures(self) -> RoundingFigures:
         """Return the figures of all tensors so far."""
         names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
-        energy = self.error.estimate()
+        energy, gain, bias = self.error.estimate(), self.gain.estimate(1.0), self.bias.estimate()
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
         spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
         return RoundingFigures(
             tensors=len(self.gain.parts),
             draws=self.draws,
-            gain=self.gain.estimate(1.0),
+            gain=gain,
             by_position=self.by_position.estimates(1.0),
             relative_error=Estimate(value=root, error=spread),
-            bias_share=self.bias.estimate(),
+            bias_share=bias,
             noise_alike=dict(zip(names, self.noise.estimates(), strict=False)),
+            unbiased=gain.is_at(1.0) and (bias.value is None or bias.is_at(0.0)),
         )
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from scipy import stats
 
+from ablate.backends.testing.inputs import KINDS, made_up
 from ablate.base.errors import UserError
-from ablate.diagnose import certificate
-from ablate.diagnose.certificate import certify, work
-from ablate.diagnose.claims import Claim, ClaimedOperand, claim_of
-from ablate.diagnose.made_up import KINDS, made_up
+from ablate.check import certificate
+from ablate.check.certificate import certify, work
+from ablate.check.claims import Claim, ClaimedOperand, claim_of
 from ablate.numerics.quantiser import round_operand
 from ablate.recipes import OperandPolicy
 

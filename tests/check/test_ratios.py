@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ablate.diagnose.ratios import Estimate, Ratios
-from ablate.diagnose.rounding import Sums
+from ablate.check.figures import Estimate, Ratios, Sums
 
 
 def test_a_ratio_and_its_standard_error_are_those_of_the_estimator():

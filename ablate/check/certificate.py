@@ -12,19 +12,18 @@ How it fails: ``UserError``, from ``claims``; undefined figures are None.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ablate.backends.select import Selection
-from ablate.diagnose import corners
-from ablate.diagnose.claims import Claim, ClaimedOperand, without_rotation
-from ablate.diagnose.differences import HARMLESS, Definition, Differences, compare, merged
-from ablate.diagnose.made_up import KINDS, made_up
+from ablate.backends.testing.inputs import KINDS, corners, made_up
+from ablate.check.claims import Claim, ClaimedOperand, without_rotation
+from ablate.check.corners import in_words
+from ablate.check.differences import HARMLESS, Definition, Differences, compare, merged
+from ablate.check.figures import BOUND, Estimate, Ratios, RoundingFigures, Sums
 from ablate.diagnose.measure import ratio
-from ablate.diagnose.ratios import BOUND, Estimate, Ratios
 from ablate.diagnose.recorder import Tapped, diagnose_product
-from ablate.diagnose.rounding import RoundingFigures, Sums
 from ablate.layers.linear import QuantLinear
 from ablate.layers.position import Position
 from ablate.layers.state import RecipeState
@@ -48,8 +47,7 @@ COMPARED = 2
 """Tensors of each kind that are held against the definition bit by bit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corner:
+class Corner(NamedTuple):
     """A corner case in words: what the subject does, and what the definition says."""
 
     name: str
@@ -61,13 +59,14 @@ class Corner:
 class OperandCertificate:
     """One operand, or several that nothing tells apart. ``definition``: its figures, for a function alone.
 
-    ``shares``: clipped and zeroed elements by kind of data.
+    ``clipped`` and ``zeroed``: shares of elements by kind of data.
     """
 
     operand: ClaimedOperand
     figures: dict[str, RoundingFigures]
     definition: dict[str, RoundingFigures]
-    shares: dict[str, tuple[float | None, float | None]]
+    clipped: dict[str, float | None]
+    zeroed: dict[str, float | None]
     corners: tuple[Corner, ...]
     compared: int
     differences: tuple[Differences, ...]
@@ -100,7 +99,8 @@ class OperandCertificate:
 class ProductCertificate:
     """One GEMM's product on one kind of data, means over made-up tensors.
 
-    ``bf16``: the bias share that rounding the output to bf16 has at most.
+    ``bf16``: the bias share that rounding the output to bf16 has at most. ``unbiased``: the product's
+    expectation is the exact product, within the bound and one rounding.
     """
 
     gemm: Gemm
@@ -109,14 +109,7 @@ class ProductCertificate:
     relative_error: Estimate
     bias_share: Estimate
     bf16: float
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the product's expectation is the exact product, within the bound and one rounding."""
-        share, error = self.bias_share.value, self.bias_share.error
-        if share is None or error is None or self.gain.value is None:
-            return False
-        return self.gain.is_at(1.0) and share <= self.bf16 + BOUND * error
+    unbiased: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +152,7 @@ def certify(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # many small operations: on a busy machine threads wait for one another
     try:
-        operands = _operands(claim, draws, seed, done)
+        operands = tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
         products: tuple[ProductCertificate, ...] = ()
         if claim.recipe is not None:
             products = tuple(_products(claim, claim.recipe, draws, seed, done))
@@ -168,79 +161,55 @@ def certify(
     return Certificate(claim=claim, draws=draws, operands=operands, products=products)
 
 
-def _operands(
-    claim: Claim, draws: int, seed: int, done: Callable[[int], None]
-) -> tuple[OperandCertificate, ...]:
-    trials = [_Trial(claim, operand, seed) for operand in claim.operands]
+def _operand(
+    claim: Claim, operand: ClaimedOperand, draws: int, seed: int, done: Callable[[int], None]
+) -> OperandCertificate:
+    """Quantise made-up tensors of each kind, then the corner cases."""
+    columns = block_shape(operand.policy)[1]
+    ours, theirs = ({kind: Sums(columns=columns) for kind in KINDS} for _ in range(2))
+    clipped: dict[str, float | None] = {}
+    zeroed: dict[str, float | None] = {}
+    differences: list[Differences] = []
+    compared = 0
     for kind in KINDS:
         for number in range(draws):
             stored = made_up(kind, SIDE, SIDE, seed=seed, number=number)
-            for trial in trials:
-                trial.add(kind, number, stored)
-            done(len(trials))
-    return tuple(trial.certificate() for trial in trials)
-
-
-class _Trial:
-    """One operand, tensor by tensor."""
-
-    def __init__(self, claim: Claim, operand: ClaimedOperand, seed: int) -> None:
-        self._claim, self._operand, self._seed = claim, operand, seed
-        columns = block_shape(operand.policy)[1]
-        self._ours, self._theirs = ({kind: Sums(columns=columns) for kind in KINDS} for _ in range(2))
-        self._shares: dict[str, tuple[float | None, float | None]] = {}
-        self._differences: list[Differences] = []
-        self._compared = 0
-
-    def add(self, kind: str, number: int, stored: Tensor) -> None:
-        """Quantise one more tensor of a kind."""
-        claim, operand = self._claim, self._operand
-        keys = [operand.key(number, draw, self._seed) for draw in range(2)]
-        drawn = keys if operand.is_random else keys[:1]
-        exact = _exact(stored, operand, keys[0])
-        if claim.function is None:
-            outputs = [claim.values(stored, operand, key) for key in drawn]
-        else:  # a function may be random where its definition is not
-            outputs = [claim.values(stored, operand, key) for key in keys]
-            self._theirs[kind].add(exact, [_defined(stored, operand, key) for key in drawn])
-        self._ours[kind].add(exact, outputs)
-        if number < COMPARED:
-            definition = _definition(claim, stored, operand, keys[0], kind)
-            self._compare(outputs[0], definition)
-            self._shares[kind] = _shares(definition, outputs[0])
-
-    def _compare(self, found: Tensor, definition: Definition) -> None:
-        self._differences += compare(found, definition)
-        self._compared += found.numel()
-
-    def certificate(self) -> OperandCertificate:
-        """Return what all tensors showed, and the corner cases."""
-        cases = self._corners()
-        definition = self._theirs if self._claim.function is not None else {}
-        return OperandCertificate(
-            operand=self._operand,
-            figures={kind: sums.figures() for kind, sums in self._ours.items()},
-            definition={kind: sums.figures() for kind, sums in definition.items()},
-            shares=self._shares,
-            corners=cases,
-            compared=self._compared,
-            differences=merged(self._differences),
-        )
-
-    def _corners(self) -> tuple[Corner, ...]:
-        policy = without_rotation(self._operand.policy)
-        plain = ClaimedOperand(names=self._operand.names, policy=policy, axis=1)
-        key = plain.key(0, 0, self._seed)
-        cases = []
-        for name, probe in corners.probes(policy, self._seed).items():
-            definition = _definition(self._claim, probe, plain, key, name)
-            ours = self._claim.values(probe, plain, key)
-            found, expected = (
-                corners.in_words(name, one, definition.grid, policy) for one in (ours, definition.values)
-            )
-            cases.append(Corner(name=name, found=found, expected=expected))
-            self._compare(ours, definition)
-        return tuple(cases)
+            keys = [operand.key(number, draw, seed) for draw in range(2)]
+            drawn = keys if operand.is_random else keys[:1]
+            exact = _exact(stored, operand, keys[0])
+            # A function may be random where its definition is not.
+            asked = drawn if claim.function is None else keys
+            outputs = [claim.values(stored, operand, key) for key in asked]
+            ours[kind].add(exact, outputs)
+            if claim.function is not None:
+                theirs[kind].add(exact, [_defined(stored, operand, key) for key in drawn])
+            if number < COMPARED:
+                found, definition = outputs[0], _definition(claim, stored, operand, keys[0], kind)
+                grid = definition.grid
+                there = grid.rotated != 0
+                clips = (grid.scaled.abs() > grid.element.max) & there
+                count = float(there.sum())
+                clipped[kind] = ratio(float(clips.sum()), count)
+                zeroed[kind] = ratio(float(((found == 0) & there).sum()), count)
+                differences += compare(found, definition)
+                compared += found.numel()
+            done(1)
+    cases = []
+    policy = without_rotation(operand.policy)
+    plain = ClaimedOperand(names=operand.names, policy=policy, axis=1)
+    key = plain.key(0, 0, seed)
+    for name, probe in corners(policy, seed=seed, rows=128).items():
+        found, definition = claim.values(probe, plain, key), _definition(claim, probe, plain, key, name)
+        words = (in_words(name, one, definition.grid, policy) for one in (found, definition.values))
+        cases.append(Corner(name, *words))
+        differences += compare(found, definition)
+        compared += found.numel()
+    return OperandCertificate(
+        operand=operand, clipped=clipped, zeroed=zeroed, corners=tuple(cases), compared=compared,
+        figures={kind: sums.figures() for kind, sums in ours.items()},
+        definition={kind: sums.figures() for kind, sums in theirs.items()} if claim.function else {},
+        differences=merged(differences),
+    )  # fmt: skip
 
 
 def _exact(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
@@ -270,15 +239,6 @@ def _definition(claim: Claim, stored: Tensor, operand: ClaimedOperand, key: Key,
         # A recipe draws the words of its definition; a function has its own.
         random=operand.is_random and claim.function is not None,
     )
-
-
-def _shares(definition: Definition, found: Tensor) -> tuple[float | None, float | None]:
-    """Return the shares of the elements over the grid's largest value and rounded to zero, zeros left out."""
-    grid = definition.grid
-    there = grid.rotated != 0
-    count = float(there.sum())
-    clipped = (grid.scaled.abs() > grid.element.max) & there
-    return ratio(float(clipped.sum()), count), ratio(float(((found == 0) & there).sum()), count)
 
 
 def _product_sets(draws: int) -> int:
@@ -313,9 +273,16 @@ def _products(
         for gemm in gemms:
             gain, error, bias = (own.estimate() for own in sums[gemm])
             bf16 = 2.0**-18 / error.value**2 if error.value else 1.0
+            unbiased = (
+                gain.is_at(1.0)
+                and bias.value is not None
+                and bias.error is not None
+                and bias.value <= bf16 + BOUND * bias.error
+            )
             found.append(
                 ProductCertificate(
-                    gemm=gemm, kind=kind, gain=gain, relative_error=error, bias_share=bias, bf16=bf16
+                    gemm=gemm, kind=kind, gain=gain, relative_error=error, bias_share=bias, bf16=bf16,
+                    unbiased=unbiased,
                 )
-            )
+            )  # fmt: skip
     return sorted(found, key=lambda one: GEMMS.index(one.gemm))

@@ -1,55 +1,19 @@
-"""What a quantiser does at the corners: ties, clipping, subnormals, the largest numbers, NaN, Inf, ±0.
-
-Each probe is a tensor [128, 256] in bf16, with blocks along its columns, and a few words for what came out.
-"""
+"""What became of a corner case, in a few words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from ablate.diagnose.differences import grid_of
-from ablate.diagnose.made_up import made_up
-from ablate.numerics.formats import ELEMENTS
+from ablate.backends.testing.inputs import SPOT, grid_of
+from ablate.check.differences import spread
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ablate.numerics.quantiser import OnGrid
     from ablate.recipes import OperandPolicy
-
-ROWS, COLUMNS = 128, 256
-_SPOT = (5, 7)
-_SMALL, _LARGE = 2.0**-127, 1e38
-
-
-def probes(policy: OperandPolicy, seed: int) -> dict[str, Tensor]:
-    """Return the probes of a policy by name, bf16 [128, 256], contraction last."""
-    plain = made_up("Gaussian", ROWS, COLUMNS, seed=seed, number=0, name="probe")
-    nan, inf, zeros, large = (plain.clone() for _ in range(4))
-    nan[_SPOT], inf[_SPOT], large[_SPOT] = torch.nan, torch.inf, _LARGE
-    zeros[:, 9] = -0.0
-    return {
-        "ties": _ties(policy),
-        "clipping": plain,
-        "subnormals": plain * _SMALL,
-        "1e38": large,
-        "NaN": nan,
-        "Inf": inf,
-        "−0": zeros,
-        "zeros": torch.zeros_like(plain),
-    }
-
-
-def _ties(policy: OperandPolicy) -> Tensor:
-    """Return values in the middle of two neighbours, where a block of largest value ``max`` has scale 1."""
-    element = ELEMENTS[policy.format]
-    grid = grid_of(element)
-    middles = (grid[1:] + grid[:-1]) / 2
-    values = torch.cat((middles, -middles)).repeat(ROWS * COLUMNS // (2 * len(middles)) + 1)
-    found = values[: ROWS * COLUMNS].view(ROWS, COLUMNS).clone()
-    found[:, ::16] = element.max
-    return found.to(torch.bfloat16)
 
 
 def in_words(name: str, found: Tensor, grid: OnGrid, policy: OperandPolicy) -> str:
@@ -69,7 +33,7 @@ def in_words(name: str, found: Tensor, grid: OnGrid, policy: OperandPolicy) -> s
     if name == "zeros":
         return "zeros" if not bool(found.any()) else "not zeros"
     if name == "1e38":
-        return f"finite, {float(found[_SPOT]):.3g}"
+        return f"finite, {float(found[SPOT]):.3g}"
     exact = grid.rotated
     if not bool(found.any()):
         return "flushed to zero"
@@ -104,10 +68,7 @@ def _clipping_in_words(found: Tensor, grid: OnGrid, policy: OperandPolicy) -> st
     share = float(clipped.float().mean())
     if not share:
         return "never"
-    rows, columns = grid.block
-    scales = grid.scales.view(-1, 1, 1).expand(-1, rows, columns)
-    spread = scales.reshape(len(found) // rows, -1, rows, columns).transpose(1, 2).reshape(found.shape)
-    largest = spread[clipped] * grid.element.max / policy.prescale
+    largest = spread(grid.scales, grid)[clipped] * grid.element.max / policy.prescale
     if bool((found.abs()[clipped] <= largest * (1 + 2.0**-7)).all()):
         return f"{share:.2%} of Gaussian saturate"
     return f"{share:.2%} of Gaussian would clip, and do not"
@@ -117,7 +78,7 @@ def _spread_in_words(name: str, found: Tensor, grid: OnGrid) -> str:
     odd = ~found.isfinite()
     count, block = int(odd.sum()), grid.block[0] * grid.block[1]
     if not count:
-        return f"lost: reads {float(found[_SPOT]):.3g}"
+        return f"lost: reads {float(found[SPOT]):.3g}"
     if count == odd.numel():
         where = "the whole tensor"
     elif count == block:

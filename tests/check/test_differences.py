@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ablate.diagnose.differences import Definition, compare, grid_of, merged
+from ablate.backends.testing.inputs import grid_of
+from ablate.check.differences import Definition, compare, merged
 from ablate.numerics import Key, OperandPolicy, round_operand
 from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.quantiser import on_grid
