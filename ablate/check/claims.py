@@ -120,8 +120,13 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
         device: its torch device.
     """
     if arm is not None:
-        recipe = _arm(subject, arm)
-        return _of_recipe(f"{subject}, arm '{arm}'", recipe, backend, device)
+        from ablate.study import load_study
+
+        arms = {one.name: one.recipe for one in load_study(subject).arms}
+        if arm not in arms:
+            hint = likely(arm, arms, f"arms: {', '.join(arms)}")
+            raise UserError(f"--arm: no arm '{arm}' in {subject} ({hint})")
+        return _of_recipe(f"{subject}, arm '{arm}'", arms[arm], backend, device)
     if ":" in subject and not subject.lstrip().startswith("{"):
         if held_against is None:
             hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
@@ -134,16 +139,6 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
     if subject.endswith((".yaml", ".yml")):
         raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --time")
     return _of_recipe(subject, recipe_of(subject, option="check"), backend, device)
-
-
-def _arm(study: str, name: str) -> Recipe:
-    from ablate.study import load_study
-
-    arms = {arm.name: arm.recipe for arm in load_study(study).arms}
-    if name not in arms:
-        hint = likely(name, arms, f"arms: {', '.join(arms)}")
-        raise UserError(f"--arm: no arm '{name}' in {study} ({hint})")
-    return arms[name]
 
 
 def _of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:

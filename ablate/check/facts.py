@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
@@ -10,6 +9,7 @@ import statistics
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +26,18 @@ from ablate.execute.fingerprint import fingerprint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ablate.backends.protocol import Backend
     from ablate.check.setup import Setup
 
 _PACKAGES = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
-_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER, _CPUS = Path("/proc/driver/nvidia/version"), Path("/proc/cpuinfo")
+_FEATURES = {
+    "F.scaled_mm": "torch.nn.functional:scaled_mm",
+    "float4_e2m1fn_x2": "torch:float4_e2m1fn_x2",
+    "fully_shard": "torch.distributed.fsdp:fully_shard",
+    "tl.dot_scaled": "triton.language:dot_scaled",
+}
+"""What is tried by name; what raises is missing."""
 
 
 def machine_of(setup: Setup) -> Machine:
@@ -66,10 +74,18 @@ def facts(setup: Setup) -> Iterator[Check]:
     yield Check(of="clocks", run=partial(_clocks, setup))
     yield work_beside(setup)
     yield Check(of="arithmetic", run=lambda: Told(detail=f"fingerprint {fingerprint(setup.where)}"))
-    for name, attempt in _features(setup.on_gpu).items():
+    features: dict[str, Callable[[], object]] = {
+        name: partial(resolve_name, place) for name, place in _FEATURES.items()
+    }
+    features |= (
+        {"NVML or AMD SMI": torch.cuda.utilization}
+        if setup.on_gpu
+        else {"compiled CPU quantiser": _cpu_quantiser}
+    )
+    for name, attempt in features.items():
         yield Check(of=f"feature: {name}", run=partial(_tried, attempt))
     for name, backend in setup.backends.items():
-        yield Check(of="back end", backend=name, run=partial(_detail, backend))
+        yield Check(of="back end", backend=name, run=partial(_told, backend))
     for name, why in setup.refused.items():
         yield skipped("back end", f"does not claim this device: {why}", name)
 
@@ -79,7 +95,7 @@ def work_beside(setup: Setup) -> Check:
     return Check(of=OTHER_WORK, run=lambda: Told(detail=other_work(setup.where) or NO_WORK))
 
 
-def _detail(backend: Any) -> Told:
+def _told(backend: Backend) -> Told:
     return Told(detail=backend.detail())
 
 
@@ -99,7 +115,11 @@ def _device(setup: Setup) -> Told:
 def _clocks(setup: Setup) -> Told:
     """Tell each clock that can be read; which can is told, too."""
     where = setup.where
-    sources: dict[str, Callable[[], float]] = {"clock_MHz": _cpu_mhz}
+    sources: dict[str, Callable[[], float]] = {
+        "clock_MHz": lambda: statistics.median(
+            map(float, re.findall(r"cpu MHz\s*:\s*([\d.]+)", _CPUS.read_text(encoding="utf-8")))
+        )
+    }
     if setup.on_gpu:
         found: Any = torch.cuda.get_device_properties(where)
         sources = {
@@ -116,28 +136,6 @@ def _clocks(setup: Setup) -> Told:
         except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
             unknown.append(f"{name} ({in_short(error)})")
     return Told(detail=f"not known: {'; '.join(unknown)}" if unknown else "all read", figures=figures)
-
-
-def _cpu_mhz() -> float:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return statistics.median(float(one) for one in re.findall(r"cpu MHz\s*:\s*([\d.]+)", text))
-
-
-def _features(on_gpu: bool) -> dict[str, Callable[[], object]]:
-    """Return what to try by name; what raises is missing."""
-
-    def of(module: str, name: str) -> Callable[[], object]:
-        return lambda: getattr(importlib.import_module(module), name)
-
-    found = {
-        "F.scaled_mm": of("torch.nn.functional", "scaled_mm"),
-        "float4_e2m1fn_x2": of("torch", "float4_e2m1fn_x2"),
-        "fully_shard": of("torch.distributed.fsdp", "fully_shard"),
-        "tl.dot_scaled": of("triton.language", "dot_scaled"),
-    }
-    if on_gpu:
-        return found | {"NVML or AMD SMI": torch.cuda.utilization}
-    return found | {"compiled CPU quantiser": _cpu_quantiser}
 
 
 def _cpu_quantiser() -> str:

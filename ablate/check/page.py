@@ -18,7 +18,7 @@ from ablate.check.record import NO_WORK, OTHER_WORK, ProofRecord, read_proof
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.check.record import Finding, Part
+    from ablate.check.record import Finding
 
 _COLUMN = "run on the device"
 _NOBODY = "**nobody yet**"
@@ -60,12 +60,26 @@ def page(record: ProofRecord) -> str:
         "",
         in_words(record) + ".",
         "",
-        *_beside(record),
-        *_table(("part", "result", "checks", "seconds"), [_summary(part) for part in record.parts]),
     ]
+    beside = [
+        f"{part.name}: {one.detail}"
+        for part in record.parts
+        for one in part.findings
+        if one.check == OTHER_WORK and one.detail != NO_WORK
+    ]
+    if beside:
+        lines += [f"Other work ({'; '.join(beside)}): times may be too long.", ""]
+    rows: list[Sequence[str]] = []
+    for part in record.parts:
+        seconds = sum(one.seconds for one in part.findings)
+        state = f"{part.state}: {part.why}" if part.why else part.state
+        rows.append((part.name, state, str(len(part.findings)), f"{seconds:.1f}"))
+    lines += _table(("part", "result", "checks", "seconds"), rows)
     if record.failed:
         lines += ["", "## Failures", ""]
-        lines += [f"- {part.name}, {_who(one)}{one.detail}{_file(one)}" for part, one in record.failed]
+    for part, one in record.failed:
+        who = f"{one.check} ({one.backend})" if one.backend else one.check
+        lines.append(f"- {part.name}, {who}: {one.detail}{_file(one)}")
     for part in record.parts:
         if part.findings:
             lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", "", MEANING.get(part.name, ""), ""]
@@ -78,27 +92,6 @@ def page(record: ProofRecord) -> str:
 def in_words(record: ProofRecord) -> str:
     """Return the parts' states in a few words."""
     return ", ".join(f"{count} part{'s' * (count > 1)} {state}" for state, count in record.states().items())
-
-
-def _beside(record: ProofRecord) -> list[str]:
-    """Return the other work that the parts saw on the device, for the top of the page."""
-    seen = [
-        f"{part.name}: {one.detail}"
-        for part in record.parts
-        for one in part.findings
-        if one.check == OTHER_WORK and one.detail != NO_WORK
-    ]
-    return [f"Other work ({'; '.join(seen)}): times may be too long.", ""] if seen else []
-
-
-def _summary(part: Part) -> tuple[str, ...]:
-    why = f": {part.why}" if part.why else ""
-    seconds = sum(one.seconds for one in part.findings)
-    return part.name, f"{part.state}{why}", str(len(part.findings)), f"{seconds:.1f}"
-
-
-def _who(one: Finding) -> str:
-    return f"{one.check}{f' ({one.backend})' if one.backend else ''}: "
 
 
 def _file(one: Finding) -> str:

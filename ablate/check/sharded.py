@@ -18,6 +18,7 @@ from torch import distributed
 
 from ablate.backends.testing.check import Check
 from ablate.check.setup import RECIPES, config_of, skipped
+from ablate.check.training import SHARE_APART, VOCABULARY
 from ablate.run.config import ModelConfig
 from ablate.train.group import ONE_DEVICE, Layout, join_group
 from ablate.train.loop import assemble, gradients, take_step
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
     from ablate.check.setup import Setup
 
 _STEPS = 3
-_SHARE_APART = 0.02
 _WAIT_SEC = 300.0
 _MICRO = 8
 """Sequences of a micro-batch, of which each device has one."""
 _MODEL = ModelConfig(width=128, layers=2, heads=2, ffn=256)
-_VOCABULARY = 256
 
 
 def fsdp2(setup: Setup) -> Iterator[Check]:
@@ -53,7 +52,7 @@ def _beside_one(devices: Sequence[str], backend: str, recipe: str) -> str:
     )
     apart = max(abs(one - other) for one, other in zip(alone, together, strict=True))
     detail = f"{len(devices)} devices: losses at most {apart:.5f} from one device's in {_STEPS} steps"
-    assert apart < _SHARE_APART * alone[0], detail
+    assert apart < SHARE_APART * alone[0], detail
     return detail
 
 
@@ -103,12 +102,12 @@ def _member(
         )  # fmt: skip
         layout = Layout(group=join_group(device.type))
     config = config_of(
-        _MODEL, RECIPES[recipe], backend, _VOCABULARY,
+        _MODEL, RECIPES[recipe], backend, VOCABULARY,
         tokens=sequences * 32 * _STEPS, seq_len=32, batch_size=sequences, micro_batch_size=_MICRO,
     )  # fmt: skip
     losses = []
     trainee = assemble(config, str(device), layout)
-    window = np.random.default_rng(0).integers(0, _VOCABULARY, (sequences, config.training.seq_len + 1))
+    window = np.random.default_rng(0).integers(0, VOCABULARY, (sequences, config.training.seq_len + 1))
     for _ in range(_STEPS):
         losses.append(gradients(trainee, window, config.training.grad_clip)[0])
         take_step(trainee)

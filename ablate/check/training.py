@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _STEPS = 10
 _GRAIN = 64
 """Features that every block and Hadamard group of the recipes divides."""
-_SHARE_APART = 0.02
+SHARE_APART = 0.02
 """Largest allowed distance between two loss curves, as a fraction of the first loss: far above the effect of
 another accumulation order in ten steps, far below that of a wrong operand."""
 _APART = 2.0**-7
@@ -46,7 +46,7 @@ _APART = 2.0**-7
 _MODEL = ModelConfig(
     width=128, layers=2, heads=2, ffn=256, tied_head=False
 )  # else its gradient has two parts
-_VOCABULARY = 256
+VOCABULARY = 256
 
 
 def linear_gradients(setup: Setup) -> Iterator[Check]:
@@ -157,10 +157,10 @@ class _Trace:
 def _train(where: str, backend: str, recipe: Recipe) -> str:
     settings = {"tokens": 128 * _STEPS, "seq_len": 32, "batch_size": 4, "learning_rate": 1e-3}
     ours, theirs = (
-        assemble(config_of(_MODEL, recipe, name, _VOCABULARY, **settings), device)
+        assemble(config_of(_MODEL, recipe, name, VOCABULARY, **settings), device)
         for name, device in ((backend, where), ("reference", "cpu"))
     )
-    window = np.random.default_rng(0).integers(0, _VOCABULARY, (4, 33))
+    window = np.random.default_rng(0).integers(0, VOCABULARY, (4, 33))
     losses: list[tuple[float, float]] = []
     first = None
     for step in range(_STEPS):
@@ -175,7 +175,7 @@ def _train(where: str, backend: str, recipe: Recipe) -> str:
     start, end = losses[0][0], losses[-1][0]
     apart_by = max(abs(one - other) for one, other in losses)
     detail = f"loss {start:.4f} → {end:.4f} in {_STEPS} steps, at most {apart_by:.5f} from the reference's"
-    assert apart_by < _SHARE_APART * losses[0][1], detail
+    assert apart_by < SHARE_APART * losses[0][1], detail
     assert end < start, detail
     return f"{detail}; the two runs' bits differ {'nowhere' if first is None else f'from {first} on'}"
 
