@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, overall_mode
 from ablate.backends.testing.bench import Shape, medians_ms, time_gemm
 from ablate.backends.testing.check import Check, Skip, Told
-from ablate.backends.testing.suite import both, label
+from ablate.backends.testing.suite import both, label, policies_of
 from ablate.check.facts import work_beside
 from ablate.check.setup import config_of, skipped
 from ablate.modelled.hardware import peak_tflops
@@ -47,16 +46,15 @@ MODELS: dict[str, ModelConfig] = {
 }
 """The models whose steps are timed, by name."""
 
-_SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
-_QUANTISED = (
-    OperandPolicy(format="mxfp4"),
-    OperandPolicy(format="mxfp4", hadamard=16),
-    _SR,
-    replace(_SR, hadamard=16, signs="step"),
-    replace(_SR, hadamard=64, signs="step"),
-    OperandPolicy(format="mxfp8"),
-    OperandPolicy(format="nvfp4", hadamard=16, signs="fixed"),
-)
+_QUANTISED = policies_of("""
+mxfp4
+mxfp4 H16
+mxfp4 stochastic 0.75
+mxfp4 stochastic 0.75 H16 step
+mxfp4 stochastic 0.75 H64 step
+mxfp8
+nvfp4 H16 fixed
+""")
 _PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """What one packed copy of an element takes, with its share of the scale."""
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")

@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
-from ablate.backends.testing.suite import label
+from ablate.backends.testing.suite import label, policies_of
 from ablate.backends.triton import policies, quantise
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
 from ablate.backends.triton.policies import FORMATS, TILES, Tile
-from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from ablate.recipes import OperandPolicy
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -65,32 +66,34 @@ _UPCAST = (
 _MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|v_mfma_\w+)"
 
 
-_MXFP4, _NVFP4, _MXFP8 = (OperandPolicy(format=name) for name in ("mxfp4", "nvfp4", "mxfp8"))
-_SR = replace(_MXFP4, hadamard=16, signs="step", rounding="stochastic", prescale=0.75)
-_FOUR_SIX = replace(_NVFP4, scale="four_six")
-_QUEST = replace(_MXFP4, scale="quest", hadamard=32, mask=True)
-_EDEN = replace(_NVFP4, scale="ms_eden", hadamard=32, signs="step")
-VARIANTS: tuple[tuple[OperandPolicy | None, OperandPolicy | None, int], ...] = (
-    (None, _SR, policies.CODES),
-    (_NVFP4, replace(_NVFP4, hadamard=16, signs="fixed"), policies.CODES),
-    (_SR, None, policies.CODES),
-    (_SR, _SR, policies.CODES),
-    (replace(_SR, hadamard=64), replace(_SR, hadamard=64), policies.CODES),
-    (_MXFP4, _MXFP4, policies.CODES),
-    (replace(_MXFP4, hadamard=16), replace(_MXFP4, hadamard=16), policies.CODES),
-    (_MXFP8, _MXFP8, policies.CODES),
-    (OperandPolicy(format="fp8_e4m3"), OperandPolicy(format="fp8_e4m3"), policies.CODES),
-    (replace(_MXFP4, block="32x32"), replace(_MXFP4, block="32x32"), policies.CODES),
-    (replace(_FOUR_SIX, block="16x16"), replace(_FOUR_SIX, rounding="stochastic"), policies.CODES),
-    (_QUEST, replace(_SR, permute=True), policies.CODES),
-    (_EDEN, _EDEN, policies.CODES),
-    (replace(_MXFP4, rounding="nearest_away"), replace(_MXFP4, rounding="stochastic_rocm"), policies.CODES),
-    (_SR, None, policies.VALUES),
-    (None, _MXFP8, policies.VALUES),
-    (_QUEST, None, policies.VALUES),
-    (None, _FOUR_SIX, policies.VALUES),
-    (None, replace(_EDEN, scale="ms_eden_unscaled", hadamard=128), policies.VALUES),
-)
+def _variant(text: str) -> tuple[OperandPolicy | None, OperandPolicy | None, int]:
+    """Return (along rows, along columns, what is written) of a line of the table below."""
+    rows, columns, written = (part.strip() for part in text.split("|"))
+    sides = [policies_of(side)[0] if side else None for side in (rows, columns)]
+    return sides[0], sides[1], {"codes": policies.CODES, "values": policies.VALUES}[written]
+
+
+VARIANTS = tuple(map(_variant, """\
+                               | mxfp4 stochastic 0.75 H16 step         | codes
+nvfp4                          | nvfp4 H16 fixed                        | codes
+mxfp4 stochastic 0.75 H16 step |                                        | codes
+mxfp4 stochastic 0.75 H16 step | mxfp4 stochastic 0.75 H16 step         | codes
+mxfp4 stochastic 0.75 H64 step | mxfp4 stochastic 0.75 H64 step         | codes
+mxfp4                          | mxfp4                                  | codes
+mxfp4 H16                      | mxfp4 H16                              | codes
+mxfp8                          | mxfp8                                  | codes
+fp8_e4m3                       | fp8_e4m3                               | codes
+mxfp4 32x32                    | mxfp4 32x32                            | codes
+nvfp4 four_six 16x16           | nvfp4 four_six stochastic              | codes
+mxfp4 quest H32 mask           | mxfp4 stochastic 0.75 H16 step permute | codes
+nvfp4 ms_eden H32 step         | nvfp4 ms_eden H32 step                 | codes
+mxfp4 nearest_away             | mxfp4 stochastic_rocm                  | codes
+mxfp4 stochastic 0.75 H16 step |                                        | values
+                               | mxfp8                                  | values
+mxfp4 quest H32 mask           |                                        | values
+                               | nvfp4 four_six                         | values
+                               | nvfp4 ms_eden_unscaled H128 step       | values
+""".splitlines()))  # fmt: skip
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
 
 _Types = dict[str, str | None]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from ablate.backends.testing.probe import accumulator_bits, exact_product, produ
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand, round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
-from ablate.recipes.policy import MS_EDEN
+from ablate.recipes.policy import Block, Rounding, Scale, Signs, Undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,77 +35,140 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Operand
     from ablate.backends.testing.check import Told
     from ablate.recipes import Format
-    from ablate.recipes.policy import Hadamard, Scale
 
 KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
 
-_MXFP4 = OperandPolicy(format="mxfp4")
-_SR = replace(_MXFP4, rounding="stochastic", prescale=0.75)
-_NVFP4 = OperandPolicy(format="nvfp4")
-_GROUPS: tuple[Hadamard, ...] = (16, 32, 64, 128)
-_OTHER_MX: tuple[Format, ...] = ("mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e3m0")
 _EXACT: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
 _PROBED: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
 _DIRECTED: tuple[Format, ...] = ("nvfp4", *_PROBED)
-_ROUNDINGS: tuple[dict[str, Any], ...] = ({}, {"rounding": "stochastic"})
-_SCALES: tuple[Scale, ...] = ("even", "rceil", "ceil", "uos", "quest")
-_ROTATIONS: tuple[dict[str, Any], ...] = (
-    {},
-    *({"hadamard": size, "signs": signs} for size in (16, 32) for signs in ("none", "step")),
-)
-POLICIES: tuple[OperandPolicy, ...] = (
-    OperandPolicy(),
-    OperandPolicy(hadamard=32),
-    *(
-        replace(rounded, **rotated)
-        for rounded in (_MXFP4, replace(_MXFP4, rounding="stochastic"), _SR)
-        for rotated in _ROTATIONS
-    ),
-    *(replace(_MXFP4, scale=scale) for scale in _SCALES),
-    *(replace(OperandPolicy(format=fmt), **rounded) for fmt in _OTHER_MX for rounded in _ROUNDINGS),
-    replace(_MXFP4, block="32x32"),
-    replace(_SR, block="32x32"),
-    replace(_MXFP4, scale="even", rounding="stochastic_rocm"),
-    replace(_SR, undo="operand"),
-    replace(_MXFP4, scale="quest", hadamard=32, mask=True),
-    replace(_SR, hadamard=64, signs="call", rotated_bf16=True),
-    replace(_SR, hadamard=128, signs="layer"),
-    replace(_MXFP4, hadamard=128, signs="layer"),
-    *(replace(_MXFP4, hadamard=size, signs="call", permute=True) for size in _GROUPS),
-    replace(_MXFP4, hadamard=256),
-    replace(_MXFP4, hadamard=16, signs="fixed"),
-    _NVFP4,
-    replace(_NVFP4, rounding="stochastic"),
-    replace(_NVFP4, rounding="stochastic", prescale=16 / 17),
-    replace(_NVFP4, hadamard=16, signs="fixed"),
-    replace(_NVFP4, block="16x16"),
-    replace(_NVFP4, scale="ue5m3", block="16x16"),
-    replace(_NVFP4, scale="two_level_ue5m3", rounding="stochastic", prescale=16 / 17),
-    OperandPolicy(format="nvint4"),
-    OperandPolicy(format="nvint4", rounding="stochastic", hadamard=16),
-    replace(_NVFP4, scale="four_six"),
-    replace(_NVFP4, scale="four_six", rounding="stochastic", prescale=16 / 17, hadamard=64),
-    *(replace(_NVFP4, scale=scale, hadamard=size, signs="step") for scale in MS_EDEN for size in _GROUPS),
-    OperandPolicy(format="fp8_e4m3"),
-    OperandPolicy(format="fp8_e5m2"),
-    OperandPolicy(format="fp8_e4m3", rounding="stochastic", hadamard=32),
-    OperandPolicy(format="fp8_e4m3", scale="row"),
-    OperandPolicy(format="fp4_e2m1"),
-    OperandPolicy(format="fp4_e3m0", scale="row"),
-    OperandPolicy(format="fp8_e4m3", scale="1x128"),
-    OperandPolicy(format="fp8_e4m3", scale="128x128"),
-    OperandPolicy(format="fp4_e2m1", scale="searched"),
-)
+_FLAGS = ("permute", "rotated_bf16", "mask")
+_FIELDS = {
+    word: name
+    for name, kind in {
+        "scale": Scale,
+        "block": Block,
+        "rounding": Rounding,
+        "undo": Undo,
+        "signs": Signs,
+    }.items()
+    for word in get_args(kind)
+}
+
+
+def label(policy: OperandPolicy) -> str:
+    """Describe a policy in a few words: its differences from the format's default."""
+    usual = OperandPolicy(format=policy.format)
+    words: list[str] = [policy.format]
+    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs"):
+        value = getattr(policy, name)
+        if value != getattr(usual, name):
+            words += [f"H{value}" if name == "hadamard" else str(value)]
+    return " ".join(words + [flag for flag in _FLAGS if getattr(policy, flag)])
+
+
+def policies_of(text: str) -> tuple[OperandPolicy, ...]:
+    """Return the policies, one a line, that ``label`` describes so; a prescale may be a fraction."""
+    return tuple(_policy(*line.split()) for line in text.strip().splitlines())
+
+
+def _policy(fmt: str, *words: str) -> OperandPolicy:
+    found: dict[str, Any] = {"format": fmt}
+    for word in words:
+        if word in _FLAGS:
+            found[word] = True
+        elif word in _FIELDS:
+            found[_FIELDS[word]] = word
+        elif word.startswith("H"):
+            found["hadamard"] = int(word[1:])
+        else:
+            found["prescale"] = float(Fraction(word))
+    return OperandPolicy(**found)
+
+
+POLICIES = policies_of("""
+bf16
+bf16 H32
+mxfp4
+mxfp4 H16
+mxfp4 H16 step
+mxfp4 H32
+mxfp4 H32 step
+mxfp4 stochastic
+mxfp4 stochastic H16
+mxfp4 stochastic H16 step
+mxfp4 stochastic H32
+mxfp4 stochastic H32 step
+mxfp4 stochastic 0.75
+mxfp4 stochastic 0.75 H16
+mxfp4 stochastic 0.75 H16 step
+mxfp4 stochastic 0.75 H32
+mxfp4 stochastic 0.75 H32 step
+mxfp4 even
+mxfp4 rceil
+mxfp4 ceil
+mxfp4 uos
+mxfp4 quest
+mxfp8
+mxfp8 stochastic
+mxfp6_e3m2
+mxfp6_e3m2 stochastic
+mxfp6_e2m3
+mxfp6_e2m3 stochastic
+mxfp4_e3m0
+mxfp4_e3m0 stochastic
+mxfp4 32x32
+mxfp4 32x32 stochastic 0.75
+mxfp4 even stochastic_rocm
+mxfp4 stochastic 0.75 operand
+mxfp4 quest H32 mask
+mxfp4 stochastic 0.75 H64 call rotated_bf16
+mxfp4 stochastic 0.75 H128 layer
+mxfp4 H128 layer
+mxfp4 H16 call permute
+mxfp4 H32 call permute
+mxfp4 H64 call permute
+mxfp4 H128 call permute
+mxfp4 H256
+mxfp4 H16 fixed
+nvfp4
+nvfp4 stochastic
+nvfp4 stochastic 16/17
+nvfp4 H16 fixed
+nvfp4 16x16
+nvfp4 ue5m3 16x16
+nvfp4 two_level_ue5m3 stochastic 16/17
+nvint4
+nvint4 stochastic H16
+nvfp4 four_six
+nvfp4 four_six stochastic 16/17 H64
+nvfp4 ms_eden H16 step
+nvfp4 ms_eden H32 step
+nvfp4 ms_eden H64 step
+nvfp4 ms_eden H128 step
+nvfp4 ms_eden_unscaled H16 step
+nvfp4 ms_eden_unscaled H32 step
+nvfp4 ms_eden_unscaled H64 step
+nvfp4 ms_eden_unscaled H128 step
+fp8_e4m3
+fp8_e5m2
+fp8_e4m3 stochastic H32
+fp8_e4m3 row
+fp4_e2m1
+fp4_e3m0 row
+fp8_e4m3 1x128
+fp8_e4m3 128x128
+fp4_e2m1 searched
+""")
 """Policies of every kind, for both operands."""
 
-QUICK: tuple[OperandPolicy, ...] = (
-    _MXFP4,
-    replace(_SR, hadamard=16, signs="step"),
-    replace(_MXFP4, block="32x32"),
-    OperandPolicy(format="mxfp8"),
-    replace(_NVFP4, hadamard=16, signs="fixed"),
-    OperandPolicy(format="fp8_e4m3"),
-)
+QUICK = policies_of("""
+mxfp4
+mxfp4 stochastic 0.75 H16 step
+mxfp4 32x32
+mxfp8
+nvfp4 H16 fixed
+fp8_e4m3
+""")
 """The policies of the short form that runs before every native run."""
 
 _normal = partial(made_up, "Gaussian")
@@ -141,18 +205,6 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
 def both(policy: OperandPolicy) -> GemmPolicy:
     """Return a GEMM with this policy on both sides; a mask is for forward operands only, as here."""
     return GemmPolicy(left=policy, right=policy)
-
-
-def label(policy: OperandPolicy) -> str:
-    """Describe a policy in a few words: its differences from the format's default."""
-    usual = OperandPolicy(format=policy.format)
-    words: list[str] = [policy.format]
-    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs"):
-        value = getattr(policy, name)
-        if value != getattr(usual, name):
-            words += [f"H{value}" if name == "hadamard" else str(value)]
-    flags = ("permute", "rotated_bf16", "mask")
-    return " ".join(words + [flag for flag in flags if getattr(policy, flag)])
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -18,7 +18,7 @@ from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbl
 from ablate.backends.quantisers.packing import packed_by_torch
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.inputs import awkward
-from ablate.backends.testing.suite import KEY, POLICIES, QUICK, both, checks, label, same_bits
+from ablate.backends.testing.suite import KEY, POLICIES, QUICK, both, checks, label, policies_of, same_bits
 from ablate.backends.triton import launch, policies
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import OperandPolicy, RecipeState, round_operand
@@ -30,27 +30,33 @@ BACKEND = load_backend("triton")
 MXFP4, NVFP4 = OperandPolicy(format="mxfp4"), OperandPolicy(format="nvfp4")
 FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
 # What the suite leaves out.
-MORE = (
-    *(
-        dataclasses.replace(one, rounding=rounding)
-        for one in (MXFP4, OperandPolicy(format="mxfp8"), OperandPolicy(format="fp8_e5m2"))
-        for rounding in ("nearest_away", "nearest_toward_zero")
-    ),
-    dataclasses.replace(NVFP4, block="16x16", rounding="stochastic", hadamard=16, signs="step"),
-    *(
-        dataclasses.replace(NVFP4, scale=scale, block=block)
-        for scale in FOUR_SIX
-        for block in ("1x16", "16x16")
-    ),
-    dataclasses.replace(NVFP4, scale="four_six", rounding="stochastic", prescale=16 / 17),
-    dataclasses.replace(MXFP4, scale="quest", mask=True),
-    dataclasses.replace(MXFP4, block="32x32", rounding="stochastic", prescale=0.75, mask=True),
-    dataclasses.replace(MXFP4, rounding="stochastic_rocm", hadamard=16, signs="step"),
-    dataclasses.replace(MXFP4, hadamard=32, permute=True),
-    dataclasses.replace(NVFP4, hadamard=64, permute=True, signs="call"),
-    dataclasses.replace(NVFP4, scale="ms_eden", hadamard=16, signs="step", rounding="nearest_away"),
-    dataclasses.replace(NVFP4, scale="ms_eden_unscaled", hadamard=128, signs="step", permute=True),
-)
+MORE = policies_of("""
+mxfp4 nearest_away
+mxfp4 nearest_toward_zero
+mxfp8 nearest_away
+mxfp8 nearest_toward_zero
+fp8_e5m2 nearest_away
+fp8_e5m2 nearest_toward_zero
+nvfp4 16x16 stochastic H16 step
+nvfp4 four_six
+nvfp4 four_six 16x16
+nvfp4 four_six_mae
+nvfp4 four_six_mae 16x16
+nvfp4 four_six_max
+nvfp4 four_six_max 16x16
+nvfp4 four_six_448
+nvfp4 four_six_448 16x16
+nvfp4 four_six_mae_448
+nvfp4 four_six_mae_448 16x16
+nvfp4 four_six stochastic 16/17
+mxfp4 quest mask
+mxfp4 32x32 stochastic 0.75 mask
+mxfp4 stochastic_rocm H16 step
+mxfp4 H32 permute
+nvfp4 H64 call permute
+nvfp4 ms_eden nearest_away H16 step
+nvfp4 ms_eden_unscaled H128 step permute
+""")
 CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) is None]
 # The gain of stochastic rounding follows from the bits, and takes as long as all other checks: left out.
 CHECKS = [check for check in checks(BACKEND, "cpu") if not check.name.startswith("stochastic gain")]
