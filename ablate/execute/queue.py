@@ -185,6 +185,8 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
 
         # Ray's own retries have no pauses and do not write the ledger.
         self._remote = ray.remote(max_retries=0)(execute_run)
+        # A user's own code may leave anything behind: its process ends with the run.
+        self._remote_alone = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._remote_together = ray.remote(max_retries=0)(execute_together)
         self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
         self._prefixes = prefixes
@@ -223,7 +225,8 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             options = self._remote_together.options(num_cpus=0, name=run_id)
         else:
-            options = self._remote.options(
+            remote = self._remote if request.config.trainer is None else self._remote_alone
+            options = remote.options(
                 num_cpus=resources.cpus,
                 num_gpus=resources.gpus,
                 resources=resources.custom or None,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.base.files import read_record, write_record
+from ablate.base.files import read_json, read_record, write_record
 from ablate.execute import driver, queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
@@ -184,6 +184,27 @@ def test_what_a_run_started_ends_with_its_worker_however_that_dies(study):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in by_killed_driver))
+
+
+@LONG
+@pytest.mark.usefixtures("local_ray")
+def test_what_a_training_function_leaves_ends_with_its_run(study):
+    store, requests = study
+    own = [
+        dataclasses.replace(
+            one, config=dataclasses.replace(one.config, trainer="fake_trainers:leaves_a_child")
+        )
+        for one in requests
+    ]
+    started = [store.run(one.run_id).path / "started.json" for one in own[:2]]
+    go = store.run(own[0].run_id).path.parent / "go"
+
+    def look():
+        if all(path.exists() for path in started) and not any(is_alive(*read_json(path)) for path in started):
+            go.touch()
+
+    outcome = execute_study(store, own, on_poll=look)
+    assert list(outcome.states.values()) == ["finished"] * 4
 
 
 @LONG
