@@ -59,12 +59,12 @@ def ledger(run):
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypatch):
     store, requests = study
-    monkeypatch.setattr(queue, "_LATER_SEC", 1.0)
+    monkeypatch.setattr(queue, "_LATER_SEC", 10.0)
     if trainer == "is_stopped_once":  # as on another machine than the driver's
         monkeypatch.setattr(leases, "this_machine", lambda: "that of the driver")
     # Not so short that a busy machine's start of a run is taken for a hang.
     resources = ResourcesConfig(
-        hang_after_sec=5.0 if "no progress" in str(message) or message == ENDED else 600.0
+        hang_after_sec=10.0 if "no progress" in str(message) or message == ENDED else 600.0
     )
     todo = [dataclasses.replace(request, resources=resources) for request in requests[:2]]
     result = execute_study(store, todo, trainer=f"fake_trainers:{trainer}")
