@@ -182,7 +182,7 @@ class Unneeded:
     def _stages(self) -> dict[str, tuple[int, int]]:
         """Return for each arm how many looks are due, and how many of its runs have diverged."""
         stop = self._plan.stop
-        looks = () if stop is None or stop.sequential is None else stop.sequential.looks
+        looks = () if stop is None or stop.settled is None else stop.settled.looks
         failed = {}
         for _, run in self._plan.runs():
             if run.id not in self._ended:
