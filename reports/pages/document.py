@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ablate.modelled.spread import published_checks
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
-from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
-from ablate.store.lock import Hopeless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +57,7 @@ _KEYS = {
     "at_or_before_first_evaluation=left_bound "
     "last_loss message seconds tokens_per_sec backend_mode",
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
-    "Stopped": "kind reason look seeds",
+    "Stopped": "kind reason seeds",
     "TuningResult": "study=plan.study done=plan.done fields=plan.fields sampler=plan.sampler "
     "trials=plan.trials seeds=plan.seeds tokens=plan.tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
@@ -183,8 +181,6 @@ def _plain(value: Any) -> Any:
         case TuningResult():
             told = {"fields": list(value.plan.fields), "seeds": len(value.plan.seeds)}
             return _object(value) | told
-        case Hopeless():
-            return _object(value) | {"nominal_levels": list(levels_of(value))}
         case Mapping():
             return {key: _plain(one) for key, one in value.items()}
         case list() | tuple():

@@ -366,7 +366,7 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
 
 def _stop_notes(analysis: Analysis) -> Iterator[str]:
     """Say what early stops mean for the figures, and what they saved."""
-    looked = None if analysis.plan.stop is None else analysis.plan.stop.sequential
+    looked = None if analysis.plan.stop is None else analysis.plan.stop.settled
     if looked is not None:
         yield (
             "The study could stop arms at looks after "
