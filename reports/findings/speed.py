@@ -15,7 +15,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
+from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
 from ablate.modelled.spread import Range, seconds_range, speed_up
 from ablate.reports.findings.results import Measured, Modelled
 from ablate.reports.statistics.intervals import (
@@ -32,7 +32,6 @@ from ablate.reports.statistics.moderation import contrasts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.recipes import Recipe
     from ablate.reports.findings.results import RunResult, Timed
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
@@ -120,7 +119,10 @@ def modelled_speed(
     found = []
     for hardware in HARDWARE:
         own = token_time(work, arm.recipe, hardware)
-        speed = _model_ratio(work, arm.recipe, base_work, baseline.recipe, hardware)
+        base = token_time(base_work, baseline.recipe, hardware)
+        speed = _interval(
+            None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel())
+        )
         found.append(
             Modelled(
                 hardware=hardware,
@@ -131,7 +133,6 @@ def modelled_speed(
                     if own is None or tokens_to_target is None
                     else seconds_range(own).times(tokens_to_target / _HOUR_SEC)
                 ),
-                large=_model_ratio(LLAMA_8B, arm.recipe, LLAMA_8B, baseline.recipe, hardware),
             )
         )
     return tuple(found)
@@ -155,13 +156,6 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
         with suppress(ValidationError):
             found[arm] = config_from_json(recorded.whole)
     return found
-
-
-def _model_ratio(
-    work: Workload, recipe: Recipe, base_work: Workload, base_recipe: Recipe, hardware: str
-) -> Interval:
-    own, base = token_time(work, recipe, hardware), token_time(base_work, base_recipe, hardware)
-    return _interval(None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel()))
 
 
 def _interval(found: Range | None) -> Interval:
