@@ -410,13 +410,6 @@ MUTANTS: tuple[Mutant, ...] = (
         first="tests/backends/test_block_scaled.py::test_products_that_fp32_holds_are_exact",
     ),
     one(
-        "kernel: a search that trusts its estimates",
-        "backends/kernel/search.h",
-        "slack_[i] = 64.0 * unit",
-        "slack_[i] = 0.0 * 64.0 * unit",
-        first="tests/backends/test_block_scaled.py::test_the_search_decides_as_the_definition_where_two_shares_err_alike",
-    ),
-    one(
         "kernel: the sums of a product's blocks added at the end",
         "backends/kernel/product.h",
         "constexpr int64_t STEPS = TILE / 2;",
