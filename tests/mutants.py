@@ -478,8 +478,6 @@ MUTANTS += tuple(
         ("Blackwell's groups added to nearest", "backends/gemms/blackwell.py",
          "total.view(torch.int64) & -_PLACE", "total.float().double().view(torch.int64)", OF_SUMS),
         ("Blackwell's groups of 32", "backends/gemms/blackwell.py", "GROUP = 64", "GROUP = 32", OF_SUMS),
-        ("a mended rule keeps its runs' ids", "ablate/recipes/policy.py", '"delayed": 2, "row": 2, ',
-         '"delayed": 2, ', "tests/run/test_ids.py"),
     )
 )  # fmt: skip
 

@@ -111,7 +111,7 @@ class _Group:
 def _cell(config: RecordedConfig, free: Collection[str]) -> _Cell | None:
     try:
         recipe = Recipe(**config.recipe or {})
-    except (TypeError, ValueError):  # of another version, or of logs that others wrote
+    except (TypeError, ValueError):  # of logs that others wrote
         return None
     kind = kind_of(replace(recipe, deoscillate=None))
     if kind is None:
