@@ -1,8 +1,6 @@
 """The arms as a matrix: which GEMMs are in FP4, by which stabiliser, where all else is alike.
 
 Found by comparing resolved configurations, not names, as steps between arms are.
-
-How it fails: it does not raise. An arm without a configuration, or without an FP4 GEMM, has no cell.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ra
 Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
 errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
 
-How it fails: it does not raise. Emulated or shared timing gives no measured figure, nor do logs of others
-that do not tell both arms to have had the same devices; an arm without a resolved configuration, as of such
-logs, has no modelled one.
+Emulated or shared timing gives no measured figure, nor do logs of others that do not tell both arms to have
+had the same devices; an arm without a resolved configuration, as of such logs, has no modelled one.
 """
 
 from __future__ import annotations
