@@ -2,8 +2,6 @@
 
 While a study runs, the driver asks the report's own decision again and again, from the run store. Only
 statuses are looked at until enough runs have ended for another decision to be possible.
-
-How it fails: it does not raise; a run without a result, or one that cannot be read, is ``missing``.
 """
 
 from __future__ import annotations

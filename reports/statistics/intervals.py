@@ -4,8 +4,8 @@ All are two-sided Student's t intervals, at 95 % or at the level that a look ask
 and Satterthwaite's degrees of freedom. ``scipy.special`` serves instead of ``scipy.stats``, which takes three
 times as long to import; the tests compare the results with ``scipy.stats``.
 
-How it fails: it does not raise. Without an interval (one value, no spread, one too large to compute with)
-``low`` and ``high`` are None and ``note`` says why. A width of zero would claim too much of equal values.
+Without an interval (one value, no spread, one too large to compute with) ``low`` and ``high`` are None and
+``note`` says why. A width of zero would claim too much of equal values.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ significance-level approach: Pocock 1977; Jennison and Turnbull 2000, chapter 11
 A look at n seeds takes the first n seeds of the arms that go on, and of the baseline. It is due when all of
 these have results, or will have none: so that what it finds does not depend on which run ended first.
 ``decide`` is a pure function of results: the driver and the report get the same answer.
-
-How it fails: it does not raise. Where a comparison gives no interval, no arm is stopped for it.
 """
 
 from __future__ import annotations

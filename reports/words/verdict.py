@@ -2,8 +2,6 @@
 
 A sentence claims a cost only where the interval excludes zero; a bound is called a bound; one run an
 arm is called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
-
-How it fails: it does not raise. A study without results gets the sentence that says so.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypa
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("damage", [False, True])
-def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage):
+def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatch):
+    monkeypatch.setattr(queue, "STALE_SEC", 1.0)
     store, requests = study
     run = store.run(requests[0].run_id)
     run.create(dataclasses.asdict(requests[0].config))
@@ -90,7 +91,7 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage):
     write_record(record, read_record(record) | {"machine": "one that is gone"})
     if damage:
         record.write_bytes(record.read_bytes()[:-3])
-    result = execute_study(store, requests[:1], trainer="fake_trainers:quick", stale_sec=1.0)
+    result = execute_study(store, requests[:1], trainer="fake_trainers:quick")
     assert result.states == {requests[0].run_id: "finished"}
     first, second = ledger(run)
     assert (first and first.outcome, second.outcome) == (None, "finished")
