@@ -43,7 +43,6 @@ RECIPES = {
     "fp8": {"rest": "fp8"},
     "fp8-rowwise": {"rest": "fp8-rowwise"},
     "alto": {"preset": "alto"},
-    "llm-fp4 on Fprop": {"preset": "llm-fp4"},
 }
 
 

@@ -410,13 +410,6 @@ MUTANTS: tuple[Mutant, ...] = (
         first="tests/backends/test_block_scaled.py::test_products_that_fp32_holds_are_exact",
     ),
     one(
-        "kernel: a search that trusts its estimates",
-        "backends/kernel/search.h",
-        "slack_[i] = 64.0 * unit",
-        "slack_[i] = 0.0 * 64.0 * unit",
-        first="tests/backends/test_block_scaled.py::test_the_search_decides_as_the_definition_where_two_shares_err_alike",
-    ),
-    one(
         "kernel: the sums of a product's blocks added at the end",
         "backends/kernel/product.h",
         "constexpr int64_t STEPS = TILE / 2;",
@@ -485,8 +478,6 @@ MUTANTS += tuple(
         ("Blackwell's groups added to nearest", "backends/gemms/blackwell.py",
          "total.view(torch.int64) & -_PLACE", "total.float().double().view(torch.int64)", OF_SUMS),
         ("Blackwell's groups of 32", "backends/gemms/blackwell.py", "GROUP = 64", "GROUP = 32", OF_SUMS),
-        ("a mended rule keeps its runs' ids", "ablate/recipes/policy.py", '"delayed": 2, "row": 2, ',
-         '"delayed": 2, ', "tests/run/test_ids.py"),
     )
 )  # fmt: skip
 

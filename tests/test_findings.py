@@ -1,8 +1,4 @@
-"""The tables of ``docs/findings`` are what today's analysis makes of the evaluations that lie beside them.
-
-Those that rest on more than losses (diagnostics, configurations) need the runs, and
-``benchmarks/findings.py --check``.
-"""
+"""The tables and figures of ``docs/findings`` follow from the evaluations that lie beside them."""
 
 import importlib.util
 import re
@@ -44,7 +40,6 @@ def storage(tmp_path_factory):
     [
         pytest.param(what, text, id=f"{page}: {' '.join(what)}", marks=[pytest.mark.exhaustive] * bool(n % 5))
         for n, (page, what, text) in enumerate(BLOCKS)
-        if what[1] != "diagnoses"
     ],
 )
 def test_tables_and_figures_follow_from_the_evaluations(storage, what, on_the_page):
@@ -54,9 +49,11 @@ def test_tables_and_figures_follow_from_the_evaluations(storage, what, on_the_pa
     assert {path.name for path, body in drawn.items() if path.read_bytes() != body} == set()
 
 
-def test_the_evaluations_of_every_study_are_there():
-    named = {study for _, (studies, *_), _ in BLOCKS for study in studies.split(",")}
-    assert named == set(STUDIES)
+def test_the_evaluations_of_every_study_are_there_and_a_page_names_it():
+    shown = {study for _, (studies, *_), _ in BLOCKS for study in studies.split(",")}
+    assert shown <= set(STUDIES)
+    pages = " ".join(page.read_text(encoding="utf-8") for page in FOLDER.glob("*.md"))
+    assert set(STUDIES) <= set(re.findall(r"findings-[a-z-]*[a-z]", pages))
 
 
 def test_every_figure_is_there_and_shown():

@@ -262,11 +262,6 @@ def _stop_text(plan: Plan) -> list[str]:
     text, rule = [], plan.stop
     if rule.diverged is not None:
         text.append(f"an arm after {rule.diverged} diverged {'run' if rule.diverged == 1 else 'runs'}")
-    if rule.hopeless is not None:
-        cost = f"an arm whose token cost is shown to be above {100 * rule.hopeless.cost_above:g} %"
-        looks = words.listed([str(n) for n in rule.hopeless.looks])
-        levels = f"{words.levels(levels_of(rule.hopeless))} ({rule.hopeless.spending})"
-        text.append(f"{cost}: looks after {looks} seeds, at nominal levels of {levels}")
     if rule.settled is not None:
         first, last = rule.settled.looks[0], rule.settled.looks[-1]
         levels = words.levels(levels_of(rule.settled))
@@ -277,7 +272,7 @@ def _stop_text(plan: Plan) -> list[str]:
 
 def _seeds_text(plan: Plan) -> list[str]:
     """Say what so many seeds, and more, would find."""
-    if not plan.paired_seeds or (plan.stop is not None and plan.stop.sequential is not None):
+    if not plan.paired_seeds or (plan.stop is not None and plan.stop.settled is not None):
         return []
     seeds, others = len(plan.arms[0].runs), max(1, len(plan.arms) - 1)
     wanted = [seeds, *[n for n in (2, 3, 5, 8) if n > seeds][:2]]

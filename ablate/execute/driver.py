@@ -20,7 +20,6 @@ from ablate.execute.prefixes import Prefixes
 from ablate.execute.queue import Queue, Tasks
 from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_signal
 from ablate.plan import configured_runs
-from ablate.store.leases import STALE_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +87,6 @@ def execute_study(
     unneeded: Callable[[], Mapping[str, str]] = dict,
     plan: Plan | None = None,
     trainer: str = DEFAULT_TRAINER,
-    stale_sec: float = STALE_SEC,
 ) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
@@ -96,8 +94,7 @@ def execute_study(
     called at most about once a second, returns the ids of runs whose results are not needed, with the
     reasons. Such a run becomes ``stopped`` unless it has ended; ``missing_runs`` still lists it. ``plan``:
     its other runs may be executed later and begin with a state of one of these, which is kept for them.
-    Ctrl-C and SIGTERM stop cleanly. ``stale_sec``: the time without a sign of life after which a worker on
-    another machine counts as dead.
+    Ctrl-C and SIGTERM stop cleanly.
 
     Raises:
         UserError: no cluster at the address, or the cluster can never hold one of the runs.
@@ -119,7 +116,7 @@ def execute_study(
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
         prefixes = Prefixes(store, runs, () if plan is None else configured_runs(plan))
-        tasks = Tasks(store, runs, trainer, stale_sec, prefixes)
+        tasks = Tasks(store, runs, trainer, prefixes)
         queue = Queue(
             [run.run_id for run in runs],
             tasks,

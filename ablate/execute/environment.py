@@ -1,6 +1,6 @@
 """The environment of a run, written beside its result: versions, hardware, back end, and other work.
 
-How it fails: it raises nothing of its own. A device whose load is unknown is not called idle.
+A device whose load is unknown is not called idle.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ choose their instructions and the order of their sums by the machine, by their v
 variables, so that equal runs can end with other bits. Runs of equal fingerprints add in the same order, as
 far as these products show it.
 
-How it fails: it does not raise; an operator that a device lacks counts as one more kind of arithmetic.
+An operator that a device lacks counts as one more kind of arithmetic.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ablate.execute.gang import execute_together
 from ablate.execute.worker import RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, State, StudyStore
 from ablate.store.checkpoints import newest_step
-from ablate.store.leases import Leases, end_holder
+from ablate.store.leases import STALE_SEC, Leases, end_holder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -178,18 +178,19 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         store: StudyStore,
         runs: Sequence[RunRequest],
         trainer: str,
-        stale_sec: float,
         prefixes: Prefixes,
     ) -> None:
         import ray
 
         # Ray's own retries have no pauses and do not write the ledger.
         self._remote = ray.remote(max_retries=0)(execute_run)
+        # A user's own code may leave anything behind: its process ends with the run.
+        self._remote_alone = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._remote_together = ray.remote(max_retries=0)(execute_together)
-        self._store, self._trainer, self._stale_sec = store, trainer, stale_sec
+        self._store, self._trainer = store, trainer
         self._prefixes = prefixes
         self._requests = {run.run_id: run for run in runs}
-        self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, stale_sec) for run in runs}
+        self._leases = {run.run_id: Leases(store.run(run.run_id).attempts, STALE_SEC) for run in runs}
         self._stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
         self._commit = git_commit()
         self._references: dict[str, Any] = {}
@@ -215,7 +216,7 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
             device="cuda" if resources.gpus else "cpu",
             git_commit=self._commit,
             trainer=self._trainer,
-            stale_sec=self._stale_sec,
+            stale_sec=STALE_SEC,
             given_up=given_up,
             prefix=self._prefixes.of(run_id),
             prefixes=self._prefixes.kept(run_id),
@@ -223,7 +224,8 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             options = self._remote_together.options(num_cpus=0, name=run_id)
         else:
-            options = self._remote.options(
+            remote = self._remote if request.config.trainer is None else self._remote_alone
+            options = remote.options(
                 num_cpus=resources.cpus,
                 num_gpus=resources.gpus,
                 resources=resources.custom or None,

@@ -163,17 +163,9 @@ def _train(
     task: RunTask, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether it was preempted."""
-    import torch
-
-    from ablate.backends.preflight import fit_choices, run_self_tests
-    from ablate.backends.select import overall_mode
     from ablate.execute.beside import Usage, Watch
-    from ablate.execute.environment import describe_environment, other_work
-    from ablate.execute.fingerprint import fingerprint
-    from ablate.train.group import ALONE
 
     resources, terminated = task.resources, threading.Event()
-    torch.set_num_threads(resources.cpus)
 
     def give_up(message: str) -> None:
         print(message, flush=True)
@@ -198,6 +190,16 @@ def _train(
         Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch,
         Usage(run.system_path, lambda: watch.tokens),
     ):
+        # The worker shows that it lives while these are loaded.
+        import torch
+
+        from ablate.backends.preflight import fit_choices, run_self_tests
+        from ablate.backends.select import overall_mode
+        from ablate.execute.environment import describe_environment, other_work
+        from ablate.execute.fingerprint import fingerprint
+        from ablate.train.group import ALONE
+
+        torch.set_num_threads(resources.cpus)
         choices = fit_choices(task.config, resources, task.device)
         # Looked at before our own first work. Emulated timing is no timing anyway.
         others = other_work(task.device) if overall_mode(choices) == "native" else None

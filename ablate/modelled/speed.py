@@ -5,8 +5,8 @@ GEMMs of every linear layer, at the rate of the wider of the two operands' forma
 (each tensor is read once in bf16, twice if its scale needs the tensor's largest value first, and written once
 for each GEMM that takes it in low precision; a Hadamard rotation happens in the same pass); and what no
 recipe changes: attention, norms, activations, residuals and the optimizer.
-Communication and launches cost nothing. ``measured`` has public measurements to compare with, and ``spread``
-says from them how far off a time may be.
+Communication and launches cost nothing. ``spread`` says from public measurements (``measured``) how far off a
+time may be.
 
 Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
 unknown hardware raises ``KeyError``.
@@ -47,10 +47,10 @@ RATES: dict[Rate, float] = {
 }
 """What limits a kernel, and the share of the published peak that it reaches.
 
-``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over ``measured.KERNELS``; ``memory`` is
-that of quantising, for all that is only moved. ``attention16`` (of the bf16 peak) and ``attention8`` (of the
-FP8 peak): so that of the steps of ``measured.CALIBRATION`` with such attention the median one is as long as
-measured.
+``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over the kernels of
+``benchmarks/speed_model.py``; ``memory`` is that of quantising, for all that is only moved. ``attention16``
+(of the bf16 peak) and ``attention8`` (of the FP8 peak): so that of the steps of ``measured.CALIBRATION`` with
+such attention the median one is as long as measured.
 """
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")

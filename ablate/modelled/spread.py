@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.base.student import student
-from ablate.modelled.measured import CALIBRATION, SPEED_UPS
+from ablate.modelled.measured import CALIBRATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,37 +53,6 @@ def speed_up(slow: Mapping[Kernel, float], fast: Mapping[Kernel, float]) -> Rang
     one, other = _shares(slow), _shares(fast)
     apart = {kernel: one.get(kernel, 0.0) - other.get(kernel, 0.0) for kernel in {**one, **other}}
     return _range(sum(slow.values()) / sum(fast.values()), apart)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedSpeed:
-    """A published speed-up and the modelled one; ``at_least`` means that the source gives a lower bound."""
-
-    what: str
-    source: str
-    published: float
-    at_least: bool
-    modelled: Range
-
-    @property
-    def deviation(self) -> float:
-        """Return modelled over published, minus one."""
-        return self.modelled.estimate / self.published - 1
-
-
-@cache
-def published_checks() -> tuple[PublishedSpeed, ...]:
-    """Return the modelled results for the settings with published speed-ups that no rate was chosen by."""
-    return tuple(
-        PublishedSpeed(
-            what=f"{one.what}, on {one.hardware}",
-            source=one.source,
-            published=one.published,
-            at_least=one.at_least,
-            modelled=speed_up(*one.times),
-        )
-        for one in SPEED_UPS
-    )
 
 
 @cache

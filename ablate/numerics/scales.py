@@ -315,11 +315,6 @@ def eden(blocks: Tensor, amax: float, policy: OperandPolicy, words: Tensor) -> t
     return values, chosen, decode
 
 
-def search_shares() -> list[float]:
-    """Return the shares of a row's largest magnitude that are searched, ascending; fp32 values."""
-    return [fp32(SEARCH_LARGEST * step / SEARCH_STEPS) for step in range(1, SEARCH_STEPS + 1)]
-
-
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
     """Return the clipping value [n, 1] with the smallest squared error for each row [n, k] (LLM-FP4, §3).
 
@@ -333,8 +328,8 @@ def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
     best = torch.full_like(amax, math.inf, dtype=torch.float64)
     clip = torch.where(amax.isfinite(), amax, math.nan)
     zeros = (1 << (rows.shape[1] - 1).bit_length()) - rows.shape[1]
-    for share in search_shares():
-        candidate = amax * share
+    for step in range(1, SEARCH_STEPS + 1):
+        candidate = amax * fp32(SEARCH_LARGEST * step / SEARCH_STEPS)
         scale = divided(candidate, element.max)
         values = round_nearest(rows / torch.where(scale == 0, 1.0, scale), element) * scale
         squares = (values.double() - rows.double()).square()

@@ -2,8 +2,6 @@
 
 Pure: curves, a plan and speeds in; advice out. The target is where both runs have passed it with room for
 slower arms. Two runs tell a spread badly, so that less than the findings' is not believed.
-
-How it fails: it does not raise. Where the runs reach no loss that could be a target, ``why_not`` says so.
 """
 
 from __future__ import annotations

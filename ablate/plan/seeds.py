@@ -1,7 +1,4 @@
-"""What so many seeds will find, before any has run: for the plan of a study, without numpy or scipy.
-
-How it fails: it does not raise. Of seeds too few for the approximation there is no figure.
-"""
+"""What so many seeds will find, before any has run: for the plan of a study, without numpy or scipy."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import json
 import math
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from ablate.base.section import Section
@@ -90,11 +90,6 @@ SCALES: dict[str, tuple[str, ...]] = {
 }
 """The scale rules of each format; the first is the default."""
 
-
-REVISIONS = {"delayed": 2, "row": 2, "1x128": 2, "128x128": 2, "searched": 2, "four_six": 2}
-"""Scale rules whose results a later version mended: the number stands in the text of a recipe with such an
-operand, so that its runs are other ones than before, and all others keep their ids."""
-
 DEFAULT_SCALE = {name: scales[0] for name, scales in SCALES.items()}
 BLOCKS: dict[str, tuple[str, ...]] = {
     **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
@@ -147,16 +142,6 @@ class OperandPolicy:
     rotated_bf16: bool = False
     source: Source = "high_precision"
     mask: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_versions(cls, given: Any) -> Any:
-        """Read ``signs_after`` of older versions: signs after the Hadamard change no product."""
-        if isinstance(given, dict) and "signs_after" in given:
-            given = dict(given)
-            if given.pop("signs_after"):
-                given["signs"] = "none"
-        return given
 
     def __post_init__(self) -> None:
         if self.scale == "none":
@@ -450,26 +435,8 @@ class Recipe(Section, LayerRecipe):
 
     @cached_property
     def text(self) -> str:
-        """The content as JSON, from which run ids are made.
-
-        With the former field ``signs_after`` and without later ones at their default, so that ids stay the
-        same; with ``REVISIONS``, so that those of mended rules do not.
-        """
-
-        def versioned(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if found.get("accumulate") == "fp32":  # a field that older versions lack
-                del found["accumulate"]
-            if "rotated_bf16" in found:
-                found["signs_after"] = False
-                if found["scale"] in REVISIONS:
-                    found["revision"] = REVISIONS[found["scale"]]
-            return found
-
-        content = asdict(self, dict_factory=versioned)
-        if self.deoscillate is None:  # a later field
-            del content["deoscillate"]
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        """The content as JSON, from which run ids are made."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _rotation(policy: OperandPolicy) -> str:

@@ -2,9 +2,8 @@
 
 Included: model, training, the six resolved operand policies, back end, seed, the data section, the digest of
 the data's content, the vocabulary size, the digest of user code, the fork (how the run trained before it, and
-where it is), and ``RESULT_VERSION``. Default values of model, data and training fields are left out, and so
-are a recipe's fields of later versions at theirs: such a field changes no id. A changed default raises
-``RESULT_VERSION``.
+where it is), and ``RESULT_VERSION``. Default values of model, data and training fields are left out: a
+changed default raises ``RESULT_VERSION``.
 Excluded: names of study and arm, descriptions, resources, file locations and ``model.allow``, which only says
 what the user knows. ``data_digest`` represents the content of ``paths`` and ``validation_paths``, and of a
 tokenizer in a local file; ``code_digest`` represents the file of a model or trainer. So a renamed, moved or
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 RESULT_VERSION = 1
 """Raised when the trainer changes its results by design, so that no old run counts as a new one."""
 
-FOREIGN_RESULT_VERSION = 2
-"""The same of runs with a model or a trainer of the user's own."""
-
 _DEFAULTS: dict[type, dict[str, Any]] = {
     section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
 }
@@ -55,8 +51,7 @@ def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
     """
     values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
     texts = {name: _canonical(_placeless(value)) for name, value in values.items() if value is not None}
-    is_foreign = arm.trainer is not None or not arm.model.is_built_in
-    texts["result_version"] = str(FOREIGN_RESULT_VERSION if is_foreign else RESULT_VERSION)
+    texts["result_version"] = str(RESULT_VERSION)
     pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
     prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
     ids = []

@@ -6,9 +6,6 @@ with bisquare weights at 6 times the median residual, so that an evaluation that
 
 A line bends at no kink. So a fit takes evaluations of one span alone, in which nothing of the training
 changes (``schedule.steady_spans``), and only where the span reaches by h to both sides of the crossing.
-
-How it fails: it does not raise. Without such a span, five evaluations or a crossing near the one that was
-asked for there is no fit.
 """
 
 from __future__ import annotations

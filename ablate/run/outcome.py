@@ -5,8 +5,8 @@ interval, which in MLPerf's Llama 3.1 8B is as wide as the published effects. Th
 confirm a crossing, so that one lucky evaluation does not count. Where training is known to be steady around
 it, a local fit of the curve says where it lies (``local_fit``): two evaluations alone carry all their noise.
 
-How it fails: it does not raise. A run that never crosses has no crossing; a run whose first evaluation is
-already at or under the target crossed at an unknown earlier point (``left_bound``).
+A run that never crosses has no crossing; a run whose first evaluation is already at or under the target
+crossed at an unknown earlier point (``left_bound``).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ same rows there, to the bit. So one of them trains those steps, and the others b
 last common step is the one before the first that differs, because the evaluation after that step already uses
 the recipe of the next.
 
-How it fails: it does not raise. Runs that may differ share nothing: with a trainer of their own, on other
-devices, or with delayed scales, whose history belongs to one recipe.
+Runs that may differ share nothing: with a trainer of their own, on other devices, or with delayed scales,
+whose history belongs to one recipe.
 """
 
 from __future__ import annotations

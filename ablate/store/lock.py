@@ -1,7 +1,7 @@
 """``plan.lock.json``: a study's arms, runs and search, for everything that reads its run store.
 
-Only planning writes these types. Unknown keys are allowed, so that files of later versions can be read.
-``docs/architecture.md`` shows the file.
+Only planning writes these types. Unknown keys are allowed, so that files of later versions can be read, but
+not those of a stop rule. ``docs/architecture.md`` shows the file.
 
 How it fails: content that does not fit is a ``ValueError`` of one line that names the place.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from ablate.base.commands import command_line, set_words
@@ -62,17 +62,6 @@ Looks = Annotated[
     AfterValidator(_rise),
 ]
 """The numbers of seeds after which to check, rising; the last is all seeds."""
-Spending = Literal["obrien-fleming", "pocock"]
-
-
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
-class Hopeless:
-    """Stop an arm whose token cost is shown to be above ``cost_above`` (a fraction)."""
-
-    kind: ClassVar[Literal["hopeless"]] = "hopeless"
-    cost_above: Annotated[Number, Field(ge=0)]
-    spending: Spending
-    looks: Looks
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -83,24 +72,19 @@ class Settled:
     than this (a fraction of the baseline's tokens).
     """
 
-    kind: ClassVar[Literal["settled"]] = "settled"
     looks: Looks
-    spending: Spending = "pocock"
     narrower_than: Annotated[Number, Field(gt=0)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(**PLAIN, extra="forbid"))
 class StopRule:
-    """When an arm's other runs are not needed. ``diverged``: after this many of its runs have diverged."""
+    """When an arm's other runs are not needed. ``diverged``: after this many of its runs have diverged.
+
+    An unknown key is refused: without its rule the intervals would be wrong.
+    """
 
     diverged: Count | None = None
-    hopeless: Hopeless | None = None
     settled: Settled | None = None
-
-    @property
-    def sequential(self) -> Hopeless | Settled | None:
-        """The rule that looks at the results again and again; a study has one of the two at most."""
-        return self.hopeless or self.settled
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

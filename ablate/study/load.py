@@ -200,10 +200,9 @@ def _check_seeds(root: Mapping, faults: Faults) -> None:
 def _check_target(root: Mapping, faults: Faults) -> None:
     node = get(root, "target")
     if isinstance(node, Scalar) and node.value is None:
-        settled = get(root, "seeds")
-        asked = {"search": get(root, "search"), "stop.hopeless": get(root, "stop", "hopeless")}
-        asked["seeds until settled"] = settled if isinstance(settled, Mapping) else None
-        for name in (name for name, part in asked.items() if part is not None):
+        asked = {"search": "search" in root.entries}
+        asked["seeds until settled"] = isinstance(get(root, "seeds"), Mapping)
+        for name in (name for name, is_asked in asked.items() if is_asked):
             faults.add(node, f"{name} needs a target", "write {val_loss: …} or {perplexity: …}")
     if not isinstance(node, Mapping):
         return

@@ -215,28 +215,10 @@ class TuneSection:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class HopelessSection:
-    """Stop an arm that is shown to cost too much, by a group-sequential rule over seeds."""
-
-    cost_above: NonNegativeFloat = key(
-        ..., "an arm is stopped when its token cost is shown to be above this (0.1 is 10 %)"
-    )
-    spending: Literal["obrien-fleming", "pocock"] = key(
-        "obrien-fleming",
-        "how the 5 % are spent over the looks (Lan and DeMets): obrien-fleming: nearly all "
-        "of it at the last; pocock: evenly",
-    )
-    looks: list[PositiveInt] | None = key(
-        None, "after how many seeds; default: after each from the second", min_length=1
-    )
-
-
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StopSection:
     """When the other runs of an arm are not needed any more."""
 
     diverged: PositiveInt | None = key(None, "after so many of the arm's runs have diverged")
-    hopeless: HopelessSection | None = key(None, "when its token cost is shown to be too high")
 
 
 if TYPE_CHECKING:
@@ -293,7 +275,7 @@ class StudyFile:
     )
     waive: list[Setting] = key(list, "compare runs although they differ in this; the report says so")
     tune: TuneSection | None = key(None, "search each arm's own learning rate or the like, first")
-    stop: StopSection | None = key(None, "end runs that cannot matter any more; intervals stay right")
+    stop: StopSection | None = key(None, "end runs that cannot matter any more")
     diagnostics: Diagnostics | None = key(
         None, "measure along each run how far its quantised GEMMs are from exact; default: not"
     )

@@ -3,8 +3,6 @@
 The first points of a search are spread evenly over the space (Halton's sequence). All groups get the same
 points, so that their results can be compared. Grids are expanded here, exactly and in order: Optuna's
 ``GridSampler`` draws cells at random and may draw one twice.
-
-How it fails: it does not; ``ablate.study.tuning`` checks the user's values.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Read from ``report.json``. A run that hit the target has its tokens to target, and its token cost against the
 baseline's run of the same seed. The run that holds the report has the estimates of every arm. What has no
 honest number is left out: a bound, a hit at the first evaluation, a single run's cost from a fork on.
-
-How it fails: it raises nothing; without a report, or with a damaged one, there are no figures.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@
 #include "back.h"
 #include "product.h"
 #include "rows.h"
-#include "search.h"
 #include "tiles.h"
 
 namespace {
@@ -118,11 +117,6 @@ extern "C" void ablate_tile_amax_bits(const Job* given, int threads) {
   if (job.tile_rows == 1) return split(job.rows, threads, [&](int64_t a, int64_t b) { amax_of_rows(job, a, b); });
   split((job.cols + TILE - 1) / TILE, threads,
         [&](int64_t a, int64_t b) { amax_of_tiles(job, a * TILE, b * TILE < job.cols ? b * TILE : job.cols); });
-}
-
-// The best clipping value of each row, as fp32 at dst.
-extern "C" void ablate_searched_clip(const Job* given, const Candidates* candidates, int threads) {
-  split(given->rows, threads, [&](int64_t a, int64_t b) { search_rows(*given, *candidates, a, b); });
 }
 
 extern "C" void ablate_way_back(const Job* given, int threads) {

@@ -166,9 +166,6 @@ INLINE vu max_u(const vu& a, const vu& b) {
 INLINE vf to_float(const vi& a) {
   return each<float>([](auto v) { return __builtin_convertvector(v, One<float>::Register); }, a);
 }
-INLINE vi to_int(const vf& a) {
-  return each<int32_t>([](auto v) { return __builtin_convertvector(v, One<int32_t>::Register); }, a);
-}
 
 // What the compilers' vectors cannot say, or say slowly.
 #if defined(__AVX512F__)

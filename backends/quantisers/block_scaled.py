@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ablate.numerics.formats import decode, encode_max
-from ablate.numerics.quantiser import fp32_scale, searched_scale
-from ablate.numerics.scales import search_shares
-from ablate.recipes import OperandPolicy, block_shape
+from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
-    from ablate.numerics.formats import Element
+    from ablate.recipes import OperandPolicy
 
 BLOCK = 128
 """Contracted elements whose products are summed before they are scaled."""
@@ -64,16 +60,6 @@ class BlockScaled:
         return last.t().expand(blocks, -1).contiguous()
 
 
-class _Candidates(ctypes.Structure):
-    """``struct Candidates`` of kernel/search.h, field by field."""
-
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("shares", "levels", "midpoints")],
-        *[(name, ctypes.c_int32) for name in ("count", "gaps")],
-        ("units", ctypes.c_float),
-    ]
-
-
 class _Product(ctypes.Structure):
     """``struct Product`` of kernel/product.h, field by field."""
 
@@ -88,8 +74,6 @@ def declare(library: ctypes.CDLL, job: type[ctypes.Structure]) -> None:
     """Declare the functions of the kernel that this module calls."""
     library.ablate_tile_amax_bits.argtypes = [ctypes.POINTER(job), ctypes.c_int]
     library.ablate_tile_amax_bits.restype = None
-    library.ablate_searched_clip.argtypes = [ctypes.POINTER(job), ctypes.POINTER(_Candidates), ctypes.c_int]
-    library.ablate_searched_clip.restype = None
     library.ablate_multiplies.argtypes = []
     library.ablate_multiplies.restype = ctypes.c_int
     library.ablate_multiply.argtypes = [ctypes.POINTER(_Product), ctypes.c_int]
@@ -108,36 +92,6 @@ def tile_amax(library: ctypes.CDLL, job: ctypes.Structure, threads: int) -> Tens
     job.dst = out.data_ptr()
     library.ablate_tile_amax_bits(ctypes.byref(job), threads)
     return out
-
-
-def searched_clip(library: ctypes.CDLL, job: ctypes.Structure, element: Element, threads: int) -> Tensor:
-    """Return the best clipping value of each row of a job's matrix, fp32 [rows]."""
-    shares, levels, midpoints = _candidates(element)
-    candidates = _Candidates(
-        shares=shares.data_ptr(), levels=levels.data_ptr(), midpoints=midpoints.data_ptr(),
-        count=len(shares), gaps=len(midpoints), units=element.max / float(levels[:2].mean()),
-    )  # fmt: skip
-    out = torch.empty(job.rows, dtype=torch.float32)
-    job.dst = out.data_ptr()
-    library.ablate_searched_clip(ctypes.byref(job), ctypes.byref(candidates), threads)
-    return out
-
-
-@lru_cache(maxsize=4)
-def _candidates(element: Element) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the shares, the element's magnitudes, and their midpoints in units of the first."""
-    levels = decode(torch.arange(encode_max(element) + 1), element)
-    middle = (levels[1:] + levels[:-1]) / 2
-    return torch.tensor(search_shares()), levels, (middle / middle[0]).to(torch.int32)
-
-
-def scale_of(policy: OperandPolicy, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the elements' job has and what multiplies them back, from clipping values or magnitudes."""
-    if policy.scale == "searched":
-        up = searched_scale(found, policy)
-        return up, up
-    scale = fp32_scale(found, policy)
-    return scale.down, scale.up
 
 
 def multiply(library: ctypes.CDLL, a: BlockScaled, b: BlockScaled) -> Tensor | None:

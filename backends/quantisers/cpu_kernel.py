@@ -49,7 +49,9 @@ from ablate.numerics.quantiser import (
     check_operand,
     fp8_descale,
     fp8_scale,
+    fp32_scale,
     round_operand,
+    searched_scale,
 )
 from ablate.numerics.rotate import permutation_of, signs_of, unrotate
 from ablate.numerics.scales import (
@@ -57,6 +59,7 @@ from ablate.numerics.scales import (
     four_six_divisor,
     fp32,
     nvfp4_tensor_scale,
+    searched_clip,
     ue5m3_tensor_scale,
 )
 from ablate.recipes import GEMMS, PRESETS, OperandPolicy, block_shape
@@ -506,14 +509,14 @@ def _in_tiles(library: ctypes.CDLL, x: Tensor, draw: Draw, axis: int, job: _Job)
     policy, threads = draw.policy, _threads(x)
     job.tile_rows, job.tile_cols = block_scaled.tile_of(x, policy, axis)
     if policy.scale == "searched":
-        rows = x if axis == 1 else x.t().contiguous()
-        search = _job(rows, policy, 1, None)
-        search.factor = job.factor
-        clip = block_scaled.searched_clip(library, search, ELEMENTS[policy.format], threads)
-        found = clip[:, None] if axis == 1 else clip[None, :]
+        rows = (x if axis == 1 else x.t()).float() * job.factor
+        if job.product_bf16 and job.src_bf16:
+            rows = rows.to(torch.bfloat16).float()
+        clip = searched_clip(rows, ELEMENTS[policy.format])
+        given = scales = searched_scale(clip if axis == 1 else clip.t(), policy)
     else:
-        found = block_scaled.tile_amax(library, job, threads)
-    given, scales = block_scaled.scale_of(policy, found)
+        scale = fp32_scale(block_scaled.tile_amax(library, job, threads), policy)
+        given, scales = scale.down, scale.up
     out = torch.empty(x.shape, dtype=torch.bfloat16)
     job.dst, job.scales = out.data_ptr(), given.data_ptr()
     library.ablate_quantise(ctypes.byref(job), threads)

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ablate.backends.protocol import Draw
 from ablate.backends.testing.check import Cut, FaultError, Told, smallest
+from ablate.backends.testing.inputs import grid_of
+from ablate.numerics.formats import E2M1
 from ablate.recipes import OperandPolicy
 
 if TYPE_CHECKING:
     from ablate.backends.protocol import Backend
     from ablate.recipes import Format
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST_K = 4096
 _GAPS = (32, 128, 1024)
 _GROUP_GAPS = (64, 128, 1024)
@@ -78,7 +79,7 @@ def _inexact(backend: Backend, where: str, draw: Draw, a: Tensor, b: Tensor) -> 
 def _codes(rows: int, k: int, fmt: Format, seed: int) -> Tensor:
     """Return bf16 values that quantising leaves unchanged."""
     generator = torch.Generator().manual_seed(seed)
-    grid = torch.tensor(_E2M1)
+    grid = grid_of(E2M1)
     values = grid[torch.randint(0, 8, (rows, k), generator=generator)]
     values *= 1 - 2.0 * torch.randint(0, 2, (rows, k), generator=generator)
     values[:, ::16] = 6.0

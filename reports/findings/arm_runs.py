@@ -1,7 +1,4 @@
-"""One arm's runs, in the order of the study's seeds, and the token costs between arms.
-
-How it fails: it does not raise. What is no result is ``missing``; what a stop made needless is ``unused``.
-"""
+"""One arm's runs, in the order of the study's seeds, and the token costs between arms."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ The ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval
 of both studies: does the cost itself differ between two settings? It is no more than the studies' whole
 difference, so all of that is named, for the reader to judge.
 
-How it fails: it does not raise. An arm that one study lacks, or that has no estimate there, has no ratio.
-What a study's files do not tell (imported logs) is a dash.
+An arm that one study lacks, or that has no estimate there, has no ratio. What a study's files do not tell
+(imported logs) is a dash.
 """
 
 from __future__ import annotations

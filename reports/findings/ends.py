@@ -2,13 +2,10 @@
 
 While a study runs, the driver asks the report's own decision again and again, from the run store. Only
 statuses are looked at until enough runs have ended for another decision to be possible.
-
-How it fails: it does not raise; a run without a result, or one that cannot be read, is ``missing``.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,18 +168,8 @@ class Unneeded:
 
     def __call__(self) -> Mapping[str, str]:
         """Return what is not needed by the results there are now."""
-        if self._plan.stop is None:
+        if (rule := self._plan.stop) is None:
             return {}
-        stage = self._stages()
-        if stage != self._stage:
-            self._answer = unneeded_runs(load_frames(self._store))
-            self._stage = stage
-        return self._answer
-
-    def _stages(self) -> dict[str, tuple[int, int]]:
-        """Return for each arm how many looks are due, and how many of its runs have diverged."""
-        stop = self._plan.stop
-        looks = () if stop is None or stop.sequential is None else stop.sequential.looks
         failed = {}
         for _, run in self._plan.runs():
             if run.id not in self._ended:
@@ -191,12 +178,16 @@ class Unneeded:
                     self._ended[run.id] = state
                 elif state == "failed":  # nothing is to come of it, unless somebody asks for it again
                     failed[run.id] = state
-        stages = {}
+        stage = {}
         for arm in self._plan.arms:
             ended = [(self._ended | failed).get(run.id) for run in arm.runs]
-            in_front = ended.index(None) if None in ended else len(ended)
-            stages[arm.name] = (bisect_right(looks, in_front), ended.count("diverged"))
-        return stages
+            # A look is due after so many runs in front.
+            in_front = 0 if rule.settled is None else [*ended, None].index(None)
+            stage[arm.name] = (in_front, ended.count("diverged"))
+        if stage != self._stage:
+            self._answer = unneeded_runs(load_frames(self._store))
+            self._stage = stage
+        return self._answer
 
 
 def unneeded_runs(frames: StudyFrames) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 By its own evaluation an arm pays for what it learnt worse and for what its forward pass infers worse. The
 second is the difference of the two evaluations within each run, so that the noise of its seed is not in it.
-
-How it fails: it does not raise. A figure that cannot be had is None, with a note.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The arms as a matrix: which GEMMs are in FP4, by which stabiliser, where all else is alike.
 
 Found by comparing resolved configurations, not names, as steps between arms are.
-
-How it fails: it does not raise. An arm without a configuration, or without an FP4 GEMM, has no cell.
 """
 
 from __future__ import annotations
@@ -111,7 +109,7 @@ class _Group:
 def _cell(config: RecordedConfig, free: Collection[str]) -> _Cell | None:
     try:
         recipe = Recipe(**config.recipe or {})
-    except (TypeError, ValueError):  # of another version, or of logs that others wrote
+    except (TypeError, ValueError):  # of logs that others wrote
         return None
     kind = kind_of(replace(recipe, deoscillate=None))
     if kind is None:

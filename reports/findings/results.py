@@ -75,15 +75,13 @@ class Modelled:
     """An arm on named hardware. ``speed``: step speed over the baseline's; empty without the units for it.
 
     ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty where the
-    target was not reached by all. ``large``: ``speed`` at the shapes of Llama 3.1 8B. Intervals are the
-    model's 95 % ranges, in ``net`` with the token cost's.
+    target was not reached by all. Intervals are the model's 95 % ranges, in ``net`` with the token cost's.
     """
 
     hardware: str
     speed: Interval
     net: Interval
     hours: Interval
-    large: Interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,6 @@
 """What a search found: its points, its front, its factors' importances, as tables and as plain data.
 
 Every point is one run of one recipe, so nothing here has an interval. Step times are modelled.
-
-How it fails: it does not raise; a search that has not ended is shown as far as it is.
 """
 
 from __future__ import annotations

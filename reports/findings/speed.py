@@ -4,9 +4,8 @@ Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ra
 Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
 errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
 
-How it fails: it does not raise. Emulated or shared timing gives no measured figure, nor do logs of others
-that do not tell both arms to have had the same devices; an arm without a resolved configuration, as of such
-logs, has no modelled one.
+Emulated or shared timing gives no measured figure, nor do logs of others that do not tell both arms to have
+had the same devices; an arm without a resolved configuration, as of such logs, has no modelled one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ablate.modelled.speed import HARDWARE, LLAMA_8B, Workload, fp4_share, token_time, workload_of
+from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
 from ablate.modelled.spread import Range, seconds_range, speed_up
 from ablate.reports.findings.results import Measured, Modelled
 from ablate.reports.statistics.intervals import (
@@ -32,7 +31,6 @@ from ablate.reports.statistics.moderation import contrasts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.recipes import Recipe
     from ablate.reports.findings.results import RunResult, Timed
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
@@ -120,7 +118,10 @@ def modelled_speed(
     found = []
     for hardware in HARDWARE:
         own = token_time(work, arm.recipe, hardware)
-        speed = _model_ratio(work, arm.recipe, base_work, baseline.recipe, hardware)
+        base = token_time(base_work, baseline.recipe, hardware)
+        speed = _interval(
+            None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel())
+        )
         found.append(
             Modelled(
                 hardware=hardware,
@@ -131,7 +132,6 @@ def modelled_speed(
                     if own is None or tokens_to_target is None
                     else seconds_range(own).times(tokens_to_target / _HOUR_SEC)
                 ),
-                large=_model_ratio(LLAMA_8B, arm.recipe, LLAMA_8B, baseline.recipe, hardware),
             )
         )
     return tuple(found)
@@ -155,13 +155,6 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
         with suppress(ValidationError):
             found[arm] = config_from_json(recorded.whole)
     return found
-
-
-def _model_ratio(
-    work: Workload, recipe: Recipe, base_work: Workload, base_recipe: Recipe, hardware: str
-) -> Interval:
-    own, base = token_time(work, recipe, hardware), token_time(base_work, base_recipe, hardware)
-    return _interval(None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel()))
 
 
 def _interval(found: Range | None) -> Interval:

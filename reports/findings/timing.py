@@ -3,8 +3,6 @@
 A run's record says whether its timing is valid; that runs shared a device, only the ledgers of all of them
 show. The record of ``ablate throughput`` counts for an arm only where it is native, was taken on an idle and
 undivided device, and has the configuration, code and kind of device of the arm's runs.
-
-How it fails: it does not raise. Timing that no record calls valid does not count, and each reason is named.
 """
 
 from __future__ import annotations

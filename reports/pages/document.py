@@ -11,15 +11,12 @@ from dataclasses import fields, is_dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from ablate.modelled.spread import published_checks
 from ablate.reports.findings.results import ArmResult, TuningResult
 from ablate.reports.statistics.intervals import Interval
-from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
-from ablate.store.lock import Hopeless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +40,6 @@ _KEYS = {
     "break_even_throughput=break_even final_loss standing tokens_behind=behind "
     "restricted_mean measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep in_bf16",
-    "PublishedSpeed": "what source published at_least modelled deviation",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
     "baseline_stands_out near_budget restricted counted_from_tokens=counted_from",
     "LossDifference": "estimate low high note tokens n n_baseline",
@@ -51,15 +47,14 @@ _KEYS = {
     "GroupTuning": "name arms trials",
     "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
     "gpu_hours_to_target=hours",
-    "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours "
-    "step_speed_at_llama_3_1_8b=large",
+    "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours",
     "Rate": "learning_rate arm final_loss=loss n diverged",
     "RateCurve": "name best=best.learning_rate best_is_outermost rates",
     "RunResult": "id=run_id seed state end tokens tokens_to_target interpolated fitted "
     "at_or_before_first_evaluation=left_bound "
     "last_loss message seconds tokens_per_sec backend_mode",
     "Step": "gemm from=from_arm to=to_arm token_cost=cost",
-    "Stopped": "kind reason look seeds",
+    "Stopped": "kind reason seeds",
     "TuningResult": "study=plan.study done=plan.done fields=plan.fields sampler=plan.sampler "
     "trials=plan.trials seeds=plan.seeds tokens=plan.tokens share_of_a_run=share "
     "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
@@ -101,7 +96,6 @@ def report_document(
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),
         **_object(analysis, "waived not_pooled=set_apart horizon_tokens"),
-        "speed_model": _plain(published_checks()) if any(arm.modelled for arm in analysis.arms) else [],
         **_object(analysis, "learning_rate=rate_curves tuning failed_self_tests"),
         "diagnostics": [
             _object(arm, "arm what_if runs")
@@ -183,8 +177,6 @@ def _plain(value: Any) -> Any:
         case TuningResult():
             told = {"fields": list(value.plan.fields), "seeds": len(value.plan.seeds)}
             return _object(value) | told
-        case Hopeless():
-            return _object(value) | {"nominal_levels": list(levels_of(value))}
         case Mapping():
             return {key: _plain(one) for key, one in value.items()}
         case list() | tuple():

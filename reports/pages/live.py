@@ -2,8 +2,6 @@
 
 Every number is computed here, as the report's own are; the script looks them up and writes them. The curves
 are for pointing at alone, so that very long ones are thinned.
-
-How it fails: it does not raise. Without a target, or without a baseline that has one, no target is moved.
 """
 
 from __future__ import annotations

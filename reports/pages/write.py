@@ -191,7 +191,6 @@ def _sections(
 ) -> tuple[PageSection, ...]:
     """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
-    own, llama = "Modelled, at this study's shapes", "Modelled, at the shapes of Llama 3.1 8B"
     found = (
         PageSection(
             name="arms",
@@ -234,9 +233,11 @@ def _sections(
                     "As logged" if analysis.timing.kind == "logged" else "Measured",
                     speed_tables.measured_table(analysis, prices),
                 ),
-                ("modelled", own, speed_tables.modelled_table(analysis, prices)),
-                ("modelled-8b", llama, speed_tables.large_table(analysis)),
-                (None, "How good the model is", speed_tables.check_table(analysis)),
+                (
+                    "modelled",
+                    "Modelled, at this study's shapes",
+                    speed_tables.modelled_table(analysis, prices),
+                ),
             ),
         ),
         PageSection(

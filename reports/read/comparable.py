@@ -11,8 +11,6 @@ data or evaluation. So a run is set apart (counted as no result, named in the re
 - ``world_size``: from the number of devices that most runs had.
 
 A study that wants such a difference waives it by name. A value that a record lacks counts as equal.
-
-How it fails: it does not raise.
 """
 
 from __future__ import annotations

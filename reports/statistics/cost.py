@@ -4,8 +4,6 @@ exp(mean log T_arm − mean log T_baseline) − 1, with a t interval on log T: o
 are pairs, else Welch's, each with its variance moderated by the study's other arms (``moderation``). A mean
 over the runs that hit would leave out the slow ones. So if one run of either side has no known T, there is no
 estimate, only the bound from the ranges of all T.
-
-How it fails: it does not raise. ``kind`` says what there is, and ``reason`` why there is no more.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ cannot tell from others (a fraction, missing cells) names these, and is not test
 can be told, that part is tested, with fewer degrees of freedom. Where seeds are pairs, each seed is a block:
 what all arms share of a seed is no error.
 
-How it fails: it does not raise. Where a value is not known, fewer than two factors vary or no degree of
-freedom is left for the error, there are no effects and ``reason`` says why.
+Where a value is not known, fewer than two factors vary or no degree of freedom is left for the error, there
+are no effects and ``reason`` says why.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two one-sided tests (Schuirmann 1987): an arm is *within* where its 90 % interva
 both sides, which errs in 5 % of studies; *outside* where the interval lies outside; else *open*. That an
 interval holds zero says nothing of the kind: a wide one holds zero and a large cost alike.
 
-How it fails: it does not raise. Without an interval an arm is open, unless its bound alone is outside.
+Without an interval an arm is open, unless its bound alone is outside.
 """
 
 from __future__ import annotations

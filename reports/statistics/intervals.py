@@ -1,11 +1,11 @@
 """The report's intervals: of a mean, of a difference of means, and of weighted sums of independent estimates.
 
-All are two-sided Student's t intervals, at 95 % or at the level that a sequential rule asks for, with Welch's
+All are two-sided Student's t intervals, at 95 % or at the level that a look asks for, with Welch's
 and Satterthwaite's degrees of freedom. ``scipy.special`` serves instead of ``scipy.stats``, which takes three
 times as long to import; the tests compare the results with ``scipy.stats``.
 
-How it fails: it does not raise. Without an interval (one value, no spread, one too large to compute with)
-``low`` and ``high`` are None and ``note`` says why. A width of zero would claim too much of equal values.
+Without an interval (one value, no spread, one too large to compute with) ``low`` and ``high`` are None and
+``note`` says why. A width of zero would claim too much of equal values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 ALPHA = 0.05
-"""The chance that an interval misses: 95 % intervals, unless a sequential rule asks for another."""
+"""The chance that an interval misses: 95 % intervals, unless a look asks for another (``stopping``)."""
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
 TOO_LARGE = "the figures lie too far apart: no interval"

@@ -2,8 +2,6 @@
 
 A mean over seeds goes only as far as every run of the arm does: without the runs that diverge it would jump
 down, and make the arm look better for having lost its worst run.
-
-How it fails: it does not raise. Runs without a common evaluation give an empty grid, and no figure.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ average over a study's comparisons: an arm that spreads more than the others is 
 named. Without pairs the baseline keeps its own variance, because an error in that is in every comparison and
 no average makes it good. A single arm and its baseline are moderated by each other, unless the baseline
 stands out.
-
-How it fails: it does not raise. A comparison without a variance of its own has none; one alone has its own.
 """
 
 from __future__ import annotations

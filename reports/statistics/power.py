@@ -4,8 +4,8 @@ From the variance that the comparison's own interval is made of, paired and mode
 at the 5 % level, two-sided, by the noncentral t distribution. With few seeds the variance is itself
 uncertain: the figures are for planning.
 
-How it fails: it does not raise. A comparison without an interval, such as a bound, has nothing to go by: the
-spread of the runs that hit alone would leave out the slow ones.
+A comparison without an interval, such as a bound, has nothing to go by: the spread of the runs that hit alone
+would leave out the slow ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which arms need not go on, decided so that the report's intervals stay right: a group-sequential rule.
+"""Which arms need not go on, decided so that the report's intervals stay right.
 
-Stopping at the first favourable interval, with a look after every seed, errs far more often than one time in
-twenty. So the 5 % are spent over the looks that the study declares (Lan and DeMets 1983): each look has a
+With seeds until settled, stopping at the first favourable interval errs far more often than one time in
+twenty. So the 5 % are spent evenly over the looks, one after each seed (Lan and DeMets 1983): each look has a
 nominal level, and all looks together err in 5 % of all studies. The intervals at these levels are repeated
 confidence intervals (Jennison and Turnbull 1989), which hold whether, when and why an arm was stopped. The
 levels are those of the normal theory (Armitage, McPherson and Rowe 1969), used with Student's t (the
@@ -10,8 +10,6 @@ significance-level approach: Pocock 1977; Jennison and Turnbull 2000, chapter 11
 A look at n seeds takes the first n seeds of the arms that go on, and of the baseline. It is due when all of
 these have results, or will have none: so that what it finds does not depend on which run ended first.
 ``decide`` is a pure function of results: the driver and the report get the same answer.
-
-How it fails: it does not raise. Where a comparison gives no interval, no arm is stopped for it.
 """
 
 from __future__ import annotations
@@ -19,23 +17,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr
+from scipy.special import ndtr, stdtr
 
 from ablate.reports.statistics.cost import is_settled, token_costs
 from ablate.reports.statistics.equivalence import standing
 from ablate.reports.statistics.intervals import ALPHA
 from ablate.run.outcome import Outcome
-from ablate.store.lock import Settled, StopRule
+from ablate.store.lock import StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
-    from ablate.store.lock import Hopeless, Margin, Spending
+    from ablate.store.lock import Margin, Settled
 
 _NODES = 256
 _PATHS = 100_000
@@ -47,14 +46,13 @@ _LARGEST_Z = 37.0
 class Stopped:
     """An arm that need not go on.
 
-    ``look`` (from 1) and ``seeds``: where it was found hopeless or settled; only its first ``seeds`` runs
-    count then, at the look's level ``alpha``. None of a diverged arm, all results of which count, and give a
-    bound only. The baseline is ``settled`` when no arm needs more of its runs.
+    ``seeds``: of the look where it was found settled; only so many of its runs count then, at the look's
+    level ``alpha``. None of a diverged arm, all results of which count, and give a bound only. The baseline
+    is ``settled`` when no arm needs more of its runs.
     """
 
-    kind: Literal["hopeless", "settled", "diverged"]
+    kind: Literal["settled", "diverged"]
     reason: str
-    look: int | None = None
     seeds: int | None = None
     alpha: float = ALPHA
 
@@ -67,25 +65,20 @@ class Decision:
     seeds: int | None = None
 
 
-def levels_of(rule: Hopeless | Settled) -> tuple[float, ...]:
+@cache
+def levels_of(rule: Settled) -> tuple[float, ...]:
     """Return the nominal significance level of each look, two-sided.
 
     Those of the normal theory, all by one factor stricter: intervals of few seeds differ more from look to
-    look than the theory knows, and would together err in up to 7 % of studies.
+    look than the theory knows, and would together err in up to 7 % of studies. The factor that keeps the 5 %
+    for one arm's paired t intervals is found by simulation.
     """
-    alphas = nominal_alphas(tuple(n / rule.looks[-1] for n in rule.looks), rule.spending)
-    factor = _factor(rule.looks, alphas)
-    return tuple(factor * alpha for alpha in alphas)
-
-
-@cache
-def _factor(looks: tuple[int, ...], alphas: tuple[float, ...]) -> float:
-    """Return by what factor the levels of one arm's paired t intervals keep the 5 %, by simulation."""
+    alphas = nominal_alphas([n / rule.looks[-1] for n in rule.looks])
     rng, paths = np.random.default_rng(0), _PATHS
     mean, squares, n = np.zeros(paths), np.zeros(paths), 0
     # What each path's strictest look needs: its p value over the look's level.
     worst = np.full(paths, np.inf)
-    for look, alpha in zip(looks, alphas, strict=True):
+    for look, alpha in zip(rule.looks, alphas, strict=True):
         new = look - n
         own = rng.normal(0, 1 / math.sqrt(new), paths)
         squares += rng.chisquare(new - 1, paths) if new > 1 else 0.0
@@ -93,8 +86,9 @@ def _factor(looks: tuple[int, ...], alphas: tuple[float, ...]) -> float:
         mean += (own - mean) * new / look
         n = look
         t = np.abs(mean) / np.sqrt(squares / (n - 1) / n)
-        worst = np.minimum(worst, 2 * stdtr(n - 1, -t) / max(alpha, 1e-300))
-    return min(1.0, float(np.quantile(worst, ALPHA)))
+        worst = np.minimum(worst, 2 * stdtr(n - 1, -t) / alpha)
+    factor = min(1.0, float(np.quantile(worst, ALPHA)))
+    return tuple(factor * alpha for alpha in alphas)
 
 
 def decide(
@@ -117,8 +111,8 @@ def decide(
     stopped: dict[str, Stopped] = {}
     going = [arm for arm in outcomes if arm != baseline]
     allowed = None
-    if (looked := rule.sequential) is not None:
-        for look, (n, alpha) in enumerate(zip(looked.looks[:-1], levels_of(looked), strict=False), 1):
+    if (settled := rule.settled) is not None:
+        for (n, more), alpha in zip(pairwise(settled.looks), levels_of(settled), strict=False):
             allowed = n
             if not all(_is_known(outcomes[arm], n) for arm in (baseline, *going)):
                 break
@@ -132,20 +126,17 @@ def decide(
             for arm, cost in costs.items():
                 if arm in never or all(run.end != "missing" for run in outcomes[arm]):
                     continue
-                if isinstance(looked, Settled):
-                    reason = _settled(cost, losses.get(arm), looked, margin, alpha, n)
-                else:
-                    reason = _hopeless(cost, looked, n)
+                reason = _settled(cost, losses.get(arm), settled, margin, alpha, n)
                 if reason is not None:
-                    stopped[arm] = Stopped(kind=looked.kind, look=look, seeds=n, alpha=alpha, reason=reason)
+                    stopped[arm] = Stopped(kind="settled", seeds=n, alpha=alpha, reason=reason)
             going = [arm for arm in going if arm not in stopped]
-            if looked is rule.settled and not set(going) - never:
-                reason = f"every arm is settled after {n} of at most {looked.looks[-1]} seeds"
-                last = Stopped(kind="settled", look=look, seeds=n, alpha=alpha, reason=reason)
+            if not set(going) - never:
+                reason = f"every arm is settled after {n} of at most {settled.looks[-1]} seeds"
+                last = Stopped(kind="settled", seeds=n, alpha=alpha, reason=reason)
                 # The baseline has no interval of its own that a look could make stricter.
                 stopped |= dict.fromkeys(going, last) | {baseline: replace(last, alpha=ALPHA)}
                 break
-            allowed = looked.looks[look]
+            allowed = more
     if rule.diverged is not None:
         for arm, runs in outcomes.items():
             # Of a stopped arm only the runs of its look count, here as well.
@@ -155,7 +146,7 @@ def decide(
                 continue
             if count >= rule.diverged:
                 stopped[arm] = Stopped(kind="diverged", reason=f"{count} of its runs have diverged")
-    return Decision(stopped=stopped, seeds=allowed if rule.settled is not None else None)
+    return Decision(stopped=stopped, seeds=allowed)
 
 
 def alpha_of(
@@ -166,24 +157,13 @@ def alpha_of(
     ``ended``: no run of either side is still to come. The level is then the last look's, also where runs have
     failed: with fewer results it is on the safe side. Before the first look it is the first look's.
     """
-    if rule is None or rule.sequential is None:
+    if rule is None or rule.settled is None:
         return ALPHA
-    alphas = levels_of(rule.sequential)
+    alphas = levels_of(rule.settled)
     if ended:
         return alphas[-1]
-    passed = sum(_has_results(arm, n) and _has_results(baseline, n) for n in rule.sequential.looks)
+    passed = sum(_has_results(arm, n) and _has_results(baseline, n) for n in rule.settled.looks)
     return alphas[max(0, passed - 1)]
-
-
-def _hopeless(cost: Cost, rule: Hopeless, n: int) -> str | None:
-    """Return why an arm is hopeless after ``n`` seeds; None where it is not."""
-    # A bound is of these runs alone. With all runs cut at the budget the cost is too low, with its error.
-    shown = cost if cost.kind == "interval" else cost.restricted
-    if shown is None or shown.low is None or shown.low <= rule.cost_above:
-        return None
-    return (
-        f"its token cost is shown to be above {100 * rule.cost_above:g} % after {n} of {rule.looks[-1]} seeds"
-    )
 
 
 def _settled(
@@ -242,36 +222,28 @@ def _has_results(runs: Sequence[Outcome], n: int) -> bool:
     return len(runs) >= n and all(run.end != "missing" for run in runs[:n])
 
 
-def spent(fraction: float, spending: Spending) -> float:
-    """Return how much of the 5 % may be spent when ``fraction`` of the information is there, both sides."""
-    side = ALPHA / 2
-    if spending == "pocock":
-        return 2 * side * math.log(1 + (math.e - 1) * fraction)
-    return 4 * float(ndtr(ndtri(side / 2) / math.sqrt(fraction)))
-
-
-@cache
-def nominal_alphas(fractions: tuple[float, ...], spending: Spending) -> tuple[float, ...]:
+def nominal_alphas(fractions: Sequence[float]) -> list[float]:
     """Return the nominal two-sided significance level of each look.
 
     ``fractions``: the share of the information at each look, rising to 1. The score B(t), a Brownian motion
     at these times, must leave the boundary for the first time at look k with the probability that is spent
-    there. Its density within the boundary is carried from look to look by Gauss and Legendre's quadrature.
+    there: ALPHA · ln(1 + (e − 1) t) up to the time t (Lan and DeMets' function for Pocock's boundary). Its
+    density within the boundary is carried from look to look by Gauss and Legendre's quadrature.
     """
     at, weights = np.polynomial.legendre.leggauss(_NODES)
     alphas: list[float] = []
-    mass, places, before = np.ones(1), np.zeros(1), 0.0
-    for k, time in enumerate(fractions):
-        increment = spent(time, spending) - (spent(fractions[k - 1], spending) if k else 0.0)
+    mass, places, before, spent = np.ones(1), np.zeros(1), 0.0, 0.0
+    for time in fractions:
+        allowed = ALPHA * math.log(1 + (math.e - 1) * time)
         sigma = math.sqrt(time - before)
         low, high = 0.0, _LARGEST_Z * math.sqrt(time)
         for _ in range(100):
             middle = (low + high) / 2
             crossed = 2 * float(mass @ ndtr((places - middle) / sigma))
-            low, high = (middle, high) if crossed > increment else (low, middle)
+            low, high = (middle, high) if crossed > allowed - spent else (low, middle)
         bound = (low + high) / 2
         alphas.append(2 * float(ndtr(-bound / math.sqrt(time))))
         new = bound * at
         kernel = np.exp(-(((new[:, None] - places) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
-        mass, places, before = bound * weights * (kernel @ mass), new, time
-    return tuple(alphas)
+        mass, places, before, spent = bound * weights * (kernel @ mass), new, time, allowed
+    return alphas

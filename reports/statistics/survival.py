@@ -3,8 +3,6 @@
 Kaplan and Meier's estimate of the share that has *not* reached it, with Greenwood's variance on the log-log
 scale (Kalbfleisch and Prentice) for its band, which stays between 0 and 1. A censored run leaves at its
 last evaluation. A diverged run never reaches the target: it stays among those that have not, to the end.
-
-How it fails: it does not raise. Without a result there is no curve.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Each is read as the study's own is, with its interval; neighbouring targets shar
 curve gets flatter, the same lag in loss is more tokens: ``cost_growth`` compares the cost at the target with
 that half-way to it.
 
-How it fails: it does not raise. Where a run diverged, or the ranges do not overlap, there is no sweep; where
-not every run of both arms crosses both losses at a known place, there is no growth, and the reason says why.
+Where a run diverged, or the ranges do not overlap, there is no sweep; where not every run of both arms
+crosses both losses at a known place, there is no growth, and the reason says why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the diagnostics found: a sentence for each finding, and one table to compare arms and GEMMs by.
-
-How it fails: it does not raise; what was not measured is a dash.
-"""
+"""What the diagnostics found: a sentence for each finding, and one table to compare arms and GEMMs by."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ With a margin: the arm that is shown to be within it, or to need fewer tokens. W
 shown to need fewer tokens, else what the least costly arms cost. Among arms that will do, the one with the
 most of its training in FP4 comes first, and the one that needs the fewest tokens beside it. What is open and
 could change the choice is named, with the seeds that it takes.
-
-How it fails: it does not raise. Where nothing can be chosen, it says what would have to be run.
 """
 
 from __future__ import annotations

@@ -111,14 +111,6 @@ def _stops(rule: StopRule) -> Iterator[str]:
     """Say when an arm is stopped."""
     if rule.diverged is not None:
         yield f"an arm is stopped after {words.plural(rule.diverged, 'diverged run')}"
-    if rule.hopeless is not None:
-        looks = words.listed([str(n) for n in rule.hopeless.looks])
-        yield (
-            "an arm is stopped at the first look where the lower end of its token cost's interval is above "
-            f"{words.share(rule.hopeless.cost_above)}; looks after {looks} seeds, {rule.hopeless.spending} "
-            f"spending, nominal levels {words.levels(levels_of(rule.hopeless))} (repeated confidence "
-            "intervals)"
-        )
     if rule.settled is not None:
         first, last = rule.settled.looks[0], rule.settled.looks[-1]
         yield (

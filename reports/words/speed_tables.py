@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.modelled.speed import HARDWARE, LLAMA_8B
-from ablate.modelled.spread import published_checks
-from ablate.reports.statistics.intervals import Interval
+from ablate.modelled.speed import HARDWARE
 from ablate.reports.words import words
 from ablate.reports.words.table import Table, make_table
 
@@ -65,8 +63,11 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     priced = [name for name in HARDWARE if name in prices]
 
     def speed(arm: ArmResult, one: Modelled) -> str:
-        text = _modelled_speed(analysis, arm, one.speed)
-        return text if text in ("1", words.DASH) else f"{text}; net {words.times(one.net)}"
+        if one.speed.estimate is None:
+            return words.DASH
+        if arm.name == analysis.baseline:
+            return "1"
+        return f"{words.times(one.speed)}; net {words.times(one.net)}"
 
     def price(one: Modelled) -> str:
         if one.hours.estimate is None:
@@ -98,47 +99,4 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
             if arm.modelled
         ),
         numeric=range(1, 2 + len(HARDWARE) + len(priced)),
-    )
-
-
-def large_table(analysis: Analysis) -> Table:
-    """Return the modelled step speed of the arms' recipes at the shapes of Llama 3.1 8B."""
-    rows = [
-        (arm.name, *(_modelled_speed(analysis, arm, one.large) for one in arm.modelled))
-        for arm in analysis.arms
-        if arm.modelled
-    ]
-    return Table(
-        caption=(
-            f"Modelled, not measured: step speed of the same recipes over {analysis.baseline}'s at the "
-            f"shapes of Llama 3.1 8B ({LLAMA_8B.tokens_per_step:,} tokens a step, sequences of "
-            f"{LLAMA_8B.seq_len:,}, {LLAMA_8B.devices} devices). This study's token cost need not carry over "
-            "to that size."
-        ),
-        columns=("Arm", *HARDWARE),
-        rows=tuple(rows),
-        numeric=range(1, 1 + len(HARDWARE)),
-    )
-
-
-def _modelled_speed(analysis: Analysis, arm: ArmResult, speed: Interval) -> str:
-    if speed.estimate is None:
-        return words.DASH
-    return "1" if arm.name == analysis.baseline else words.times(speed)
-
-
-def check_table(analysis: Analysis) -> Table:
-    """Return what the speed model gives where others have published a speed-up."""
-    return make_table(
-        "The model of step speed beside published speed-ups that it was not calibrated on, with its 95 % "
-        "range. It leaves out communication and launches.",
-        published_checks() if any(arm.modelled for arm in analysis.arms) else (),
-        {
-            "What": lambda check: check.what,
-            "Published": lambda check: f"{'> ' if check.at_least else ''}{check.published:.2f}×",
-            "Modelled": lambda check: words.times(Interval(**vars(check.modelled))),
-            "Deviation": lambda check: words.percent(check.deviation),
-            "Source": lambda check: check.source,
-        },
-        numeric={1, 2, 3},
     )

@@ -2,8 +2,6 @@
 
 A sentence claims a cost only where the interval excludes zero; a bound is called a bound; one run an
 arm is called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
-
-How it fails: it does not raise. A study without results gets the sentence that says so.
 """
 
 from __future__ import annotations
@@ -366,7 +364,7 @@ def _tuning_notes(analysis: Analysis) -> Iterator[str]:
 
 def _stop_notes(analysis: Analysis) -> Iterator[str]:
     """Say what early stops mean for the figures, and what they saved."""
-    looked = None if analysis.plan.stop is None else analysis.plan.stop.sequential
+    looked = None if analysis.plan.stop is None else analysis.plan.stop.settled
     if looked is not None:
         yield (
             "The study could stop arms at looks after "

@@ -227,7 +227,7 @@ def levels(alphas: Sequence[float]) -> str:
 
 def coverage(*rules: StopRule | None) -> str:
     """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
-    repeated = any(rule is not None and rule.sequential is not None for rule in rules)
+    repeated = any(rule is not None and rule.settled is not None for rule in rules)
     return f"repeated 95{NBSP}%" if repeated else f"95{NBSP}%"
 
 

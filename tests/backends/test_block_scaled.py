@@ -1,4 +1,4 @@
-"""fp32 scales within a tensor on a CPU: elements, product, LLM-FP4's search; and a gradient's way back."""
+"""fp32 scales within a tensor on a CPU: elements and product; and a gradient's way back."""
 
 import dataclasses
 import math
@@ -8,14 +8,12 @@ import torch
 
 from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.quantisers import block_scaled, cpu_kernel
+from ablate.backends.quantisers import cpu_kernel
 from ablate.backends.quantisers.block_scaled import BlockScaled
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import awkward
 from ablate.backends.testing.suite import KEY, same_bits
 from ablate.numerics import OperandPolicy, round_operand
-from ablate.numerics.formats import ELEMENTS
-from ablate.numerics.scales import searched_clip
 
 pytestmark = pytest.mark.skipif(cpu_kernel.loaded()[0] is None, reason="no compiled quantiser here")
 EMULATED = EmulatedBackend()
@@ -146,54 +144,6 @@ def test_a_product_is_the_same_at_any_number_of_threads():
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-
-
-def searched_rows():
-    """Rows whose best share is far from ordinary: few different values, on the grid, tiny, huge."""
-    generator = torch.Generator().manual_seed(0)
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    for columns in (1, 2, 3, 32, 100, 257):
-        yield torch.randn(64, columns, generator=generator)
-        yield torch.randn(64, columns, generator=generator) ** 5
-        yield grid[torch.randint(0, 8, (64, columns), generator=generator)] * 0.37
-        yield torch.randint(-3, 4, (64, columns), generator=generator).float()
-        yield torch.randn(16, columns, generator=generator).to(torch.bfloat16).float()
-        for size in (1e-45, 3e-42, 1e-38, 2e-31, 5e29, 1e38, 3.4e38):
-            yield (torch.rand(8, columns, generator=generator) - 0.5) * 2 * size
-        yield torch.full((3, columns), 0.1)
-        yield torch.zeros(2, columns)
-
-
-def compiled_search(rows, fmt):
-    library, policy = cpu_kernel.loaded()[0], OperandPolicy(format=fmt, scale="searched")
-    job = cpu_kernel._job(rows, policy, 1, None)
-    return block_scaled.searched_clip(library, job, ELEMENTS[fmt], 1)
-
-
-@pytest.mark.parametrize("fmt", ["fp4_e2m1", "fp4_e3m0"])
-def test_the_search_takes_the_share_that_the_definition_takes(fmt):
-    """By bins in C++ and by trying all hundred in torch: the same clipping value to the bit."""
-    for rows in searched_rows():
-        assert torch.equal(compiled_search(rows, fmt), searched_clip(rows, ELEMENTS[fmt])[:, 0])
-
-
-@pytest.mark.parametrize("fmt", ["fp4_e2m1", "fp4_e3m0"])
-def test_the_search_decides_as_the_definition_where_two_shares_err_alike(fmt):
-    """Rows (1, y): beside the y where the best share changes, fp32's roundings decide."""
-
-    def best(y):
-        return searched_clip(torch.stack((torch.ones_like(y), y), dim=1), ELEMENTS[fmt])[:, 0]
-
-    grid = torch.linspace(0.01, 1, 1500)
-    changes = (best(grid)[1:] != best(grid)[:-1]).nonzero()[:, 0]
-    low, high = (grid[changes + side].view(torch.int32) for side in (0, 1))
-    while int((high - low).max()) > 1:
-        middle = (low + high) // 2
-        stays = best(middle.view(torch.float32)) == best(low.view(torch.float32))
-        low, high = torch.where(stays, middle, low), torch.where(stays, high, middle)
-    beside = (low[:, None] + torch.arange(-40, 40)).reshape(-1).to(torch.int32).view(torch.float32)
-    rows = torch.stack((torch.ones_like(beside), beside), dim=1)
-    assert torch.equal(compiled_search(rows, fmt), best(beside))
 
 
 @pytest.mark.parametrize("permute", [False, True])

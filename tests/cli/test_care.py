@@ -149,9 +149,9 @@ def test_clean_keeps_the_checkpoint_of_a_stopped_run(store):
     run = store.run(IDS[1])
     run.create({})
     run.checkpoints.mkdir()
-    run.write_status(Status(state="stopped", tokens=5, message="hopeless"))
+    run.write_status(Status(state="stopped", tokens=5, message="not needed"))
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
-    run.ask_to_stop("hopeless")  # its executor was killed before it saw this
+    run.ask_to_stop("not needed")  # its executor was killed before it saw this
     assert "Removed 1." in call(store, "clean", "s", "--yes").output
     assert not run.stop_path.exists()
     assert run.checkpoints.exists()

@@ -82,14 +82,13 @@ def test_forks_and_the_steps_that_are_trained_once(here):
 
 
 def test_a_stop_rule_with_its_looks_and_their_levels(here):
-    rule = "seeds: 5\nstop: {diverged: 2, hopeless: {cost_above: 0.125}}"
+    rule = "seeds: {until: settled, at_most: 5}\nstop: {diverged: 2}"
     (here / "study.yaml").write_text(STUDY.replace("seeds: [3, 4]", rule))
     text = plan("study.yaml")
     assert "stop      an arm after 2 diverged runs" in text
-    assert "an arm whose token cost is shown to be above 12.5 %: looks after 2, 3, 4 and 5 seeds, at" in text
-    assert "nominal levels of 0.069, 0.64, 1.9 and 3.7\u00a0% (obrien-fleming)" in text
+    assert "an arm that is settled: looks after each of 2 to 5 seeds, at 2.1, 1.5, 1.4 and 1.4\u00a0%" in text
     content = json.loads(plan("study.yaml", "--json"))
-    assert content["stop"]["hopeless"]["looks"] == [2, 3, 4, 5]
+    assert content["stop"]["settled"]["looks"] == [2, 3, 4, 5]
 
 
 def test_the_plan_for_people(here):

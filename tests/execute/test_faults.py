@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.base.files import read_record, write_record
+from ablate.base.files import read_json, read_record, write_record
 from ablate.execute import driver, queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.todo import missing_runs
@@ -59,12 +59,12 @@ def ledger(run):
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypatch):
     store, requests = study
-    monkeypatch.setattr(queue, "_LATER_SEC", 1.0)
+    monkeypatch.setattr(queue, "_LATER_SEC", 10.0)
     if trainer == "is_stopped_once":  # as on another machine than the driver's
         monkeypatch.setattr(leases, "this_machine", lambda: "that of the driver")
     # Not so short that a busy machine's start of a run is taken for a hang.
     resources = ResourcesConfig(
-        hang_after_sec=5.0 if "no progress" in str(message) or message == ENDED else 600.0
+        hang_after_sec=10.0 if "no progress" in str(message) or message == ENDED else 600.0
     )
     todo = [dataclasses.replace(request, resources=resources) for request in requests[:2]]
     result = execute_study(store, todo, trainer=f"fake_trainers:{trainer}")
@@ -80,7 +80,8 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypa
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("damage", [False, True])
-def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage):
+def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatch):
+    monkeypatch.setattr(queue, "STALE_SEC", 1.0)
     store, requests = study
     run = store.run(requests[0].run_id)
     run.create(dataclasses.asdict(requests[0].config))
@@ -90,7 +91,7 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage):
     write_record(record, read_record(record) | {"machine": "one that is gone"})
     if damage:
         record.write_bytes(record.read_bytes()[:-3])
-    result = execute_study(store, requests[:1], trainer="fake_trainers:quick", stale_sec=1.0)
+    result = execute_study(store, requests[:1], trainer="fake_trainers:quick")
     assert result.states == {requests[0].run_id: "finished"}
     first, second = ledger(run)
     assert (first and first.outcome, second.outcome) == (None, "finished")
@@ -184,6 +185,27 @@ def test_what_a_run_started_ends_with_its_worker_however_that_dies(study):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in by_killed_driver))
+
+
+@LONG
+@pytest.mark.usefixtures("local_ray")
+def test_what_a_training_function_leaves_ends_with_its_run(study):
+    store, requests = study
+    own = [
+        dataclasses.replace(
+            one, config=dataclasses.replace(one.config, trainer="fake_trainers:leaves_a_child")
+        )
+        for one in requests
+    ]
+    started = [store.run(one.run_id).path / "started.json" for one in own[:2]]
+    go = store.run(own[0].run_id).path.parent / "go"
+
+    def look():
+        if all(path.exists() for path in started) and not any(is_alive(*read_json(path)) for path in started):
+            go.touch()
+
+    outcome = execute_study(store, own, on_poll=look)
+    assert list(outcome.states.values()) == ["finished"] * 4
 
 
 @LONG

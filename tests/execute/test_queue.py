@@ -150,7 +150,7 @@ def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end
     del fake.holders["b"]  # it is there
     queue.move(2.0)
     assert fake.take() == [("start", "b")]
-    queue.retire({"a": "hopeless"})
+    queue.retire({"a": "not needed"})
     queue.take("a", TaskEnd(state="stopped"), 3.0)
     queue.move(3.0)
     assert fake.take()[-1] == ("start", "c")  # it trains the steps itself

@@ -1,5 +1,4 @@
 import pytest
-from pydantic import TypeAdapter
 
 from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, block_shape, group_size
 
@@ -74,10 +73,3 @@ def test_a_mask_under_a_hadamard_needs_the_forward_operand_again():
 def test_a_rotation_in_high_precision_may_stand_beside_one_in_fp4():
     high = OperandPolicy(hadamard=16)
     GemmPolicy(left=OperandPolicy(format="mxfp4", hadamard=16), right=high)
-
-
-def test_signs_after_the_hadamard_of_older_versions_are_read_as_what_they_did():
-    older = {"format": "mxfp4", "hadamard": 16, "signs": "step", "signs_after": False}
-    read = TypeAdapter(OperandPolicy).validate_python
-    assert read(older) == OperandPolicy(format="mxfp4", hadamard=16, signs="step")
-    assert read(older | {"signs_after": True}) == OperandPolicy(format="mxfp4", hadamard=16)

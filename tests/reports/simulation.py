@@ -10,9 +10,6 @@ target, as in MLPerf. Where speed is simulated, every repeat of a timing has log
 *Our own runs.* Log tokens to target of seven arms and a baseline: what runs of one seed share (s.d. 4.5 %),
 and what they do not (3.5 % between two of them), as in ``docs/findings``. Each arm's own spread is log-normal
 about that (s.d. 0.2), because arms do not spread all alike.
-
-Where arms are stopped early, there is a look after each seed from the second, at which the arm is stopped if
-it is shown to cost anything at all (``cost_above: 0``): the most tempting way to look.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ from ablate.reports.findings.speed import alone_speed
 from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.reports.statistics.intervals import difference, mean_estimate, t_interval
 from ablate.reports.statistics.moderation import contrasts
-from ablate.reports.statistics.stopping import alpha_of, decide, levels_of
+from ablate.reports.statistics.stopping import levels_of
 from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import Outcome, outcome
-from ablate.store.lock import Hopeless, Settled, StopRule
+from ablate.store.lock import Settled
 
 TARGET = 2.2
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005
@@ -125,23 +122,6 @@ def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
         found = alone_speed(*rates, cost=token_cost(arm, base), tokens=None).end_to_end
         rows.append((found.low - 1, found.high - 1, found.estimate - 1))
     return _tally(rows, THROUGHPUT / (1 + cost) - 1)
-
-
-def by_stopping(cost, n, repeats, *, spending, cost_above=0.0, seed=0):
-    """The report's token cost under a stop rule, and the share of the arm's seeds that were not run."""
-    looks = tuple(range(2, n + 1))
-    rule = StopRule(diverged=None, hopeless=Hopeless(cost_above=cost_above, spending=spending, looks=looks))
-    rng = np.random.default_rng(seed)
-    rows, saved = [], 0
-    for _ in range(repeats):
-        arm, base = ([run["confirmed"] for run in study_of(rng, c, n)] for c in (cost, 0.0))
-        going_on = {"base": base, "arm": [*arm[:-1], Outcome(seed=n - 1, end="missing")]}
-        stop = decide(going_on, rule, baseline="base").stopped.get("arm")
-        used, alpha = (n, alpha_of(arm, base, rule, ended=True)) if stop is None else (stop.seeds, stop.alpha)
-        found = token_cost(arm[:used], base[:used], alpha=alpha)
-        saved += n - used
-        rows.append((found.low, found.high, found.estimate))
-    return _tally(rows, cost), saved / (n * repeats)
 
 
 def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0, odd_base=1.0):
@@ -242,7 +222,7 @@ def by_estimator(repeats, *, every=0.077, kink=None, seed=0):
 
 
 def by_naive_looks(cost, n, repeats, *, seed=0):
-    """The same with a plain 95 % interval at each look."""
+    """With a plain 95 % interval after each seed from the second, stopped at the first sign of a cost."""
     rng = np.random.default_rng(seed)
     rows, saved = [], 0
     for _ in range(repeats):
@@ -304,11 +284,6 @@ def main(repeats):
         for n in (3, 5):
             what = f"{THROUGHPUT}× the throughput, {REPEATS} repeats that spread by {noise:.1%}"
             line(f"**the speed-up**: {what}", 0.08, n, by_speed_up(0.08, n, repeats, noise=noise))
-    for spending in ("obrien-fleming", "pocock"):
-        for cost in (0.0, 0.08, 0.30):
-            for n in (5, 10):
-                tally, saved = by_stopping(cost, n, repeats, spending=spending)
-                line(f"**early stops**, {spending}: {saved:.0%} of the arm's seeds saved", cost, n, tally)
     for cost in (0.0, 0.08):
         for n in (5, 10):
             tally, saved = by_naive_looks(cost, n, repeats)

@@ -1,8 +1,8 @@
-"""``stop:`` in a study: what it means, and every way to get it wrong."""
+"""``stop:`` and seeds until settled in a study: what they mean, and every way to get them wrong."""
 
 import pytest
 
-from ablate.store.lock import Hopeless, StopRule
+from ablate.store.lock import Settled, StopRule
 
 STUDY = """\
 name: s
@@ -14,17 +14,12 @@ arms: {a: , b: {recipe: fp8}}
 """
 
 
-def test_a_whole_rule(study):
-    loaded = study(STUDY % (5, "{diverged: 2, hopeless: {cost_above: 0.1, spending: pocock, looks: [2, 3]}}"))
-    assert loaded.stop == StopRule(
-        diverged=2, hopeless=Hopeless(cost_above=0.1, spending="pocock", looks=(2, 3, 5))
-    )
-
-
-def test_defaults(study):
-    assert study(STUDY % (4, "{hopeless: {cost_above: 0}}")).stop == StopRule(
-        hopeless=Hopeless(cost_above=0.0, spending="obrien-fleming", looks=(2, 3, 4))
-    )
+def test_the_rules(study):
+    settled = "{until: settled, at_least: 3, at_most: 5, narrower_than: 10%}"
+    looked = Settled(looks=(3, 4, 5), narrower_than=0.1)
+    assert study(STUDY % (settled, "{diverged: 2}")).stop == StopRule(diverged=2, settled=looked)
+    shortest = study(STUDY % ("{until: settled, at_most: 3}", "null"))
+    assert shortest.stop == StopRule(settled=Settled(looks=(2, 3)))
     assert study(STUDY % (3, "{diverged: 1}")).stop == StopRule(diverged=1)
     assert study(STUDY % (3, "null")).stop is None
 
@@ -32,77 +27,28 @@ def test_defaults(study):
 @pytest.mark.parametrize(
     ("seeds", "rule", "line"),
     [
-        (3, "{}", "5:7: stop: a stop rule without a rule (give 'diverged', 'hopeless' or both)"),
+        (3, "{}", "5:7: stop: a stop rule without a rule (give 'diverged')"),
         (3, "{diverge: 2}", "5:8: stop.diverge: unknown key (did you mean 'diverged'?)"),
-        (3, "{hopeless: {}}", "5:18: stop.hopeless: missing key 'cost_above'"),
-        (
-            2,
-            "{hopeless: {cost_above: 0.1}}",
-            (
-                "5:18: stop.hopeless: 2 seeds give no two looks, the first after 2 seeds "
-                "(from 3 seeds up there is something to be stopped)"
-            ),
-        ),
+        (3, "{hopeless: {cost_above: 0.1}}", "5:8: stop.hopeless: unknown key (expected diverged)"),
         (
             3,
             "{diverged: 3}",
             "5:18: stop.diverged: with 3 seeds nothing is left to be stopped then (at most 2)",
         ),
         (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: [1, 3]}}",
-            "5:44: stop.hopeless.looks[0]: a look needs 2 seeds for an interval, got 1",
+            "{until: settled, at_least: 1, at_most: 4}",
+            "null",
+            "4:35: seeds.at_least: a look needs 2 seeds for an interval, got 1",
         ),
         (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: [3, 2]}}",
-            "5:47: stop.hopeless.looks[1]: a look after 2 seeds comes before the one after 3",
+            "{until: settled, at_most: 2}",
+            "null",
+            "4:34: seeds.at_most: at most 2 seeds leave nothing to stop after 2 (from 3 up)",
         ),
         (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: [3, 3]}}",
-            "5:47: stop.hopeless.looks[1]: a second look after 3 seeds",
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: [2, 6]}}",
-            "5:47: stop.hopeless.looks[1]: a look after 6 seeds, of which the study has 5",
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: [5]}}",
-            (
-                "5:43: stop.hopeless.looks: one look at all seeds can stop nothing "
-                "(the last look is at all seeds anyway)"
-            ),
-        ),
-        (
-            60,
-            "{hopeless: {cost_above: 0.1}}",
-            "5:18: stop.hopeless: a look after each of 60 seeds is too much (give looks: [...], at most 50)",
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: -0.1}}",
-            "5:31: stop.hopeless.cost_above: expected a number from 0 up, got -0.1",
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: 10 %}}",
-            "5:31: stop.hopeless.cost_above: expected a number, got '10 %'",
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: 0.1, spending: pococks}}",
-            (
-                "5:46: stop.hopeless.spending: expected obrien-fleming or pocock, got 'pococks' "
-                "(did you mean 'pocock'?)"
-            ),
-        ),
-        (
-            5,
-            "{hopeless: {cost_above: 0.1, looks: []}}",
-            "5:43: stop.hopeless.looks: expected at least one entry",
+            "{until: settled, at_most: 60}",
+            "null",
+            "4:34: seeds.at_most: a look after each of 60 seeds is too much (at most 50)",
         ),
     ],
 )

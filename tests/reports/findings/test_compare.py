@@ -17,7 +17,7 @@ from ablate.cli import cli
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import NOT_TOLD, compare
 from ablate.reports.words.beside import compare_table
-from ablate.store.lock import Hopeless, StopRule
+from ablate.store.lock import Settled, StopRule
 
 
 def study(folder, name, cost, seed, seeds=5, **more):
@@ -61,8 +61,8 @@ def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
     assert arm.ratio.low > 0
 
 
-def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
-    rule = StopRule(hopeless=Hopeless(cost_above=0.5, spending="pocock", looks=(2, 5)))
+def test_with_seeds_until_settled_the_intervals_are_repeated_ones(tmp_path):
+    rule = StopRule(settled=Settled(looks=(2, 5)))
     left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.05, 2)
     plain = both(left, right)
     right.write_plan(replace(right.plan(), stop=rule))

@@ -144,7 +144,7 @@ def test_of_a_cost_that_is_not_settled_no_share_is_told(study):
 
 
 def test_an_arm_stopped_at_a_look_is_held_against_the_same_seeds_of_the_baseline(study):
-    rule = {"hopeless": {"cost_above": 0.03, "spending": "pocock", "looks": [2, 3, 4]}, "diverged": None}
+    rule = {"settled": {"looks": [2, 3, 4]}}
     even = (1.0, 1.001, 0.999, 1.0005)
     curves = {
         "bf16": [falling(pace, offset) for pace, offset in zip(even, (0.01, 0.01, 0.03, 0.03), strict=True)],

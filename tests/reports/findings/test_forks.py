@@ -159,10 +159,12 @@ def test_effects_do_not_pool_arms_that_are_counted_from_different_places(study):
 def test_the_stop_rule_looks_at_the_cost_from_the_fork(study):
     slow = {**CURVES, "forked": [falling(pace, 1.5, AT) for pace in PACES]}
     states = {("forked", 3): "pending"}
-    rule = {"hopeless": {"cost_above": 0.3, "spending": "pocock", "looks": [2, 3, 4]}, "diverged": None}
-    frames = load_frames(study(slow, states=states, stop=rule))
-    rest = [run.id for run in frames.plan.arm("forked").runs[2:]]
-    assert list(unneeded_runs(frames)) == rest  # of all its tokens it takes only 24 % more
+    rule = {"settled": {"looks": [2, 3, 4]}}
+    target = {"value": TARGET, "within": {"kind": "cost", "value": 0.3}}
+    frames = load_frames(study(slow, states=states, stop=rule, target=target))
+    found = unneeded_runs(frames)
+    assert list(found) == [run.id for run in frames.plan.arm("forked").runs[2:]]
+    assert all("outside of the margin" in why for why in found.values())  # of all its tokens it is 24 % more
     assert arms_of_frames(frames)["forked"].stopped is not None
 
 

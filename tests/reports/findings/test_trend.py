@@ -23,7 +23,7 @@ from ablate.reports.read.against import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
 from ablate.reports.words.beside import differences_text, trend_sentences, trend_tables
 from ablate.store import RunDir
-from ablate.store.lock import Hopeless, StopRule
+from ablate.store.lock import Settled, StopRule
 
 WIDTHS = (32, 64, 128)
 
@@ -355,8 +355,8 @@ def test_one_seed_gives_a_line_without_an_interval(tmp_path):
     assert costs_of(found).rows[0][-1].endswith("(no interval)")
 
 
-def test_with_a_stop_rule_the_intervals_are_repeated_ones(tmp_path):
-    rule = StopRule(hopeless=Hopeless(cost_above=0.5, spending="pocock", looks=(2, 5)))
+def test_with_seeds_until_settled_the_intervals_are_repeated_ones(tmp_path):
+    rule = StopRule(settled=Settled(looks=(2, 5)))
     stores = falling(tmp_path)
     plain = of(*stores)
     stores[1].write_plan(replace(stores[1].plan(), stop=rule))

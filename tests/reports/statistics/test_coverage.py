@@ -14,7 +14,6 @@ from simulation import (
     by_settled,
     by_single_runs,
     by_speed_up,
-    by_stopping,
 )
 
 REPEATS = [400, pytest.param(2000, marks=pytest.mark.exhaustive)]
@@ -94,22 +93,6 @@ def test_the_speed_ups_interval_holds_the_truth_as_often_as_it_says(n, noise, re
 def test_an_effect_of_eight_percent_is_found_by_three_seeds_more_often_than_not():
     assert by_report(0.08, 3, 500).positive > 0.5
     assert by_report(0.08, 10, 500).positive > 0.99
-
-
-@pytest.mark.parametrize("repeats", REPEATS[:1])
-@pytest.mark.parametrize("spending", ["obrien-fleming", "pocock"])
-@pytest.mark.parametrize("n", [5, 10])
-@pytest.mark.parametrize("cost", [0.0, 0.08, 0.30])
-def test_early_stops_keep_the_error_rate(n, cost, spending, repeats):
-    tally, saved = by_stopping(cost, n, repeats // 2, spending=spending, seed=n)
-    assert tally.coverage >= 0.95 - error(repeats // 2)
-    if cost == 0.0:
-        assert 0.03 - error(repeats // 2) <= tally.positive <= 0.05 + error(repeats // 2)
-        assert tally.coverage <= 0.97 + error(repeats // 2)
-        assert saved < 0.05
-    if cost == 0.30:
-        assert tally.positive > 0.99
-        assert saved > (0.2 if n == 5 else 0.5)
 
 
 @pytest.mark.exhaustive
