@@ -147,7 +147,7 @@ def _of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
         raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
     notes = []
     if recipe.rules or recipe.phases:
-        notes.append("Certified is the recipe of the layers without a rule, before its first phase.")
+        notes.append("Checked is the recipe of the layers without a rule, before its first phase.")
     if any(policy.source != "high_precision" for _, _, policy in recipe.operands()):
         notes.append("Of an operand that is quantised twice the second time alone; the products have both.")
     if any(policy.permute and policy.signs == "none" for _, _, policy in recipe.operands()):
