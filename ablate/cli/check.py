@@ -140,12 +140,13 @@ def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
     rows = (row for row in content["backends"] if row["mode"] not in ("no", "reference"))
     content["self_tests"] = []
     for name in dict.fromkeys(row["backend"] for row in rows):
-        tests = quick_self_test(name, where)
-        failed = [f"{one.check}: {one.detail}" for one in tests if not one.passed]
-        content["self_tests"] += [asdict(one) for one in tests]
         if not as_json:
-            found = f" FAILED: {'; '.join(failed)}" if failed else f": {len(tests)} checks passed"
-            click.echo(safe_text(f"self-test of {name}{found}"))
+            click.echo(f"self-test of {name}: ", nl=False)  # on a GPU kernels are compiled now
+        tests = quick_self_test(name, where)
+        content["self_tests"] += [asdict(one) for one in tests]
+        failed = [f"{one.check}: {one.detail}" for one in tests if not one.passed]
+        if not as_json:
+            click.echo(safe_text(f"FAILED: {'; '.join(failed)}" if failed else f"{len(tests)} checks passed"))
     deliver(content, out, as_json=as_json)
     return int(not all(one["passed"] for one in content["self_tests"]))
 

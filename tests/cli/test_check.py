@@ -37,7 +37,7 @@ def test_a_failed_self_test_is_told(monkeypatch):
     monkeypatch.setattr(suite, "quick_self_test", lambda *_: (bad,))
     result = call()
     assert result.exit_code == 1
-    assert "self-test of torch FAILED: product: fp8_e4m3: off by 3" in result.output
+    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in result.output
 
 
 @pytest.fixture
