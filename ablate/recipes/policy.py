@@ -417,9 +417,10 @@ class Recipe(Section, LayerRecipe):
         for part in self.parts:
             w = part.fprop.right
             if not w.is_high_precision and not w.has_fixed_grid:
+                rotation = f"a Hadamard of {w.hadamard}" if w.hadamard else "no Hadamard"
                 return (
                     "deoscillate needs a grid that weights can be set to, but Fprop's w has "
-                    f"{w.rounding} rounding, scale '{w.scale}' and {_rotation(w)}"
+                    f"{w.rounding} rounding, scale '{w.scale}' and {rotation}"
                 )
         return None
 
@@ -437,7 +438,3 @@ class Recipe(Section, LayerRecipe):
     def text(self) -> str:
         """The content as JSON, from which run ids are made."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _rotation(policy: OperandPolicy) -> str:
-    return f"a Hadamard of {policy.hadamard}" if policy.hadamard else "no Hadamard"

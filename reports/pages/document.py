@@ -19,14 +19,13 @@ from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found, TrialPoint
     from ablate.reports.findings.trend import Line, Trend
-    from ablate.reports.statistics.cost import Cost
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
@@ -111,7 +110,14 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "studies": [comparison.left, comparison.right],
         "differ_in": _plain(comparison.differs),
         "arms": [
-            {"name": arm.name, "token_cost": _costs((arm.left, arm.right)), "ratio": vars(arm.ratio)}
+            {
+                "name": arm.name,
+                "token_cost": [
+                    None if cost is None else _object(cost, "estimate low high kind")
+                    for cost in (arm.left, arm.right)
+                ],
+                "ratio": vars(arm.ratio),
+            }
             for arm in comparison.arms
         ],
     }
@@ -208,7 +214,3 @@ def _arm(value: ArmResult) -> dict[str, Any]:
         "token_cost": words.cost(value.token_cost),
     }
     return found | {"text": text, "runs": _plain(value.runs)}
-
-
-def _costs(costs: Iterable[Cost | None]) -> list[dict[str, Any] | None]:
-    return [None if cost is None else _object(cost, "estimate low high kind") for cost in costs]
