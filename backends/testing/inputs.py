@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 SPOT = (5, 7)
 """Where a corner case has its odd value."""
-OUTLIER_EVERY = 64
-"""One channel in so many is an outlier."""
-OUTLIER_SIZE = 30.0
-"""Times the size of the others."""
 
 
 def _gaussian(rows: int, columns: int, generator: Generator) -> Tensor:
@@ -44,7 +40,7 @@ def _with_mean(rows: int, columns: int, generator: Generator) -> Tensor:
 
 def _with_outlier(rows: int, columns: int, generator: Generator) -> Tensor:
     found = _gaussian(rows, columns, generator)
-    found[:, 5::OUTLIER_EVERY] *= OUTLIER_SIZE
+    found[:, 5::64] *= 30
     return found
 
 
@@ -108,23 +104,20 @@ def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def shapes_for(policy: OperandPolicy) -> tuple[tuple[int, int], ...]:
-    """Return shapes that the policy's groups divide: whole strips of 64 columns, and others."""
-    if policy.hadamard > 32 or policy.scale in ("1x128", "128x128"):
-        return ((256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512))
-    return ((32, 32), (96, 160), (160, 96))
-
-
 def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
     """Yield what a policy's quantiser is compared on to the bit, by name: shapes, types, strides, corners."""
     one_scale = block_shape(policy)[1] == 1 or policy.format == "nvfp4"
-    for shape in shapes_for(policy):
+    # Shapes that the policy's groups divide: whole strips of 64 columns, and others.
+    shapes = [(32, 32), (96, 160), (160, 96)]
+    if policy.hadamard > 32 or policy.scale in ("1x128", "128x128"):
+        shapes = [(256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512)]
+    for shape in shapes:
         for dtype in (torch.bfloat16, torch.float32):
             x = awkward(*shape, dtype)
             if one_scale:  # a NaN would spread to the whole tensor
                 x = torch.nan_to_num(x, nan=0.0, posinf=1.0)
             yield f"{list(shape)} {dtype}", x
-    x = awkward(*shapes_for(policy)[-1], torch.bfloat16)
+    x = awkward(*shapes[-1], torch.bfloat16)
     if one_scale:
         yield from corners(policy).items()
     else:
