@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ablate.execute.keeper import Keeper
+from ablate.execute.checkpointing import Keeper
 from ablate.recipes import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store.metrics import MetricsWriter

@@ -37,7 +37,7 @@ from ablate.reports.figures.trend import draw_trend
 from ablate.reports.findings.trend import trend
 from ablate.reports.pages.csv_files import csv_text
 from ablate.reports.pages.render import escape_markdown
-from ablate.reports.read.against import read_against, target_after
+from ablate.reports.read.rebase import read_against, target_after
 from ablate.reports.words import tables, words
 from ablate.reports.words.evaluation import evaluation_table
 from ablate.reports.words.table import Table

@@ -26,7 +26,7 @@ from kill import in_child, make_run, outcome_of, task_of, wait_for
 from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
 
 SEEDS = range(4)

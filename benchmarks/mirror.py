@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ablate.base.files import append_line
 from ablate.store import Status, StudyStore
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
 from ablate.track.sink import Sink
 from ablate.track.uri import default_tracking_uri

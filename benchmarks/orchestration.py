@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ablate.execute.driver import execute_study
-from ablate.execute.todo import RunRequest
+from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
 from ablate.reports import write_report
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.uri import resolve_tracking_uri

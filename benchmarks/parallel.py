@@ -19,7 +19,7 @@ import ray
 from ablate.base.files import cache_folder
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
-from ablate.execute.todo import RunRequest
+from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ablate.data import DataIdentity
 from ablate.plan import build_plan, to_lock
-from ablate.store.lock import plan_to_json
+from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study
 
 if TYPE_CHECKING:

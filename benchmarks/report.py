@@ -17,7 +17,7 @@ from ablate.base.files import write_record
 from ablate.execute.progress import ProgressReader
 from ablate.reports import analyse, load_frames, write_report
 from ablate.store import Status, StudyStore
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 
 # name -> (arms, seeds, evaluations a run, training rows for each evaluation[, seeds that have ended])
 SIZES = {

@@ -22,7 +22,7 @@ from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates, best_trial
-from ablate.study.space import Range
+from ablate.study.search_space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000
 TARGET = 2.15

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 TRAINERS = Path(__file__).parent / "execute"
 
 # Test processes side by side that all compute on all cores get in each other's way: beside another on two
-# cores tests/models/test_foreign.py took 142 s, not 19 s. Before torch is imported; children inherit it.
+# cores tests/models/test_custom_models.py took 142 s, not 19 s. Before torch is imported; children inherit.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

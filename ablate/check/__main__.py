@@ -74,7 +74,7 @@ def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any],
         return {"triton": None, "compiled": []}, 0
     import triton
 
-    from ablate.backends.testing.ahead import every_kernel, faults
+    from ablate.backends.testing.compile_check import every_kernel, faults
 
     say(f"Kernels compiled by Triton {triton.__version__}:")
     found = []

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import Selection
-from ablate.base.code import load_function
 from ablate.base.errors import UserError, first_line, likely, one_of
+from ablate.base.user_functions import load_function
 from ablate.diagnose.recipe_text import recipe_of
 from ablate.numerics.philox import Key
 from ablate.recipes import GemmPolicy, OperandPolicy, Recipe

@@ -37,7 +37,7 @@ def sync(study: str, tracking_uri: str | None, *, rebuild: bool, storage: Path) 
 
     Safe to repeat: what is there already is not sent twice. Also puts a study into another MLflow server.
     """
-    from ablate.base.commands import redact
+    from ablate.base.command_hints import redact
     from ablate.track.cursor import cursor_path
     from ablate.track.mirror import Mirror
     from ablate.track.uri import resolve_tracking_uri
@@ -92,7 +92,7 @@ def _say_problem(report: MirrorReport) -> int:
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def command(study: str, storage: Path, tracking_uri: str | None, port: int | None, no_browser: bool) -> None:
     """Open MLflow's pages at STUDY (a name or its YAML file) until Ctrl-C."""
-    from ablate.base.commands import redact
+    from ablate.base.command_hints import redact
     from ablate.track.cursor import mirror_dir
     from ablate.track.mirror import Mirror
     from ablate.track.uri import (
@@ -151,7 +151,7 @@ def page(base: str, experiment_id: str) -> str:
 
 def _show(address: str, no_browser: bool, hidden: Path | None = None) -> None:
     """Print an address and open it; ``hidden``: through this file, because others can read command lines."""
-    from ablate.base.commands import redact
+    from ablate.base.command_hints import redact
 
     click.echo(redact(address))
     sys.stdout.flush()

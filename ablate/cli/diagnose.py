@@ -17,8 +17,8 @@ from ablate.cli.common import AT_LEAST_1, device_option, find_run, json_option, 
 from ablate.cli.output import deliver, figure, format_table, terminal_width
 
 if TYPE_CHECKING:
-    from ablate.diagnose.harm import Harm, LayerGemm
-    from ablate.diagnose.subject import Subject
+    from ablate.diagnose.inputs import Subject
+    from ablate.diagnose.ranking import Harm, LayerGemm
     from ablate.train.loop import Trainee
 
 _EXAMPLES = """\b
@@ -69,7 +69,7 @@ def command(
     Predicted harm: the share of the gradient's energy that errs the same way in every draw. It is a
     prediction from one batch, not a result of training.
     """
-    from ablate.diagnose.subject import find_subject, load_weights, tokens_of
+    from ablate.diagnose.inputs import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
     from ablate.recipes.coverage import EVERYTHING
 
@@ -79,7 +79,7 @@ def command(
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
     window = tokens_of(subject)
-    from ablate.diagnose.harm import predict_harm
+    from ablate.diagnose.ranking import predict_harm
     from ablate.train.loop import assemble
 
     try:
@@ -111,7 +111,7 @@ def command(
 
 
 def _layer_gemms(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[LayerGemm]:
-    from ablate.diagnose.harm import layer_gemms
+    from ablate.diagnose.ranking import layer_gemms
     from ablate.layers.linear import quantised_layers
 
     names = list(quantised_layers(trainee.network.module))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely, one_of, safe_text
 from ablate.cli.common import AT_LEAST_1, Place, storage_option
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.reports.read.tables import Stages
-    from ablate.store.lock import Target
+    from ablate.store.plan_file import Target
 
     Crossing = Literal["confirmed", "first_eval"]
     _Decorator = Callable[[Any], Any]
@@ -431,7 +431,7 @@ def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
 
 
 def _target(text: str, crossing: Crossing) -> Target:
-    from ablate.store.lock import Target
+    from ablate.store.plan_file import Target
 
     kind, _, value = text.partition("=")
     try:

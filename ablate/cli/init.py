@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import Place, storage_option
 
@@ -54,7 +54,7 @@ def command(file: Path, storage: Path, **given: str | None) -> None:
 def _asked(file: Path, given: dict[str, str]) -> dict[str, str]:
     """Ask what is not given; an answer that cannot be used is asked for again."""
     from ablate.run.presets import PRESETS
-    from ablate.study.starter import ARMS, known_arms, model_section
+    from ablate.study.template import ARMS, known_arms, model_section
     from ablate.workflow.init import data_section, seconds_of
 
     def data(place: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.cli.common import address_option, ended_by_ctrl_c, json_option, storage_option, tracking_option
 from ablate.cli.output import echo_json, format_table, terminal_width
 

@@ -13,7 +13,7 @@ import click
 from ablate.base.errors import UserError
 from ablate.cli.output import echo_json, format_table, names_text, terminal_width
 from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
-from ablate.execute.todo import find_elsewhere, taken_text
+from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress, to_lock
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
@@ -22,7 +22,7 @@ from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
 from ablate.store import END_STATES, StudyStore
-from ablate.store.lock import plan_to_json
+from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ablate.plan import Plan, PlanCosts, PlannedArm
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
-    from ablate.store.lock import Settled
+    from ablate.store.plan_file import Settled
     from ablate.study import Study
 
 _MAX_GROUPS = 4

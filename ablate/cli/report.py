@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ablate.base.commands import command_line, set_words
+from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, FOLDER, find_study, price_option, storage_option
 from ablate.cli.output import verdict_lines, writing_to

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.commands import command_line, redact, set_words
+from ablate.base.command_hints import command_line, redact, set_words
 from ablate.base.errors import UserError
 from ablate.cli.common import (
     Place,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import address_option, ended_by_ctrl_c, json_option, storage_option, tracking_option
 from ablate.cli.output import echo_json, format_table, table_text, terminal_width
@@ -71,7 +71,7 @@ def command(file: str, only_plan: bool, as_json: bool, optuna_storage: str | Non
 
 
 def _show_found(end: SearchEnd, listener: ConsoleListener, place: Where, *, as_json: bool) -> None:
-    from ablate.reports.pages.beside import CONFIRM
+    from ablate.reports.pages.compare import CONFIRM
     from ablate.reports.pages.document import search_document
     from ablate.reports.words.search import front_table, search_sentences
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ablate.base.errors import UserError, first_line
+from ablate.data.cache import find, keep, key_of
 from ablate.data.documents import text_of
-from ablate.data.kept import find, keep, key_of
 from ablate.data.sources import SourceFile, find_files, stat_file
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.errors import UserError
+from ablate.data.cache import find, keep, key_of
 from ablate.data.documents import file_documents
-from ablate.data.kept import find, keep, key_of
 from ablate.data.sources import SourceFile, stat_file
 from ablate.data.split import DocumentTable, encoded, is_among, near_copies
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json, train_bpe

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
+from ablate.data.cache import key_of, remove_unfinished
 from ablate.data.identity import Corpus, resolve
-from ablate.data.kept import key_of, remove_unfinished
 from ablate.data.sources import content_hashes, hash_file, stat_file
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import numpy as np
 
 from ablate.base.errors import UserError
 from ablate.data import hub
+from ablate.data.cache import key_of, record_of
 from ablate.data.documents import file_documents
 from ablate.data.identity import RULES_VERSION
-from ablate.data.kept import key_of, record_of
 from ablate.data.parts import (
     Encoding,
     Listed,

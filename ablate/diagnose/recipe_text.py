@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError, likely
 from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
-from ablate.study.faults import Faults
+from ablate.study.messages import Faults
 from ablate.study.parse import parse
 from ablate.study.tree import find, plain
 

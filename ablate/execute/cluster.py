@@ -26,7 +26,7 @@ from ablate.base.files import changed_by_others
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.pending_runs import RunRequest
     from ablate.run.config import ResourcesConfig
 
 GONE_AFTER_SEC = 20.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
     from ablate.store import State, StudyStore
 

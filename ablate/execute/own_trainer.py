@@ -13,8 +13,8 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, get_args
 
-from ablate.base.code import load_function
 from ablate.base.errors import UserError
+from ablate.base.user_functions import load_function
 from ablate.layers.state import followed
 from ablate.recipes import GEMMS
 from ablate.run.schedule import plan_steps

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ablate.execute.environment import code_digest
 from ablate.run.ids import run_id as id_of
-from ablate.run.prefix import kept_by, shared_prefixes
 from ablate.run.schedule import plan_steps
+from ablate.run.shared_steps import kept_by, shared_prefixes
 from ablate.store import END_STATES
 from ablate.store.checkpoints import newest_step
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.pending_runs import RunRequest
     from ablate.run.config import ResourcesConfig, RunConfig
-    from ablate.run.prefix import Prefix
+    from ablate.run.shared_steps import Prefix
     from ablate.store import StudyStore
 
     Planned = Sequence[tuple[str, RunConfig, ResourcesConfig]]

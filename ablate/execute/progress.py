@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ablate.store import RunDir, State, Status, StudyStore
     from ablate.store.leases import Attempt
-    from ablate.store.lock import LockedArm, LockedRun
+    from ablate.store.plan_file import LockedArm, LockedRun
 
 
 _FIRST_LOOK_BYTES = 1 << 13

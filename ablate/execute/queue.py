@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.execute.environment import git_commit
-from ablate.execute.gang import execute_together
+from ablate.execute.multi_device import execute_together
 from ablate.execute.worker import RunTask, TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, State, StudyStore
 from ablate.store.checkpoints import newest_step
@@ -25,8 +25,8 @@ from ablate.store.leases import STALE_SEC, Leases, end_holder
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from ablate.execute.pending_runs import RunRequest
     from ablate.execute.prefixes import Prefixes
-    from ablate.execute.todo import RunRequest
 
 _POLL_SEC = 0.3
 _LOOK_AGAIN_SEC = 2.0

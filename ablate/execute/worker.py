@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ablate.base.errors import UserError
 from ablate.base.files import keep_others_out, write_record
 from ablate.execute.orphans import end_with_this_process
-from ablate.execute.todo import RunRequest
+from ablate.execute.pending_runs import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import begin_with, drop_checkpoints, load_newest
 from ablate.store.leases import STALE_SEC, Leases
@@ -163,7 +163,7 @@ def _train(
     task: RunTask, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether it was preempted."""
-    from ablate.execute.beside import Usage, Watch
+    from ablate.execute.watchdog import Usage, Watch
 
     resources, terminated = task.resources, threading.Event()
 
@@ -306,7 +306,7 @@ def _call_trainer(
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.data import load, open_tokens
     from ablate.execute import own_trainer
-    from ablate.execute.keeper import Keeper
+    from ablate.execute.checkpointing import Keeper
     from ablate.train import train
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)

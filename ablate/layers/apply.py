@@ -8,9 +8,9 @@ from torch import distributed, nn
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
+from ablate.layers.find_matrices import ROOT, survey
 from ablate.layers.linear import QuantLinear, phases_that_fit, read_past
 from ablate.layers.state import RecipeState
-from ablate.layers.survey import ROOT, survey
 from ablate.recipes import Recipe, read_recipe
 from ablate.recipes.coverage import coverage_faults, coverage_of, in_short
 from ablate.recipes.describe import describe_place

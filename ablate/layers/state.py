@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import distributed
 from torch.optim import optimizer
 
-from ablate.layers.calls import Calls
 from ablate.layers.position import EVAL_CALL, Position
+from ablate.layers.recompute import Calls
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ablate.base.student import student
+from ablate.base.t_quantile import student
 from ablate.modelled.measured import CALIBRATION
 
 if TYPE_CHECKING:

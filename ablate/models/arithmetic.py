@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ablate.run.architecture import block_layers
 
 if TYPE_CHECKING:
-    from ablate.models.foreign import Outline
+    from ablate.models.custom_models import Outline
     from ablate.run.config import ModelConfig, TrainingConfig
 
 

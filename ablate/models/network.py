@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ablate.base.errors import UserError
 from ablate.layers.apply import quantise_layers
+from ablate.models.custom_models import named
 from ablate.models.decoder import Decoder
-from ablate.models.foreign import named
 from ablate.recipes.coverage import ALLOW
 
 if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
-    from ablate.models.foreign import Foreign
+    from ablate.models.custom_models import Foreign
     from ablate.run.config import RunConfig
 
 Reduction = Literal["mean", "sum"]
@@ -62,7 +62,7 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
 
 
 def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> Network:
-    from ablate.models.foreign import build
+    from ablate.models.custom_models import build
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_seed)

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError, likely
-from ablate.plan.foreign import OWN_RULE, misfit
+from ablate.plan.custom_models import OWN_RULE, misfit
 from ablate.run.architecture import layer_places
-from ablate.study.fit import phase_misfits, rule_misfits
+from ablate.study.shape_checks import phase_misfits, rule_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ablate.plan.plan import configured_runs
-from ablate.run.prefix import shared_prefixes
 from ablate.run.schedule import evaluated_in
+from ablate.run.shared_steps import shared_prefixes
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:

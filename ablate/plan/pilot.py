@@ -15,7 +15,7 @@ from ablate.plan.seeds import SPREAD, cost_found
 from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import outcomes
 from ablate.run.schedule import decay_begins, steady_spans
-from ablate.store.lock import LockedRun
+from ablate.store.plan_file import LockedRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

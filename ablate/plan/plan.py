@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import ModelSize, model_size, outlined_size
+from ablate.plan.custom_models import Foreigners
 from ablate.plan.diagnosed import check_diagnosed
-from ablate.plan.foreign import Foreigners
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, linear_layers
 from ablate.run.config import (
@@ -35,7 +35,7 @@ from ablate.run.config import (
 )
 from ablate.run.ids import run_ids
 from ablate.run.schedule import StepPlan, plan_steps
-from ablate.store.lock import LockedRun
+from ablate.store.plan_file import LockedRun
 from ablate.study.study import again_name
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from ablate.recipes.coverage import Coverage
     from ablate.run.config import ModelConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.store.lock import DroppedCell, StopRule, Target
+    from ablate.store.plan_file import DroppedCell, StopRule, Target
     from ablate.study import FoldedCell, ResolvedArm, Study
-    from ablate.study.space import Tune
+    from ablate.study.search_space import Tune
     from ablate.study.study import ForkPoint
 
 

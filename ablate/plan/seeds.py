@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ablate.base.student import student
+from ablate.base.t_quantile import student
 
 SPREAD = 0.035
 """Standard deviation of the log ratio of two runs' tokens to target, of one seed: as in docs/findings."""

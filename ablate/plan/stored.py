@@ -15,7 +15,7 @@ from ablate.base.errors import UserError
 from ablate.plan.tuning import fingerprint, found_before
 from ablate.run.schedule import plan_steps
 from ablate.store import StudyStore
-from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedTuning
+from ablate.store.plan_file import LockedArm, LockedFork, LockedPlan, LockedTuning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.store import RunDir, State
     from ablate.study import Study
-    from ablate.study.space import Tune
+    from ablate.study.search_space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
 _QUESTION = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.plan.plan import planned_runs
 from ablate.run.schedule import plan_steps
-from ablate.study.space import Range, tuned_name
+from ablate.study.search_space import Range, tuned_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.store.lock import GroupTuning, LockedPlan
-    from ablate.study.space import Choices, Tune
+    from ablate.store.plan_file import GroupTuning, LockedPlan
+    from ablate.study.search_space import Choices, Tune
 
 
 def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from ablate.base.section import Section
+from ablate.base.config_base import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.section import Section, key
+from ablate.base.config_base import Section, key
 from ablate.recipes.build import (
     GemmFormat,
     SenselessRecipe,

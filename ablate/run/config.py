@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.section import Section, key
+from ablate.base.config_base import Section, key
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run.backends import BUILT_IN, backend_names
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.section import key
+from ablate.base.config_base import key
 from ablate.recipes import (
     SHORT_RECIPES,
     Recipe,

@@ -27,7 +27,7 @@ from ablate.run.config import ArmConfig, DataConfig, Fork, ModelConfig, Training
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.base.section import Section
+    from ablate.base.config_base import Section
     from ablate.run.config import RunConfig
 
 RESULT_VERSION = 1

@@ -74,7 +74,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     except UserError:
         raise
     except Exception as error:  # what a database driver raises is not ours to list
-        from ablate.base.commands import redact
+        from ablate.base.command_hints import redact
 
         raise UserError(f"cannot open Optuna's storage {redact(url)}: {first_line(error)}") from error
 

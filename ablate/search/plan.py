@@ -17,7 +17,7 @@ from ablate.plan.plan import Plan, build_plan
 from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import COST, STEP_TIME, Halving
 from ablate.search.ledger import LOSS
-from ablate.store.lock import DroppedCell
+from ablate.store.plan_file import DroppedCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
     from ablate.run.config import DataConfig
     from ablate.study import Study
-    from ablate.study.searching import Search
+    from ablate.study.search_section import Search
 
 
 @dataclass(frozen=True, kw_only=True)

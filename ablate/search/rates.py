@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.search.ledger import Proposal, study_of, tpe, violation
-from ablate.study.space import combinations, spread_point
+from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from ablate.search.ledger import Curve
-    from ablate.study.space import Space
+    from ablate.study.search_space import Space
 
 _TRIES = 20
 _POINTS = 100_000

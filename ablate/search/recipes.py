@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ablate.search.plan import SearchPlan
     from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
-    from ablate.store.lock import Target
+    from ablate.store.plan_file import Target
 
 LOCK = "search.lock.json"
 SEEDS = 5

@@ -11,13 +11,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ablate.execute.driver import ExecutionEnd
-from ablate.execute.todo import find_todo
+from ablate.execute.pending_runs import find_todo
 from ablate.plan.stored import to_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
     from ablate.search.engine import Asked
     from ablate.search.ledger import Curve

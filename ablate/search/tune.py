@@ -18,7 +18,7 @@ from ablate.search.ledger import Ledger, open_storage, violation
 from ablate.search.rates import Rates, best_trial
 from ablate.search.runs import run_ids
 from ablate.store import END_STATES
-from ablate.store.lock import TrialRecord
+from ablate.store.plan_file import TrialRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ablate.search.ledger import Proposal
     from ablate.search.runs import TrialRuns
     from ablate.store import State, StudyStore
-    from ablate.store.lock import GroupTuning
-    from ablate.study.space import Tune
+    from ablate.store.plan_file import GroupTuning
+    from ablate.study.search_space import Tune
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
 from ablate.base.files import (
     hash_of,
@@ -29,7 +29,7 @@ from ablate.base.files import (
 )
 from ablate.store.checkpoints import vouched_rows
 from ablate.store.fields import Number, Text, Tokens, checked
-from ablate.store.lock import LockedPlan, plan_from_json, plan_to_json
+from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ablate.study.fit import deoscillation_misfits, nearest, phase_misfits
+from ablate.study.shape_checks import deoscillation_misfits, nearest, phase_misfits
 from ablate.study.tree import entries
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from ablate.recipes import Recipe, SenselessRecipe
     from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
-    from ablate.study.faults import Faults
-    from ablate.study.fit import Fit, Misfit
     from ablate.study.merge import Draft
+    from ablate.study.messages import Faults
+    from ablate.study.shape_checks import Fit, Misfit
     from ablate.study.tree import Node
 
 BPE_MINIMUM = 257

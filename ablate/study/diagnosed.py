@@ -11,7 +11,7 @@ from ablate.recipes import LayerRecipe, Recipe, SenselessRecipe, resolve
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, find, get
 
 if TYPE_CHECKING:
-    from ablate.study.faults import Faults
+    from ablate.study.messages import Faults
     from ablate.study.sections import StudyFile
 
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.run.schedule import plan_steps
-from ablate.study.faults import did_you_mean, got_text
+from ablate.study.messages import did_you_mean, got_text
 from ablate.study.study import ForkPoint
 from ablate.study.tree import get
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ablate.study.faults import Faults
-    from ablate.study.fold import ArmCollector
+    from ablate.study.build_arms import ArmCollector
     from ablate.study.merge import Draft
+    from ablate.study.messages import Faults
     from ablate.study.study import ResolvedArm
     from ablate.study.tree import Mapping as Tree
     from ablate.study.tree import Node

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.study.faults import Faults, children, did_you_mean, got_text, likely, type_at
+from ablate.study.messages import Faults, children, did_you_mean, got_text, likely, type_at
 from ablate.study.sections import SECTIONS, BaseSection
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, nest, plain, show_path
 

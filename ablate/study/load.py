@@ -15,14 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import Problem, UserError
 from ablate.run.config import TrainingConfig
-from ablate.store.lock import Margin, Target
+from ablate.store.plan_file import Margin, Target
+from ablate.study.build_arms import ArmCollector, name_rule
 from ablate.study.diagnosed import check_what_if, lines_of
-from ablate.study.drafts import Drafts
-from ablate.study.faults import Faults, did_you_mean, got_text
-from ablate.study.fold import ArmCollector, name_rule
 from ablate.study.forks import resolve_forks
+from ablate.study.inheritance import Drafts
+from ablate.study.messages import Faults, did_you_mean, got_text
 from ablate.study.parse import parse, read_tree
-from ablate.study.searching import check_search, with_first_budget
+from ablate.study.search_section import check_search, with_first_budget
 from ablate.study.sections import StudyFile, TargetSection
 from ablate.study.settings import check_settings, with_settings
 from ablate.study.stops import check_stop, stop_rule

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.code import is_file
+from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.run.presets import PRESETS

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ablate.study.faults import type_at
 from ablate.study.grid import factor_paths
+from ablate.study.messages import type_at
 from ablate.study.sections import TUNABLE, BaseSection, RangeSection, StudyFile
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

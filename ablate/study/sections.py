@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StrictBo
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.section import key
+from ablate.base.config_base import key
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import RecipeSpec
 from ablate.run.config import (

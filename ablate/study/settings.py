@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
-from ablate.study.faults import did_you_mean, got_text
+from ablate.study.messages import did_you_mean, got_text
 from ablate.study.parse import parse_value
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, show_path
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Sequence as Many
 
-    from ablate.study.faults import Faults
+    from ablate.study.messages import Faults
     from ablate.study.study import ResolvedArm
     from ablate.study.tree import Path
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.store.lock import Settled, StopRule
+from ablate.store.plan_file import Settled, StopRule
 from ablate.study.sections import SeedsSection
 from ablate.study.tree import get
 
 if TYPE_CHECKING:
-    from ablate.study.faults import Faults
+    from ablate.study.messages import Faults
     from ablate.study.sections import StudyFile
     from ablate.study.tree import Mapping
 

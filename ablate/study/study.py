@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from ablate.run.diagnostics import Diagnostics
-    from ablate.store.lock import DroppedCell, StopRule, Target
-    from ablate.study.searching import Search
-    from ablate.study.space import Tune
+    from ablate.store.plan_file import DroppedCell, StopRule, Target
+    from ablate.study.search_section import Search
+    from ablate.study.search_space import Tune
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.run.config import TrainingConfig
-from ablate.store.lock import GroupTuning
+from ablate.store.plan_file import GroupTuning
 from ablate.study.checks import ArmChecks
-from ablate.study.faults import did_you_mean, got_text
-from ablate.study.fit import Fit
 from ablate.study.grid import check_value
+from ablate.study.messages import did_you_mean, got_text
+from ablate.study.search_space import Choices, Range, Tune, combinations, tuned_name
 from ablate.study.sections import TUNABLE, RangeSection, TuneSection
-from ablate.study.space import Choices, Range, Tune, combinations, tuned_name
+from ablate.study.shape_checks import Fit
 from ablate.study.tree import Mapping, Node, Scalar, Sequence, entries, get, merge, plain, plain_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ablate.study.faults import Faults
-    from ablate.study.fold import ArmCollector
+    from ablate.study.build_arms import ArmCollector
     from ablate.study.merge import Draft
-    from ablate.study.space import Space
+    from ablate.study.messages import Faults
+    from ablate.study.search_space import Space
     from ablate.study.study import ResolvedArm
 
 MAX_TRIALS = 1000

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.base.files import read_json, write_bytes_atomic
 from ablate.track.describe import read_points, tail_digest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.store import Status
-    from ablate.store.lock import LockedArm, LockedPlan, LockedRun
+    from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun
 
 # metrics.jsonl's name -> MLflow's, by kind of row
 _NAMES: dict[str, dict[str, str]] = {

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.base.files import write_json_atomic
 from ablate.track import describe
 from ablate.track.cursor import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.store import RunDir, State, StudyStore
-    from ablate.store.lock import LockedPlan, LockedRun
+    from ablate.store.plan_file import LockedPlan, LockedRun
     from ablate.track.sink import Known
 
 _CHUNK_BYTES = 1 << 18

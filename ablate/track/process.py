@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.store import StudyStore
 from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
 from ablate.track.mirror import Mirror

@@ -24,7 +24,7 @@ import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.track.sink import MLFLOW_ENVIRONMENT
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.track.uri import is_database, sqlite_path
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")

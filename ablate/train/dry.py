@@ -15,7 +15,7 @@ from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
-from ablate.models.foreign import named, told
+from ablate.models.custom_models import named, told
 from ablate.models.network import build_network
 
 if TYPE_CHECKING:

@@ -32,12 +32,12 @@ from ablate.layers.linear import read_past
 from ablate.layers.position import EVAL_CALL
 from ablate.layers.shards import is_sharded
 from ablate.layers.state import RecipeState
+from ablate.models.custom_models import named
 from ablate.models.decoder import Decoder
-from ablate.models.foreign import named
 from ablate.models.network import Network, build_network
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout, compile_blocks, compute_twice, shard
-from ablate.train.heap import keep_freed_memory
+from ablate.train.malloc import keep_freed_memory
 from ablate.train.snapshot import Checkpoints, restore_deoscillation, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:

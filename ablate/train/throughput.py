@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ablate.train.group import ONE_DEVICE, Layout
-from ablate.train.heap import keep_freed_memory
 from ablate.train.loop import assemble, gradients, stream_seed, take_step
+from ablate.train.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from ablate.run.config import RunConfig

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import command_line, redact
+from ablate.base.command_hints import command_line, redact
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
 from ablate.study.load import study_of
-from ablate.study.starter import (
+from ablate.study.template import (
     SEEDS,
     Starter,
     known_arms,
@@ -258,7 +258,7 @@ def _with_model(starter: Starter, word: str, path: Path) -> Starter:
     arm = study_of(starter_text(_baseline_of(starter)), path).arms[0]
     said = "An output head and tables of embeddings keep high precision."
     if not arm.model.is_built_in:
-        from ablate.models.foreign import outline
+        from ablate.models.custom_models import outline
         from ablate.recipes.coverage import in_short
 
         found = outline(arm.model, vocab_size=256, seq_len=arm.training.seq_len)

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError, likely
 from ablate.plan import Plan, adopt, build_plan, code_warning, known_plan, to_lock
 from ablate.store import StudyStore
-from ablate.store.running import running
+from ablate.store.study_lock import running
 from ablate.study import load_study
-from ablate.study.space import tuned_name
+from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.execute.driver import ExecutionEnd
-    from ablate.execute.todo import Todo
+    from ablate.execute.pending_runs import Todo
     from ablate.store import State
     from ablate.workflow import Where
 
@@ -79,7 +79,7 @@ def run_study(
         listener.say(
             f"The study has changed: {former} of its former plan stay in {store.path}, and do not count."
         )
-    from ablate.execute.todo import find_todo, leave_out, requests_of
+    from ablate.execute.pending_runs import find_todo, leave_out, requests_of
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
@@ -208,7 +208,7 @@ def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[s
     seeds: int | None = None
     while True:
         if _in_waves(plan):
-            from ablate.reports.findings.ends import seeds_to_begin
+            from ablate.reports.findings.stopping_decisions import seeds_to_begin
             from ablate.reports.read.load import load_frames
 
             before, seeds = seeds, seeds_to_begin(load_frames(store))
@@ -223,13 +223,13 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
     """Return a function for the runs that the study's stop rule makes unneeded; free without a rule."""
     if plan.stop is None:
         return dict
-    from ablate.reports.findings.ends import Unneeded
+    from ablate.reports.findings.stopping_decisions import Unneeded
 
     return Unneeded(store)
 
 
 def _todo_text(todo: Todo) -> str:
-    from ablate.execute.todo import taken_text
+    from ablate.execute.pending_runs import taken_text
 
     ended = f"{todo.num_ended} of those asked for have ended before"
     if todo.num_unneeded:

@@ -13,13 +13,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.plan import to_lock
 from ablate.search.ledger import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
-from ablate.store.running import running
+from ablate.store.study_lock import running
 from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
 from ablate.workflow.tune import trial_runs
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.search import Found
     from ablate.search.plan import SearchPlan
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
     from ablate.track.cursor import MirrorReport
     from ablate.workflow import Where
 
@@ -129,7 +129,7 @@ def _go_on(
 def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: str) -> Found:
     """Write the pages so far and, after the search, the study that confirms it."""
     from ablate.reports.findings.search import found_of
-    from ablate.reports.pages.beside import write_search
+    from ablate.reports.pages.compare import write_search
 
     found = found_of(planned, planned.halving.read(trials))
     names = [one.name for one in found.last.front if not one.is_baseline]

@@ -112,7 +112,7 @@ def _config(
     """Check the sections as those of a study file, and return the configuration of its only run."""
     from ablate.plan import build_plan
     from ablate.study.load import study_of
-    from ablate.study.starter import model_section
+    from ablate.study.template import model_section
     from ablate.workflow.init import data_section
 
     base = sections | {

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 from ablate.execute.driver import Cancellation, ExecutionEnd
-from ablate.execute.todo import requests_of
+from ablate.execute.pending_runs import requests_of
 from ablate.plan import to_lock
 from ablate.plan.tuning import tuned_plan, values_text
 from ablate.search.runs import TrialRuns
 from ablate.search.tune import first_trials, tune_arms
 from ablate.store import StudyStore
-from ablate.store.running import running
+from ablate.store.study_lock import running
 from ablate.workflow import end_of, say_mirror
 from ablate.workflow.prepare import prepare
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ablate.data import TokenFiles
-    from ablate.execute.todo import RunRequest
+    from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
-    from ablate.store.lock import GroupTuning
+    from ablate.store.plan_file import GroupTuning
     from ablate.workflow import Listener, StudyEnd, Where
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.figures import canvas
-from ablate.reports.findings.ends import target_text
+from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.words import words
 
 if TYPE_CHECKING:

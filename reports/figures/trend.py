@@ -10,7 +10,7 @@ import numpy as np
 from ablate.reports.figures import canvas
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.words import words
-from ablate.reports.words.beside import place_text
+from ablate.reports.words.compare import place_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

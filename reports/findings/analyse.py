@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings import speed
-from ablate.reports.findings.against import BASELINE, Against, compare_arms
 from ablate.reports.findings.arm_runs import ArmRuns, arm_runs, costs_over
-from ablate.reports.findings.ends import (
-    is_paired,
-    number_in,
-    origins,
-)
 from ablate.reports.findings.evaluation import second_ends
 from ablate.reports.findings.matrix import find_matrices
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
+from ablate.reports.findings.stopping_decisions import (
+    is_paired,
+    number_in,
+    origins,
+)
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
 from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
-from ablate.reports.read.comparable import find_set_apart
+from ablate.reports.findings.versus_baseline import BASELINE, Against, compare_arms
+from ablate.reports.read.pooling import find_set_apart
 from ablate.reports.statistics.cost import NEAR_BUDGET, Cost, log_tokens, mean_tokens
 from ablate.reports.statistics.effects import Effects, factor_effects
 from ablate.reports.statistics.equivalence import asked, standing
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.intervals import Estimate
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import LockedArm, LockedPlan, Margin
+    from ablate.store.plan_file import LockedArm, LockedPlan, Margin
     from ablate.store.records import Environment
 
 

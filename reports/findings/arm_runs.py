@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ablate.reports.findings import speed
-from ablate.reports.findings.ends import decide_stops, is_paired, number_in, run_ends, unused_places
 from ablate.reports.findings.results import RunResult
+from ablate.reports.findings.stopping_decisions import (
+    decide_stops,
+    is_paired,
+    number_in,
+    run_ends,
+    unused_places,
+)
 from ablate.reports.statistics.cost import Cost, token_costs
 from ablate.reports.statistics.intervals import ALPHA
 from ablate.reports.statistics.losses import final_differences
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.stopping import Stopped
     from ablate.run.config import RunConfig
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment
 
     class _How(TypedDict):

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.ends import target_text
+from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.statistics.intervals import Interval, difference, exponential, t_interval
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.cost import Cost
-    from ablate.store.lock import StopRule
+    from ablate.store.plan_file import StopRule
 
 
 NOT_TOLD = "–"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ablate.reports.findings.arm_runs import costs_over, differences_over
-from ablate.reports.findings.ends import is_paired, run_ends
 from ablate.reports.findings.results import InBf16
+from ablate.reports.findings.stopping_decisions import is_paired, run_ends
 from ablate.reports.statistics.cost import is_settled
 from ablate.reports.statistics.intervals import Interval, exponential, t_interval
 from ablate.reports.statistics.losses import final_differences, final_loss
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.losses import Curve
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
 
 SECOND = "val_loss_bf16"
 """The column of the evaluations in bf16."""

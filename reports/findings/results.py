@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.matrix import Matrix
     from ablate.reports.findings.published import Published
     from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.read.comparable import SetApart
+    from ablate.reports.read.pooling import SetApart
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.effects import Effects
     from ablate.reports.statistics.equivalence import Standing
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.survival import Reached
     from ablate.reports.statistics.sweep import Moved, Sweep
     from ablate.run.outcome import End
-    from ablate.store.lock import GroupTuning, LockedArm, LockedPlan, LockedTuning
+    from ablate.store.plan_file import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
 
 Timed = Literal["alone", "in its runs", "as logged"]

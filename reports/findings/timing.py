@@ -12,14 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ablate.reports.read.comparable import trained_on
+from ablate.reports.read.pooling import trained_on
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ablate.reports.read.load import StudyFrames
     from ablate.store.leases import Attempt
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment, Speed, SpeedRecord
 
 _TURNS = 2

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import model_size
 from ablate.reports.findings.compare import arm_differences, study_differences
-from ablate.reports.findings.ends import target_text
 from ablate.reports.findings.speed import read_configs
+from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.intervals import Estimate
     from ablate.reports.statistics.losses import LossDifference
     from ablate.run.config import RunConfig
-    from ablate.store.lock import StopRule
+    from ablate.store.plan_file import StopRule
 
 Axis = Literal["parameters", "tokens"]
 

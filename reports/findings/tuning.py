@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.read.load import StudyFrames
-    from ablate.store.lock import GroupTuning, LockedPlan, LockedTuning
+    from ablate.store.plan_file import GroupTuning, LockedPlan, LockedTuning
     from ablate.store.records import RecordedConfig
 
 RATE = "learning_rate"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.losses import Curve
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import Target
+    from ablate.store.plan_file import Target
 
 _MOST_POINTS = 200
 _FIGURES = ("Tokens to target", "Token cost", "hit / cens. / div.")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError
 from ablate.base.files import write_bytes_atomic, write_record
 from ablate.store import Status, StudyStore
-from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
+from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ablate.store import StudyStore
     from ablate.store.leases import Attempt
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
 
 T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200

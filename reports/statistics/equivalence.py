@@ -17,7 +17,7 @@ from ablate.reports.statistics.intervals import ALPHA, t_interval
 if TYPE_CHECKING:
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
-    from ablate.store.lock import Margin
+    from ablate.store.plan_file import Margin
 
 Standing = Literal["within", "outside", "open"]
 

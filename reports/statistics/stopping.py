@@ -27,14 +27,14 @@ from ablate.reports.statistics.cost import is_settled, token_costs
 from ablate.reports.statistics.equivalence import standing
 from ablate.reports.statistics.intervals import ALPHA
 from ablate.run.outcome import Outcome
-from ablate.store.lock import StopRule
+from ablate.store.plan_file import StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.intervals import Estimate
-    from ablate.store.lock import Margin, Settled
+    from ablate.store.plan_file import Margin, Settled
 
 _NODES = 256
 _PATHS = 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.reports.findings.ends import target_text
+from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.reports.findings.results import Analysis
-    from ablate.store.lock import StopRule
+    from ablate.store.plan_file import StopRule
 
 
 _EVALUATED = {

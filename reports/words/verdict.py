@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ablate.base.commands import command_line
-from ablate.reports.findings.ends import target_text
+from ablate.base.command_hints import command_line
+from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled
 from ablate.reports.statistics.steps import greatest_step
 from ablate.reports.statistics.stopping import levels_of

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ablate.reports.statistics.intervals import Interval
     from ablate.reports.statistics.losses import Band, LossDifference
     from ablate.reports.statistics.sweep import Sweep
-    from ablate.store.lock import Margin, StopRule
+    from ablate.store.plan_file import Margin, StopRule
 
 DASH = "–"
 NBSP = "\u00a0"

@@ -19,7 +19,7 @@ import ablate.track.server as tracking
 from ablate.base.files import append_line
 from ablate.cli import dashboard
 from ablate.store import Status, StudyStore
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 from tests.cli.command import ablate
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.cli.diagnose import _finding
-from ablate.diagnose.harm import Harm
+from ablate.diagnose.ranking import Harm
 from ablate.execute.worker import execute_run
 from ablate.store import RunDir
 from tests.execute.kill import task_of, tiny_config

@@ -13,7 +13,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.data import parts, prepare, tokenise
-from ablate.data.kept import record_of
+from ablate.data.cache import record_of
 from ablate.run.config import DataConfig
 from tests.exhaustive import rest_exhaustive
 

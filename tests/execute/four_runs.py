@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.execute.todo import RunRequest
+from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store import StudyStore
-from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
+from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,6 @@ import safetensors.torch  # noqa: F401  what a child would load anew each time i
 import torch
 import torch._dynamo
 
-import ablate.backends.preflight
-import ablate.execute.beside
-import ablate.execute.keeper  # noqa: F401
 from ablate.data import prepare
 from ablate.execute.environment import code_digest
 from ablate.execute.worker import RunTask, execute_run

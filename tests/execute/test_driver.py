@@ -9,8 +9,8 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.execute.driver import execute_study
+from ablate.execute.pending_runs import missing_runs
 from ablate.execute.progress import ProgressReader, count_states
-from ablate.execute.todo import missing_runs
 from ablate.run.config import ResourcesConfig
 from ablate.store.leases import Leases
 

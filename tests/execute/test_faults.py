@@ -16,7 +16,7 @@ import pytest
 from ablate.base.files import read_json, read_record, write_record
 from ablate.execute import driver, queue
 from ablate.execute.driver import execute_study, request_stop
-from ablate.execute.todo import missing_runs
+from ablate.execute.pending_runs import missing_runs
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, leases
 from ablate.store.leases import Leases

@@ -10,8 +10,8 @@ from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
+from ablate.execute.pending_runs import RunRequest, take_results
 from ablate.execute.prefixes import Prefixes
-from ablate.execute.todo import RunRequest, take_results
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig

@@ -13,12 +13,12 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line, write_record
 from ablate.cli.display import end_text, format_count, format_seconds, summary
 from ablate.execute import progress
-from ablate.execute.pace import seconds_to_end
+from ablate.execute.eta import seconds_to_end
 from ablate.execute.progress import Pace, ProgressReader, RunProgress
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
-from ablate.store.lock import LockedArm, LockedPlan, Target
-from ablate.store.running import is_running, kept_still, running
+from ablate.store.plan_file import LockedArm, LockedPlan, Target
+from ablate.store.study_lock import is_running, kept_still, running
 
 
 def row(tokens, **values):

@@ -14,7 +14,7 @@ from ablate.plan import build_plan, to_lock
 from ablate.run.config import TrainingConfig
 from ablate.run.ids import run_id
 from ablate.run.schedule import plan_steps
-from ablate.store.lock import plan_to_json
+from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study, shipped_studies
 
 STUDY = """\

@@ -10,7 +10,7 @@ from ablate.base.files import read_record, write_record
 from ablate.plan import known_plan, to_lock
 from ablate.plan.tuning import fingerprint, trial_plan, tuned_plan
 from ablate.store import StudyStore
-from ablate.store.lock import TrialRecord, plan_to_json
+from ablate.store.plan_file import TrialRecord, plan_to_json
 
 STUDY = """\
 name: s

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ablate.reports import analyse, load_frames
 from ablate.reports.words import words
 from ablate.store import StudyStore
-from ablate.store.lock import Target
+from ablate.store.plan_file import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from ablate.reports.statistics.moderation import contrasts
 from ablate.reports.statistics.stopping import levels_of
 from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import Outcome, outcome
-from ablate.store.lock import Settled
+from ablate.store.plan_file import Settled
 
 TARGET = 2.2
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.run.outcome import find_crossing, outcome
-from ablate.store.lock import Target
+from ablate.store.plan_file import Target
 
 
 def at(tokens, loss, target, rule="confirmed"):

@@ -11,7 +11,7 @@ from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
 from ablate.search.halving import DIVERGED, Halving, search_grid
 from ablate.search.ledger import Ledger
 from ablate.search.rates import Rates
-from ablate.study.space import Range
+from ablate.study.search_space import Range
 
 BEST = {"baseline": 2e-3, "fp4": 8e-3}
 SHARED = {"learning_rate": 2e-3}

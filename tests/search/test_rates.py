@@ -8,7 +8,7 @@ from made_up import BEST, SHARED, groups, train, train_all
 from ablate.search.engine import TrialResult, search
 from ablate.search.ledger import violation
 from ablate.search.rates import best_trial
-from ablate.study.space import Choices, Range, combinations, spread_point
+from ablate.study.search_space import Choices, Range, combinations, spread_point
 
 RATES = Choices(values=(1e-3, 2e-3, 4e-3))
 

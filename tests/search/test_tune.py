@@ -9,7 +9,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.execute.driver import ExecutionEnd
-from ablate.execute.todo import RunRequest
+from ablate.execute.pending_runs import RunRequest
 from ablate.plan import build_plan
 from ablate.search.runs import TrialRuns
 from ablate.search.tune import tune_arms

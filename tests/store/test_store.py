@@ -4,7 +4,7 @@ import pytest
 
 from ablate.base.files import append_line, read_json, read_record, write_json_atomic, write_record
 from ablate.store import RunDir, Status, StudyStore
-from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
+from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):

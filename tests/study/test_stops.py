@@ -2,7 +2,7 @@
 
 import pytest
 
-from ablate.store.lock import Settled, StopRule
+from ablate.store.plan_file import Settled, StopRule
 
 STUDY = """\
 name: s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ablate.study.space import Choices, Range
+from ablate.study.search_space import Choices, Range
 
 HEAD = """\
 name: s

@@ -12,7 +12,7 @@ import pytest
 
 from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
-from ablate.store.lock import plan_from_json
+from ablate.store.plan_file import plan_from_json
 from ablate.track.describe import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink

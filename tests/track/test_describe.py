@@ -5,7 +5,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status
-from ablate.store.lock import LockedArm, LockedFork, LockedPlan, LockedRun, Target
+from ablate.store.plan_file import LockedArm, LockedFork, LockedPlan, LockedRun, Target
 from ablate.track import describe
 from ablate.track.describe import Point, points, read_points, tail_digest
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ablate.base.commands import redact
+from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.store import StudyStore
 from ablate.track.cursor import cursor_path

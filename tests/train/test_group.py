@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from torch import distributed
 
 from ablate.diagnose.recorder import Recorder
-from ablate.execute.keeper import Keeper
+from ablate.execute.checkpointing import Keeper
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig, TrainingConfig
 from ablate.run.diagnostics import Diagnostics

@@ -39,7 +39,7 @@ arms:
   fp4: {recipe: mxfp4}
 """
 LEADERS = ("ablate.cli", "ablate.workflow")
-LISTENERS = {"ablate.cli.display", "ablate.workflow", "ablate.cli.common", "ablate.base.commands"}
+LISTENERS = {"ablate.cli.display", "ablate.workflow", "ablate.cli.common", "ablate.base.command_hints"}
 WAY = ("study", "plan", "store", "backends", "data", "track", "execute")
 
 

@@ -40,7 +40,7 @@ NATIVE = {
 ONE_OF_EACH = """
 import json, sys, triton
 from dataclasses import asdict
-from ablate.backends.testing.ahead import VARIANTS, compile_gemm, compile_quantiser
+from ablate.backends.testing.compile_check import VARIANTS, compile_gemm, compile_quantiser
 from ablate.backends.triton.policies import TILES
 
 target, *without = sys.argv[1:]
@@ -75,7 +75,7 @@ def check_kernels(found, target):
 
 def check_target(found, target, tiles_each):
     """The newest Triton: also the machine code, which has no other instruction, and the rows of the docs."""
-    from ablate.backends.testing.ahead import Compiled, markdown
+    from ablate.backends.testing.compile_check import Compiled, markdown
 
     formats = {fmt for where, fmt in TILES if where == target}
     assert check_kernels(found, target) == formats >= {fmt for where, fmt in NATIVE if where == target}
@@ -129,7 +129,7 @@ def oldest(tmp_path_factory):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", FULLY)
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
-    from ablate.backends.testing.ahead import VARIANTS
+    from ablate.backends.testing.compile_check import VARIANTS
 
     done = run(tmp_path, "-m", "ablate.check", target, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -166,7 +166,7 @@ def test_one_tile_of_each_format_with_the_oldest_triton(target, oldest, tmp_path
     ],
 )
 def test_arithmetic_with_other_bits_is_found(backend, line, other):
-    from ablate.backends.testing.ahead import inexact
+    from ablate.backends.testing.compile_check import inexact
 
     assert inexact(line, backend) == []
     assert inexact(other, backend) != []
@@ -187,7 +187,7 @@ WRONG = {
 def test_a_wrong_tile_is_found(name, tmp_path):
     target, tile, expected = WRONG[name]
     code = (
-        "from ablate.backends.testing.ahead import compile_gemm\n"
+        "from ablate.backends.testing.compile_check import compile_gemm\n"
         "from ablate.backends.triton.policies import Tile\n"
         f"print('; '.join(compile_gemm({target!r}, 'mxfp4', Tile({tile})).problems))"
     )

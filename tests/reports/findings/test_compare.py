@@ -16,8 +16,8 @@ from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import NOT_TOLD, compare
-from ablate.reports.words.beside import compare_table
-from ablate.store.lock import Settled, StopRule
+from ablate.reports.words.compare import compare_table
+from ablate.store.plan_file import Settled, StopRule
 
 
 def study(folder, name, cost, seed, seeds=5, **more):

@@ -12,7 +12,7 @@ from optuna.trial import create_trial
 
 from ablate.reports.figures.search import draw_front, draw_importances
 from ablate.reports.findings.search import Rung
-from ablate.reports.pages.beside import write_search
+from ablate.reports.pages.compare import write_search
 from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
 from ablate.search.grid import Candidate, Grid

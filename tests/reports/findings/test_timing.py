@@ -37,7 +37,7 @@ from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
-from ablate.store.lock import LockedArm, LockedPlan
+from ablate.store.plan_file import LockedArm, LockedPlan
 from ablate.store.records import Environment, with_whole
 
 

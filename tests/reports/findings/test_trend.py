@@ -19,11 +19,11 @@ from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.findings.trend import _line, trend
-from ablate.reports.read.against import read_against, target_after
+from ablate.reports.read.rebase import read_against, target_after
 from ablate.reports.statistics.intervals import difference, mean_estimate
-from ablate.reports.words.beside import differences_text, trend_sentences, trend_tables
+from ablate.reports.words.compare import differences_text, trend_sentences, trend_tables
 from ablate.store import RunDir
-from ablate.store.lock import Settled, StopRule
+from ablate.store.plan_file import Settled, StopRule
 
 WIDTHS = (32, 64, 128)
 

@@ -13,7 +13,7 @@ from ablate.base.errors import UserError
 from ablate.reports import write_report
 from ablate.reports.figures import draw_figures
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.ends import unneeded_runs
+from ablate.reports.findings.stopping_decisions import unneeded_runs
 from ablate.reports.findings.tuning import rate_curves
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.intervals import Interval

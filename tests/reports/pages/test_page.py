@@ -15,8 +15,8 @@ from synthetic_study import build_study, ladder_study, smooth_curve
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import compare
 from ablate.reports.findings.trend import trend
-from ablate.reports.pages.beside import write_comparison, write_search, write_trend
-from ablate.reports.read.against import read_against
+from ablate.reports.pages.compare import write_comparison, write_search, write_trend
+from ablate.reports.read.rebase import read_against
 from ablate.reports.words import words
 from ablate.store import StudyStore
 

@@ -19,7 +19,7 @@ from ablate.reports.read.tables import (
     read_wandb_chart,
     runs_of,
 )
-from ablate.store.lock import Target
+from ablate.store.plan_file import Target
 
 SPLINTERS = [
     b"", b"\x00", b"\xff\xfe", b"\n", b"\r", b",", b'"', b"'", b"{", b"}", b"[" * 3000, b"null",

@@ -8,7 +8,7 @@ from ablate.base.files import append_line, record_text
 from ablate.reports.read.load import load_frames
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
-from ablate.store.lock import plan_to_json
+from ablate.store.plan_file import plan_to_json
 
 
 def first_run(store):

@@ -14,7 +14,7 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedStudy, write_study
 from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
-from ablate.store.lock import Target
+from ablate.store.plan_file import Target
 
 
 def record(key, value=None, **meta):

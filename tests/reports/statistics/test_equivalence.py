@@ -12,7 +12,7 @@ from ablate.reports.statistics.cost import Cost, token_cost
 from ablate.reports.statistics.equivalence import standing
 from ablate.reports.statistics.intervals import Estimate, Interval, mean_estimate
 from ablate.run.outcome import Outcome
-from ablate.store.lock import Margin
+from ablate.store.plan_file import Margin
 
 FIVE = Margin(kind="cost", value=0.05)
 

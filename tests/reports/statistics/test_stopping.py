@@ -15,7 +15,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.ends import Unneeded, seeds_to_begin
+from ablate.reports.findings.stopping_decisions import Unneeded, seeds_to_begin
 from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.cost import token_cost, token_costs
 from ablate.reports.statistics.stopping import (
@@ -28,7 +28,7 @@ from ablate.reports.statistics.stopping import (
 from ablate.reports.words import caveats, words
 from ablate.reports.words.verdict import write_verdict
 from ablate.run.outcome import Outcome
-from ablate.store.lock import Margin, Settled, StopRule
+from ablate.store.plan_file import Margin, Settled, StopRule
 
 FIFTHS = tuple(k / 5 for k in range(1, 6))
 

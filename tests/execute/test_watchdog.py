@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from ablate.execute.beside import Usage, gpus
+from ablate.execute.watchdog import Usage, gpus
 from ablate.track.describe import points
 
 

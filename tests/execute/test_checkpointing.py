@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ablate.execute.keeper import Keeper
+from ablate.execute.checkpointing import Keeper
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.train import Snapshot
@@ -22,7 +22,7 @@ def test_every_so_many_tokens(keeper):
 
 
 def test_in_time_and_never_more_than_it_may_cost(keeper, monkeypatch):
-    from ablate.execute import keeper as module
+    from ablate.execute import checkpointing as module
 
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])

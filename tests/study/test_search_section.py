@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ablate.study.searching import SearchCell
+from ablate.study.search_section import SearchCell
 
 HEAD = "name: s\nbaseline: bf16\ntarget: {val_loss: 2.0}\n"
 SEARCH = "search: {hardware: B200, trials: 4, budgets: [60_000, 90_000]}\n"

@@ -13,9 +13,9 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
-from ablate.store.lock import LockedPlan, plan_to_json
+from ablate.store.plan_file import LockedPlan, plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

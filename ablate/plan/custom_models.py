@@ -12,18 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ablate.base.code import code_digest
 from ablate.base.errors import Problem, UserError
+from ablate.base.user_functions import code_digest
 from ablate.recipes import features_fault
 from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import layer_places
-from ablate.study.fit import rule_misfits
+from ablate.study.shape_checks import rule_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.models.foreign import Outline
+    from ablate.models.custom_models import Outline
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.study import ResolvedArm, Study
@@ -73,7 +73,7 @@ class Foreigners:
             return None
         key = (model, vocab_size, arm.training.seq_len)
         if key not in self._outlines:
-            from ablate.models.foreign import outline
+            from ablate.models.custom_models import outline
 
             self._outlines[key] = self._placed(
                 arm, "model", lambda: outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)

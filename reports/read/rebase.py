@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ablate.base.errors import Problem, UserError
-from ablate.store.lock import Target
+from ablate.store.plan_file import Target
 
 if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
 
     Differs = dict[str, tuple[Any, Any]]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from ablate.base.commands import command_line, set_words
+from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.files import parse_json
 from ablate.data import hf_tokenizer, open_tokens, prepare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from ablate.base.student import student
+from ablate.base.t_quantile import student
 
 
 @pytest.mark.parametrize("degrees", [2, 3, 6, 12.5, 1000])

@@ -10,7 +10,7 @@ from ablate.reports.figures.search import draw_front, draw_importances
 from ablate.reports.figures.trend import draw_trend
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
 from ablate.reports.pages.render import write_pages
-from ablate.reports.words import beside, search
+from ablate.reports.words import compare, search
 from ablate.reports.words.table import Table
 from ablate.search.halving import short_tokens
 
@@ -30,7 +30,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
         "title": f"{comparison.left} and {comparison.right}",
         "sentences": (),
         "studies": None,
-        "tables": [("Token cost", beside.compare_table(comparison))],
+        "tables": [("Token cost", compare.compare_table(comparison))],
         "differences": Table(
             caption="What the two studies differ in, as their files say it.",
             columns=("Key", comparison.left, comparison.right),
@@ -43,12 +43,12 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
     """Write the pages and figure of a trend into a folder; returns the pages."""
-    places = beside.place_text(found, 0), beside.place_text(found, len(found.studies) - 1)
+    places = compare.place_text(found, 0), compare.place_text(found, len(found.studies) - 1)
     values = {
         "title": f"{len(found.studies)} studies from {places[0]} to {places[1]} "
         f"{'parameters' if found.axis == 'parameters' else 'training tokens'}",
-        "sentences": tuple(beside.trend_sentences(found)),
-        "tables": beside.trend_tables(found),
+        "sentences": tuple(compare.trend_sentences(found)),
+        "tables": compare.trend_tables(found),
         "studies": Table(
             caption="Parameters of the baseline's model, all of them, and its budget in tokens; the target "
             "that costs are read at.",

@@ -17,8 +17,8 @@ from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, merge, ne
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.study.faults import Faults
     from ablate.study.grid import Cell
+    from ablate.study.messages import Faults
     from ablate.study.sections import StudyFile
 
 _OF_STUDIES = (

@@ -8,7 +8,7 @@ import pytest
 
 import ablate.run.config
 import ablate.study.sections  # noqa: F401  every class of a section is loaded
-from ablate.base.section import Section
+from ablate.base.config_base import Section
 from ablate.recipes import RecipeSpec
 from ablate.run.config import DataConfig, ModelConfig, TrainingConfig
 

@@ -8,7 +8,7 @@ import pytest
 
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
-from ablate.run.prefix import kept_by, shared_prefixes
+from ablate.run.shared_steps import kept_by, shared_prefixes
 
 STEP = 512
 BF16 = RecipeSpec()

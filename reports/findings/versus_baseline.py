@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.arm_runs import costs_over, differences_over
-from ablate.reports.findings.ends import is_paired
 from ablate.reports.findings.evaluation import evaluate_in_bf16
+from ablate.reports.findings.stopping_decisions import is_paired
 from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.losses import LossDifference
 from ablate.reports.statistics.sweep import Moved, cost_growths, move_target
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import InBf16
     from ablate.reports.statistics.losses import Curve
     from ablate.run.outcome import Outcome
-    from ablate.store.lock import LockedPlan
+    from ablate.store.plan_file import LockedPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 import pytest
 
-from ablate.data.kept import find, keep, key_of, record_of, remove_unfinished
+from ablate.data.cache import find, keep, key_of, record_of, remove_unfinished
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import hashlib
 
 import pytest
 
-from ablate.base.code import code_digest, load_function
 from ablate.base.errors import UserError
+from ablate.base.user_functions import code_digest, load_function
 
 SOURCE = """\
 from os.path import join as joined

@@ -56,9 +56,9 @@ def compare(
         raise UserError(f"'{studies[0]}' alone compares with nothing (name two studies at least)")
     stores = find_studies(storage, studies)
     from ablate.reports import analyse, load_frames
-    from ablate.reports.pages import beside as pages
+    from ablate.reports.pages import compare as pages
     from ablate.reports.pages.document import comparison_document, trend_document
-    from ablate.reports.read.against import read_against, target_after
+    from ablate.reports.read.rebase import read_against, target_after
 
     frames = [load_frames(store) for store in stores]
     for fault in (fault for frame in frames for fault in frame.faults):
@@ -94,7 +94,7 @@ def compare(
 
 
 def _show_two(found: Comparison) -> None:
-    from ablate.reports.words.beside import compare_table
+    from ablate.reports.words.compare import compare_table
 
     _show(compare_table(found))
     if found.differs:
@@ -109,7 +109,7 @@ def _short(text: str) -> str:
 
 
 def _show_more(found: Trend) -> None:
-    from ablate.reports.words import beside as words
+    from ablate.reports.words import compare as words
 
     for _, table in words.trend_tables(found):
         _show(table)

@@ -7,9 +7,9 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.against import read_against, target_after
 from ablate.reports.read.load import load_frames
-from ablate.store.lock import LockedTuning, StopRule, Target
+from ablate.reports.read.rebase import read_against, target_after
+from ablate.store.plan_file import LockedTuning, StopRule, Target
 
 TUNING = LockedTuning(
     study="study tune",

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ablate.reports.findings.tuning import split_frames
-from ablate.reports.read.comparable import find_set_apart
 from ablate.reports.read.load import load_frames
+from ablate.reports.read.pooling import find_set_apart
 from ablate.reports.statistics.intervals import ALPHA
 from ablate.reports.statistics.losses import Curve, final_differences
 from ablate.reports.statistics.stopping import Decision, Stopped, decide
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ablate.reports.read.load import StudyFrames
     from ablate.reports.statistics.intervals import Estimate
     from ablate.store import State, StudyStore
-    from ablate.store.lock import LockedPlan, Target
+    from ablate.store.plan_file import LockedPlan, Target
     from ablate.store.records import RecordedConfig
 
 

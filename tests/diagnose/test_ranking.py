@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ablate.diagnose.harm import layer_gemms, predict_harm
+from ablate.diagnose.ranking import layer_gemms, predict_harm
 from ablate.layers.linear import quantised_layers
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from ablate.recipes import GEMMS, SHORT_RECIPES, SenselessRecipe, describe, read_recipe
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
-from ablate.store.lock import DroppedCell
+from ablate.store.plan_file import DroppedCell
 from ablate.study.checks import ArmChecks
-from ablate.study.fit import Fit
 from ablate.study.merge import SectionBuilder
 from ablate.study.sections import SECTIONS
+from ablate.study.shape_checks import Fit
 from ablate.study.study import FoldedCell, ResolvedArm
 from ablate.study.tree import get
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from ablate.recipes import Phase, Recipe
     from ablate.run.config import ModelConfig
-    from ablate.study.faults import Faults
     from ablate.study.grid import Cell
     from ablate.study.merge import Draft
+    from ablate.study.messages import Faults
     from ablate.study.tree import Node
 
 MAX_NAME = 80

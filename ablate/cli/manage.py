@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, find_run, find_study, json_option, storage_option, trials_of
 from ablate.cli.output import echo_json
@@ -60,9 +60,9 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     A large study is shown arm by arm.
     """
     from ablate.cli.display import arms_table, end_text, progress_table, summary
-    from ablate.execute.pace import seconds_to_end
+    from ablate.execute.eta import seconds_to_end
     from ablate.execute.progress import ProgressReader, count_states
-    from ablate.store.running import is_running
+    from ablate.store.study_lock import is_running
 
     store = find_study(storage, study)
     if watch:
@@ -120,7 +120,7 @@ def _watch(store: StudyStore) -> None:
 
     from ablate.cli.display import LiveDisplay
     from ablate.execute.progress import ProgressReader
-    from ablate.store.running import is_running
+    from ablate.store.study_lock import is_running
 
     console, ids = Console(highlight=False), [run.id for _, run in store.plan().runs()]
     with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids, console) as display:
@@ -200,7 +200,7 @@ def cancel(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
-    from ablate.store.running import is_running
+    from ablate.store.study_lock import is_running
 
     store = find_study(storage, study)
     if is_running(store.path) is False:
@@ -229,7 +229,7 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
     """
-    from ablate.store.running import kept_still
+    from ablate.store.study_lock import kept_still
 
     store = find_study(storage, study)
     with kept_still(store.path) as still:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.base.commands import command_line
+from ablate.base.command_hints import command_line
 
 
 @pytest.fixture(autouse=True)

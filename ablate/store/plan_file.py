@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from ablate.base.commands import command_line, set_words
+from ablate.base.command_hints import command_line, set_words
 from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.study.faults import Faults, got_text, likely
 from ablate.study.grid import Cell, expand
 from ablate.study.merge import Draft, lay_over
+from ablate.study.messages import Faults, got_text, likely
 from ablate.study.sections import SECTIONS
 from ablate.study.tree import Mapping, Node, Scalar, entries, get, nest, plain, plain_at
 

@@ -8,10 +8,10 @@ import pytest
 from four_runs import requests_of
 
 from ablate.base.files import append_line, write_record
-from ablate.execute import todo
+from ablate.execute import pending_runs
 from ablate.execute.environment import code_digest
 from ablate.execute.fingerprint import fingerprint
-from ablate.execute.todo import find_elsewhere, missing_runs, take_results
+from ablate.execute.pending_runs import find_elsewhere, missing_runs, take_results
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
@@ -131,14 +131,14 @@ def test_a_run_that_was_begun_here_goes_on_here(two):
 
 def test_a_run_that_somebody_begins_meanwhile_is_theirs(two, monkeypatch):
     _, here, requests = two
-    copy, held = todo._copy, []
+    copy, held = pending_runs._copy, []
 
     def copy_and_lose_the_next(source, target, request):
         copy(source, target, request)
         if not held:
             held.append(Leases(here.run(requests[1].run_id).attempts).claim())
 
-    monkeypatch.setattr(todo, "_copy", copy_and_lose_the_next)
+    monkeypatch.setattr(pending_runs, "_copy", copy_and_lose_the_next)
     assert requests[1].run_id not in take_results(here, requests[:2])
     assert held[0].is_mine()
     assert here.run(requests[1].run_id).state() == "pending"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from optuna.distributions import BaseDistribution
 
-    from ablate.store.lock import GroupTuning
+    from ablate.store.plan_file import GroupTuning
 
 _DIGITS = 3
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
-from ablate.cli import care, cli
+from ablate.cli import cli, manage
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
-from ablate.store.lock import LockedArm, LockedPlan, LockedRun, Target
-from ablate.store.running import is_running, running
+from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
+from ablate.store.study_lock import is_running, running
 
 IDS = ["00aa000000000000", "00bb000000000000"]
 
@@ -101,7 +101,7 @@ def test_logs_follow_to_the_end(store, monkeypatch):
             file.write("two\n")
         lease.end("finished")
 
-    monkeypatch.setattr(care, "time", SimpleNamespace(sleep=go_on))
+    monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=go_on))
     assert call(store, "logs", "00bb", "--follow").output.endswith("one\ntwo\n")
 
 
@@ -208,7 +208,7 @@ def test_no_run_begins_between_the_question_of_clean_and_its_end(store, monkeypa
         seen.append(is_running(store.path))  # somebody holds its lock: who starts it waits
         return True
 
-    monkeypatch.setattr(care.click, "confirm", ask)
+    monkeypatch.setattr(manage.click, "confirm", ask)
     call(store, "clean", "s", "--whole")
     assert seen == [True]
     assert not store.path.exists()
@@ -231,7 +231,7 @@ def test_sync_sends_what_mlflow_lacks_once(store):
 
 def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(store, monkeypatch):
     assert "seed" in call(store, "status", "s").output
-    monkeypatch.setattr(care, "_MOST_RUNS", 1)
+    monkeypatch.setattr(manage, "_MOST_RUNS", 1)
     by_arm = call(store, "status", "s").output
     assert re.search(r"bf16 +1 of 2 done · 1 pending +10/20\n", by_arm)
     assert "seed" not in by_arm
@@ -256,7 +256,7 @@ def test_status_finds_a_damaged_run(store):
 def test_status_watches_until_nobody_runs_it(store, monkeypatch):
     with ExitStack() as held:
         held.enter_context(running(store, store.plan()))
-        monkeypatch.setattr(care, "time", SimpleNamespace(sleep=lambda _seconds: held.close()))
+        monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=lambda _seconds: held.close()))
         output = call(store, "status", "s", "--watch").output
     assert output.count("1 of 2 done") >= 2  # the last look, and what is said without --watch
     assert "being run now" not in output.splitlines()[-1]

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from ablate.base.errors import UserError
 from ablate.layers.linear import QuantLinear
-from ablate.models.foreign import build, outline
+from ablate.models.custom_models import build, outline
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig
 from ablate.train import train
@@ -314,7 +314,7 @@ def test_an_encoder_is_refused_unless_it_is_made_a_decoder(hf):
 @pytest.mark.exhaustive
 def test_building_a_hugging_face_model_prints_nothing(hf):
     code = (
-        "from ablate.models.foreign import outline; from ablate.run.config import ModelConfig;"
+        "from ablate.models.custom_models import outline; from ablate.run.config import ModelConfig;"
         f"outline(ModelConfig(hf={hf('llama')!r}), vocab_size=64, seq_len=32)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
