@@ -120,7 +120,7 @@ class Backend(ABC):
         tensor, which may also multiply the sums of 128 products of elements.
         """
 
-    def way_back(
+    def gradient_through(
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
         """Take a gradient in bf16 back through a forward operand's mask and its rotation of the last axis.

@@ -126,6 +126,6 @@ def changed_by_others(path: Path) -> str | None:
     return None
 
 
-def keep_others_out() -> None:
+def restrict_umask() -> None:
     """Stop this process and its children from creating files that others, not owner or group, can write."""
     os.umask(os.umask(0o077) | 0o002)

@@ -14,7 +14,7 @@ import click
 
 from ablate._version import __version__
 from ablate.base.errors import UserError, likely, safe_text
-from ablate.base.files import keep_others_out
+from ablate.base.files import restrict_umask
 
 # group in --help -> verb -> (one line of help, where its command is defined)
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -95,7 +95,7 @@ def _speak_utf8() -> None:
 def main() -> None:
     """Run the command line; turn a user's mistakes into one line each and exit code 2."""
     _speak_utf8()
-    keep_others_out()
+    restrict_umask()
     try:
         code = cli.main(standalone_mode=False)
     except UserError as error:

@@ -177,7 +177,7 @@ class Recorder:
         self._others: dict[str, dict[str, QuantLinear]] = {}
         for name, recipe in settings.other_recipes().items():
             chosen = chosen_layers(settings.layers, recipe, places)
-            self._others[name] = following(recipe, [layers[one] for one in chosen], self._state)
+            self._others[name] = layers_with_recipe(recipe, [layers[one] for one in chosen], self._state)
         self._own = set(chosen_layers(settings.layers, self._state.recipe, places))
         wanted = self._own.union(*self._others.values())
         self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
@@ -213,7 +213,9 @@ class Recorder:
             self._found[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
 
 
-def following(recipe: Recipe, layers: Iterable[QuantLinear], state: RecipeState) -> dict[str, QuantLinear]:
+def layers_with_recipe(
+    recipe: Recipe, layers: Iterable[QuantLinear], state: RecipeState
+) -> dict[str, QuantLinear]:
     """Return layers that follow another recipe, by the names of those whose tensors they are to measure."""
     other = RecipeState(recipe=recipe, backend=Selection(), seed=state.seed, total_tokens=state.total_tokens)
     return {

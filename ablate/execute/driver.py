@@ -156,7 +156,7 @@ def drive(
             on_poll()
             if time.monotonic() - asked >= _ASK_AGAIN_SEC:
                 asked = time.monotonic()
-                queue.retire(unneeded())
+                queue.end_unneeded(unneeded())
             check()
     except ConnectionError as error:
         return ExecutionEnd(states=queue.states, interrupted=False, problem=str(error))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ablate.base.errors import UserError
 from ablate.base.user_functions import load_function
-from ablate.layers.state import followed
+from ablate.layers.state import recorded_states
 from ablate.recipes import GEMMS
 from ablate.run.schedule import plan_steps
 from ablate.train import TrainResult
@@ -59,7 +59,7 @@ def call(
         rows.check(checked)
         on_metrics(checked)
 
-    with followed() as states:
+    with recorded_states() as states:
         result = load_function(name)(config, check, **options)
     if not isinstance(result, TrainResult) or result.state not in _ENDS:
         end = repr(result.state) if isinstance(result, TrainResult) else f"a {type(result).__name__}"

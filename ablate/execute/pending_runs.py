@@ -107,7 +107,7 @@ def find_todo(
     missing = missing_runs(store, requests, retry_failed=retry_failed)
     settled = unneeded()
     needed = [run for run in missing if run.run_id not in settled]
-    taken = take_results(store, needed) if take else {}
+    taken = copy_results(store, needed) if take else {}
     return Todo(
         runs=tuple(run for run in needed if run.run_id not in taken),
         num_ended=len(requests) - len(missing),
@@ -116,7 +116,7 @@ def find_todo(
     )
 
 
-def leave_out(store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]) -> None:
+def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]) -> None:
     """Mark the runs that nobody has begun and nobody needs as stopped, each with the reason."""
     for request in requests:
         run = store.run(request.run_id)
@@ -144,7 +144,7 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
     return found
 
 
-def take_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
+def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
     """Copy other studies' results of these runs; return the study of each, by run id.
 
     Call it only while no other process runs the study. A run that has begun here is not copied, nor one

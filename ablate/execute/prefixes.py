@@ -82,7 +82,7 @@ class Prefixes:
             return None
         return prefix.holder
 
-    def orphaned(self, run_id: str) -> str | None:
+    def why_it_cannot_begin(self, run_id: str) -> str | None:
         """Return why a run cannot begin: what it forks from ended before the fork. None if it can."""
         config = self._configs[run_id]
         parent, prefix = config.parent, self._found.get(run_id)

@@ -79,7 +79,7 @@ class Queue:
         if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
             self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
             return
-        if (failed := self._tasks.orphaned(run_id)) is not None:
+        if (failed := self._tasks.why_it_cannot_begin(run_id)) is not None:
             self.states[run_id] = failed
             return
         self.handed[run_id] = None
@@ -132,7 +132,7 @@ class Queue:
         else:
             self._hand_over(run_id, given_up=abandoned)
 
-    def retire(self, unneeded: Mapping[str, str]) -> None:
+    def end_unneeded(self, unneeded: Mapping[str, str]) -> None:
         """End runs whose results are not needed, each for its reason: ask those that have begun to stop."""
         for run_id, reason in unneeded.items():
             if run_id not in self._tries or run_id in self.states or run_id in self._unneeded:
@@ -305,9 +305,9 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         """Return the run whose state a run begins with, None once that is there."""
         return self._prefixes.waits_for(run_id)
 
-    def orphaned(self, run_id: str) -> State | None:
+    def why_it_cannot_begin(self, run_id: str) -> State | None:
         """Mark a run that cannot begin as failed and return its state; None if it can."""
-        if (reason := self._prefixes.orphaned(run_id)) is None:
+        if (reason := self._prefixes.why_it_cannot_begin(run_id)) is None:
             return None
         return self._mark_failed(run_id, reason) or "pending"
 

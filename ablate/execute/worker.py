@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.base.files import keep_others_out, write_record
+from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.execute.pending_runs import RunRequest
 from ablate.store import END_STATES, RunDir, State, Status
@@ -90,7 +90,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     ``begin`` is called when all is ready, with the step after which training begins. It returns the group of
     the processes that train the run together; by default this process is alone.
     """
-    keep_others_out()
+    restrict_umask()
     end_with_this_process()
     run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
@@ -273,7 +273,7 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
 
     from ablate.store.checkpoints import load_step
 
-    keep_others_out()
+    restrict_umask()
     end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
     run = RunDir(task.run_dir)

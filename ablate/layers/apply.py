@@ -9,7 +9,7 @@ from torch import distributed, nn
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.find_matrices import ROOT, survey
-from ablate.layers.linear import QuantLinear, phases_that_fit, read_past
+from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alone
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
 from ablate.recipes.coverage import coverage_faults, coverage_of, in_short
@@ -84,7 +84,7 @@ def apply_recipe(
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
     if not distributed.is_initialized():  # an expert may run in another process alone
-        state.check = read_past
+        state.check = weights_used_alone
     if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
         print(state.coverage)
     return state

@@ -291,7 +291,7 @@ def phases_that_fit(
     return phases
 
 
-def read_past(state: RecipeState) -> str | None:
+def weights_used_alone(state: RecipeState) -> str | None:
     """Say of which layers in low precision only the weights were used so far; None if of none.
 
     Their gradients tell, so it must be asked before these are cleared. An expert that ran in another process
@@ -341,7 +341,7 @@ def _gradients(
     layer = _sites[site]
     step, call, tokens = position.tolist()
     at = Position(step=step, call=call, tokens=tokens)
-    layer.state.calls.gone_back(layer.name, at)
+    layer.state.calls.backward_done(layer.name, at)
     if layer.state.tap is not None:
         layer.state.tap(layer.name, at, dy, x, weight)
     with torch.autocast(dy.device.type, enabled=False):
@@ -457,7 +457,7 @@ def _through_quantiser(
     if mask is None and not policy.hadamard:
         return grad
     key = layer.key("fprop", name, policy, at)
-    return layer.backend("fprop", at, grad).way_back(grad, policy, key=key, mask=mask)
+    return layer.backend("fprop", at, grad).gradient_through(grad, policy, key=key, mask=mask)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

@@ -109,7 +109,7 @@ class Calls:
             region.positions.setdefault((self, layer), []).append(at)
         return at
 
-    def gone_back(self, layer: str, at: Position) -> None:
+    def backward_done(self, layer: str, at: Position) -> None:
         """Note that the gradients of a pass were computed."""
         if layer in self._passes:
             self._passes[layer].open.discard(at)

@@ -76,21 +76,21 @@ class Moves:
         return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
 
 
-_followed: list[Moves] | None = None
+_recorded: list[Moves] | None = None
 
 
 @contextmanager
-def followed() -> Iterator[list[Moves]]:
+def recorded_states() -> Iterator[list[Moves]]:
     """Collect what is known of all states that are made in this block."""
-    global _followed  # noqa: PLW0603  a process trains one run at a time
-    before, _followed = _followed, []
+    global _recorded  # noqa: PLW0603  a process trains one run at a time
+    before, _recorded = _recorded, []
     try:
-        yield _followed
+        yield _recorded
     finally:
-        _followed = before
+        _recorded = before
 
 
-class Follower(Protocol):
+class WeightObserver(Protocol):
     """What takes in the weights after each optimizer step: ``ablate.layers.deoscillation``."""
 
     def step(self) -> int | None:
@@ -134,7 +134,7 @@ class RecipeState:
     tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
     coverage: Coverage | None = field(default=None, repr=False)
     calls: Calls = field(default_factory=Calls, repr=False)
-    deoscillation: Follower | None = field(default=None, repr=False)
+    deoscillation: WeightObserver | None = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
     moves: Moves = field(init=False, repr=False)
     _warned: bool = field(default=False, repr=False)
@@ -142,8 +142,8 @@ class RecipeState:
     def __post_init__(self) -> None:
         self.seed = _whole(self.seed)
         self.moves = _moves(self.recipe)
-        if _followed is not None:
-            _followed.append(self.moves)
+        if _recorded is not None:
+            _recorded.append(self.moves)
 
     @property
     def deoscillates(self) -> bool:

@@ -66,7 +66,7 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
         made = function(vocab_size=vocab_size, seq_len=seq_len, **model.options)
     except Exception as error:  # the user's own code may raise anything
         hint = "it is called with vocab_size, seq_len and model.options"
-        raise UserError(f"{named(model)} raised {told(error)}", hint=hint) from error
+        raise UserError(f"{named(model)} raised {describe_error(error)}", hint=hint) from error
     module, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not (loss is None or callable(loss)):
         hint = "expected a torch.nn.Module, or (module, loss)"
@@ -103,7 +103,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
         raise
     except Exception as error:  # many types with one remedy
         hint = "expected the folder or hub name of a causal language model that transformers knows"
-        raise UserError(f"{named(model)} cannot be built: {told(error)}", hint=hint) from error
+        raise UserError(f"{named(model)} cannot be built: {describe_error(error)}", hint=hint) from error
     _make_linear(module)
     _refuse_a_view_ahead(module, model, seq_len)
     return Foreign(module=module, is_hf=True)
@@ -144,7 +144,7 @@ def named(model: ModelConfig) -> str:
     return f"model.hf {model.hf}" if model.hf is not None else f"model.function {model.function}"
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return type and first line of an error, and the innermost line of the user's own code in its trace."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -9,14 +9,13 @@
 
 from ablate.plan.estimate import PlanCosts, estimate
 from ablate.plan.plan import Plan, PlannedArm, build_plan, code_warning, configured_runs
-from ablate.plan.stored import StudyProgress, adopt, asks_otherwise, known_plan, read_progress, to_lock
+from ablate.plan.stored import StudyProgress, asks_otherwise, known_plan, read_progress, runs_lost_by, to_lock
 
 __all__ = [
     "Plan",
     "PlanCosts",
     "PlannedArm",
     "StudyProgress",
-    "adopt",
     "asks_otherwise",
     "build_plan",
     "code_warning",
@@ -24,5 +23,6 @@ __all__ = [
     "estimate",
     "known_plan",
     "read_progress",
+    "runs_lost_by",
     "to_lock",
 ]

@@ -87,7 +87,7 @@ def _lock_tuning(plan: Plan, tune: Tune) -> LockedTuning:
     )
 
 
-def adopt(plan: Plan, folder: Path) -> int:
+def runs_lost_by(plan: Plan, folder: Path) -> int:
     """Return how many runs that have begun a study's folder loses by taking this plan for its own.
 
     Raises:

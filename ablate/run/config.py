@@ -105,7 +105,7 @@ class ModelConfig(Section):
         return self.is_built_in and (trainer is None or self != ModelConfig())
 
     @classmethod
-    def telling(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+    def meaningful_fields(cls, model: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of a recorded model's fields that mean something for it."""
         if not model.get("hf") and not model.get("function"):
             return dict(model)

@@ -229,7 +229,7 @@ def newest_step(folder: Path) -> int:
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0)
 
 
-def vouched_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
+def checkpointed_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
     """Return the rows of a file that the newest checkpoint vouches for, and a line for each that cannot.
 
     Tensors are not looked at. Nothing vouches for rows after the newest checkpoint.

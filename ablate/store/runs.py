@@ -27,7 +27,7 @@ from ablate.base.files import (
     write_bytes_atomic,
     write_record,
 )
-from ablate.store.checkpoints import vouched_rows
+from ablate.store.checkpoints import checkpointed_rows
 from ablate.store.fields import Number, Text, Tokens, checked
 from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
 
@@ -169,7 +169,7 @@ class RunDir:
         if status.state == "damaged":
             return b"", []
         if status.state not in END_STATES:
-            return vouched_rows(self.checkpoints, path.name)
+            return checkpointed_rows(self.checkpoints, path.name)
         try:
             return path.read_bytes(), []
         except FileNotFoundError:

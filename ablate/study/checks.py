@@ -34,7 +34,7 @@ class ArmChecks:
 
     def _add(self, section: str, what: str, *fields: str, hint: str | None = None) -> None:
         paths = (field if "." in field else f"{section}.{field}" for field in fields)
-        self._add_at(self._draft.blame(*paths), what, hint)
+        self._add_at(self._draft.node_to_report(*paths), what, hint)
 
     def _add_at(self, node: Node, what: str, hint: str | None = None) -> None:
         arm = None if node.path[:2] == ("arms", self._draft.name) else self._draft.name
@@ -56,7 +56,7 @@ class ArmChecks:
             "device": ("resources.gpus",),
             "world_size": ("resources.devices_per_run",),
         }
-        nodes = {name: self._draft.blame(*places) for name, places in paths.items()}
+        nodes = {name: self._draft.node_to_report(*places) for name, places in paths.items()}
         return {name: (node.line, node.column) for name, node in nodes.items()}
 
     def arm(self, built: dict[str, Any], recipe: Recipe | None) -> None:
@@ -80,7 +80,7 @@ class ArmChecks:
         is_cell = self._draft.node.path[0] == "grid"
         hint = "exclude the cell, or set grid.senseless: drop" if is_cell else error.hint
         path = ".".join(("recipe", *map(str, error.path)))
-        while (node := self._draft.blame(path)) is self._draft.node and path:
+        while (node := self._draft.node_to_report(path)) is self._draft.node and path:
             path = path.rpartition(".")[0]
         self._add_at(node, str(error), hint)
 
@@ -209,7 +209,7 @@ class ArmChecks:
 
     def _report(self, misfits: Iterable[Misfit]) -> None:
         for misfit in misfits:
-            node = self._draft.blame(*misfit.paths)
+            node = self._draft.node_to_report(*misfit.paths)
             if node is self._draft.node:  # the values are defaults: blame the recipe
-                node = self._draft.blame("recipe")
+                node = self._draft.node_to_report("recipe")
             self._add_at(node, misfit.what, misfit.hint)

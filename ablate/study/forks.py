@@ -87,7 +87,9 @@ class _Forks:
 
     def resolved(self, arm: ResolvedArm, draft: Draft) -> ForkPoint | None:
         """Return an arm's fork in whole steps; None where there is none, or a fault."""
-        whole, source, at = (draft.blame(*paths) for paths in (("fork",), ("fork.from",), ("fork.at",)))
+        whole, source, at = (
+            draft.node_to_report(*paths) for paths in (("fork",), ("fork.from",), ("fork.at",))
+        )
         for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
             if get(draft.sections["fork"], key) is None:
                 self._add(draft, whole, f"missing key '{key}'", meaning)
@@ -109,12 +111,14 @@ class _Forks:
             self._add(draft, source, f"'{name}' itself forks from '{other}'", hint)
             return None
         if arm.trainer is not None or parent.trainer is not None:
-            node = draft.blame("trainer", "fork")
+            node = draft.node_to_report("trainer", "fork")
             self._add(draft, node, "a training function of your own cannot fork", "its state is not known")
             return None
         for path, own, others in _differences(arm, parent):
             what = f"{path.rpartition('.')[2]} {own} cannot go on from '{name}', which has {others}"
-            self._add(draft, draft.blame(path, "fork"), what, "a fork continues the same state and data")
+            self._add(
+                draft, draft.node_to_report(path, "fork"), what, "a fork continues the same state and data"
+            )
             return None
         per_step = plan_steps(arm.training).tokens_per_step
         tokens = max(1, round(arm.fork.at / per_step)) * per_step
@@ -133,10 +137,12 @@ class _Forks:
             what = (
                 f"the baseline forks from '{base.fork.parent}' after {base.fork.at} tokens, this arm does not"
             )
-            self._add(draft, draft.blame("fork"), what, "costs count from one place: fork it there, too")
+            self._add(
+                draft, draft.node_to_report("fork"), what, "costs count from one place: fork it there, too"
+            )
         elif arm.fork is not None and arm.fork.parent != base.name:
             what = f"the baseline '{base.name}' does not pass through this fork of '{arm.fork.parent}'"
-            self._add(draft, draft.blame("fork.from"), what, f"fork from '{base.name}'")
+            self._add(draft, draft.node_to_report("fork.from"), what, f"fork from '{base.name}'")
 
 
 def _differences(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[tuple[str, Any, Any]]:

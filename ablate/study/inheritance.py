@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ablate.study.grid import Cell, expand
-from ablate.study.merge import Draft, lay_over
+from ablate.study.merge import Draft, override_section
 from ablate.study.messages import Faults, got_text, likely
 from ablate.study.sections import SECTIONS
 from ablate.study.tree import Mapping, Node, Scalar, entries, get, nest, plain, plain_at
@@ -26,7 +26,7 @@ class Drafts:
         self._faults = faults
         self._merged: dict[tuple[Node | None, Node], Node] = {}
         base = entries(root.entries.get("base"))
-        sections = {s: lay_over(s, None, base[s]) for s in SECTIONS if s in base}
+        sections = {s: override_section(s, None, base[s]) for s in SECTIONS if s in base}
         self.base = Draft(
             name="base", description=None, node=root, lineage=(("base",),), sections=sections, factors={}
         )
@@ -116,7 +116,7 @@ class Drafts:
     def _lay_over(self, section: str, under: Node | None, over: Node, path: Iterable[str] = ()) -> Node:
         """Merge two nodes, once for each pair: cells of a grid share most pairs."""
         if (under, over) not in self._merged:
-            self._merged[under, over] = lay_over(section, under, nest(path, over))
+            self._merged[under, over] = override_section(section, under, nest(path, over))
         return self._merged[under, over]
 
 

@@ -46,7 +46,7 @@ class Draft:
     sections: AbstractMapping[str, Node]
     factors: AbstractMapping[str, Any]
 
-    def blame(self, *paths: str) -> Node:
+    def node_to_report(self, *paths: str) -> Node:
         """Return the node to report for a fault of dotted paths: the arm's own before an inherited one."""
         split = ([int(part) if part.isdecimal() else part for part in path.split(".")] for path in paths)
         nodes = [node for section, *rest in split if (node := get(self.sections.get(str(section)), *rest))]
@@ -59,7 +59,7 @@ class Draft:
         return len(self.lineage)
 
 
-def lay_over(section: str, under: Node | None, over: Node) -> Node:
+def override_section(section: str, under: Node | None, over: Node) -> Node:
     """Lay an override over an inherited section; a recipe's word, a preset or a new model replaces it."""
     if section == "model":
         is_whole = any(get(over, key) is not None for key in ("preset", "hf", "function"))

@@ -202,7 +202,7 @@ def run_tags(
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Return what means something in the resolved configuration, flattened, and the arm's factors."""
     if isinstance(model := config.get("model"), dict):
-        config = config | {"model": ModelConfig.telling(model)}
+        config = config | {"model": ModelConfig.meaningful_fields(model)}
     params = {key: text(value) for key, value in _flat(config, "")}
     params |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
     return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}

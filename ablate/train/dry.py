@@ -15,7 +15,7 @@ from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
-from ablate.models.custom_models import named, told
+from ablate.models.custom_models import describe_error, named
 from ablate.models.network import build_network
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
             hint = (
                 "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
             )
-            raise UserError(f"{named(config.model)} raised {told(error)}", hint=hint) from error
+            raise UserError(f"{named(config.model)} raised {describe_error(error)}", hint=hint) from error
     for name, p in model.named_parameters():
         if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
             what = f"no gradient reaches its parameter {name}"

@@ -28,7 +28,7 @@ from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.evaluation import forward_in_bf16, is_forward_in_bf16
-from ablate.layers.linear import read_past
+from ablate.layers.linear import weights_used_alone
 from ablate.layers.position import EVAL_CALL
 from ablate.layers.shards import is_sharded
 from ablate.layers.state import RecipeState
@@ -155,7 +155,7 @@ def train(
             observer.before(step)
         loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
         foreign = not config.model.is_built_in and group.size == 1  # an expert may run elsewhere alone
-        if step == first and foreign and (fault := read_past(state)) is not None:
+        if step == first and foreign and (fault := weights_used_alone(state)) is not None:
             raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
         done, seen = step + 1, (step + 1) * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):

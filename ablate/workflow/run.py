@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, adopt, build_plan, code_warning, known_plan, to_lock
+from ablate.plan import Plan, build_plan, code_warning, known_plan, runs_lost_by, to_lock
 from ablate.store import StudyStore
 from ablate.store.study_lock import running
 from ablate.study import load_study
@@ -72,14 +72,14 @@ def run_study(
     runs = sum(len(arm.runs) for arm in plan.arms)
     listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
     folder = where.storage / plan.study
-    lost, lock = adopt(plan, folder), to_lock(plan)
+    lost, lock = runs_lost_by(plan, folder), to_lock(plan)
     store = StudyStore(folder)
     if lost:
         former = "1 run" if lost == 1 else f"{lost} runs"
         listener.say(
             f"The study has changed: {former} of its former plan stay in {store.path}, and do not count."
         )
-    from ablate.execute.pending_runs import find_todo, leave_out, requests_of
+    from ablate.execute.pending_runs import find_todo, requests_of, stop_unneeded
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
@@ -109,7 +109,7 @@ def run_study(
                 waves = _waves(store, plan, chosen)
                 outcome = _execute(store, plan, waves, find, where, listener, unneeded)
                 if _in_waves(plan):
-                    leave_out(store, requests_of(plan, chosen, corpora), unneeded())
+                    stop_unneeded(store, requests_of(plan, chosen, corpora), unneeded())
                 report = None if outcome.interrupted or as_pilot else _report(store, listener)
             finally:
                 left = mirror.stop()

@@ -95,10 +95,10 @@ class EmulatedBackend(Backend):
         unused = left.new_empty(left.shape[0], right.shape[1])  # beta = 0: its content is not read
         return torch.addmm(unused, left, right, beta=0, alpha=alpha)
 
-    def way_back(
+    def gradient_through(
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
         """Do it by the compiled CPU kernel if available, else in plain torch: the same bits."""
         if cpu_kernel.undoes(grad, policy):
-            return cpu_kernel.way_back(grad, policy, key, mask)
-        return super().way_back(grad, policy, key=key, mask=mask)
+            return cpu_kernel.gradient_through(grad, policy, key, mask)
+        return super().gradient_through(grad, policy, key=key, mask=mask)

@@ -390,8 +390,8 @@ def undoes(grad: Tensor, policy: OperandPolicy) -> bool:
     return fits and policy.hadamard <= _LARGEST_HADAMARD and loaded()[0] is not None
 
 
-def way_back(grad: Tensor, policy: OperandPolicy, key: Key | None, mask: Tensor | None) -> Tensor:
-    """Do the same as a back end's ``way_back``, with the same bits, by the compiled kernel."""
+def gradient_through(grad: Tensor, policy: OperandPolicy, key: Key | None, mask: Tensor | None) -> Tensor:
+    """Do the same as a back end's ``gradient_through``, with the same bits, by the compiled kernel."""
     library = loaded()[0]
     assert library is not None
     return _way_back(library, grad, policy, key, mask)

@@ -149,7 +149,7 @@ def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, t
 def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
     config = frame.configs.get(arm, RecordedConfig())
     training = config.training or frame.plan.training
-    model = ModelConfig.telling(config.model or {})
+    model = ModelConfig.meaningful_fields(config.model or {})
     flat = {
         f"{section}.{key}": value
         for section, content in (("model", model), ("data", config.data), ("training", training))

@@ -158,8 +158,8 @@ def test_the_way_back_has_the_bits_of_plain_torch(hadamard, permute):
         wide = torch.zeros(37, columns + 5, dtype=torch.bfloat16)[:, :columns].copy_(grad)
         for given, where in ((grad, None), (grad, mask), (wide, mask)):
             assert cpu_kernel.undoes(given, policy)
-            ours = EMULATED.way_back(given, policy, key=KEY, mask=where)
-            assert same_bits(ours, Backend.way_back(EMULATED, given, policy, key=KEY, mask=where))
+            ours = EMULATED.gradient_through(given, policy, key=KEY, mask=where)
+            assert same_bits(ours, Backend.gradient_through(EMULATED, given, policy, key=KEY, mask=where))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])

@@ -11,7 +11,7 @@ from ablate.base.files import append_line, write_record
 from ablate.execute import pending_runs
 from ablate.execute.environment import code_digest
 from ablate.execute.fingerprint import fingerprint
-from ablate.execute.pending_runs import find_elsewhere, missing_runs, take_results
+from ablate.execute.pending_runs import copy_results, find_elsewhere, missing_runs
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
@@ -62,7 +62,7 @@ def test_a_result_comes_whole_with_its_ledger(two):
     own = dataclasses.replace(requests[0], config=config)
     asked = requests[1]  # asked for before, never begun
     here.run(asked.run_id).create(dataclasses.asdict(asked.config))
-    assert take_results(here, [own, requests[1]]) == {run.run_id: "there" for run in requests[:2]}
+    assert copy_results(here, [own, requests[1]]) == {run.run_id: "there" for run in requests[:2]}
     run = here.run(own.run_id)
     assert run.config() == json.loads(json.dumps(dataclasses.asdict(own.config)))
     assert not run.checkpoints.exists()
@@ -109,7 +109,7 @@ def test_a_result_of_another_arithmetic_is_not_taken(two, trained_on):
     run = there.run(requests[0].run_id)
     write_record(run.environment_path, HERE | {"fingerprints": trained_on})
     run.write_status(run.status())
-    assert list(take_results(here, requests)) == [request.run_id for request in requests[1:]]
+    assert list(copy_results(here, requests)) == [request.run_id for request in requests[1:]]
 
 
 def test_a_diverged_run_is_a_result_too_and_a_failed_one_is_none(two):
@@ -117,7 +117,7 @@ def test_a_diverged_run_is_a_result_too_and_a_failed_one_is_none(two):
     for request, state in zip(requests, ("diverged", "failed", "running", "stopped"), strict=True):
         run = there.run(request.run_id)
         run.write_status(dataclasses.replace(run.status(), state=state))
-    assert list(take_results(here, requests)) == [requests[0].run_id]
+    assert list(copy_results(here, requests)) == [requests[0].run_id]
 
 
 def test_a_run_that_was_begun_here_goes_on_here(two):
@@ -125,7 +125,7 @@ def test_a_run_that_was_begun_here_goes_on_here(two):
     run = here.run(requests[0].run_id)
     run.create(dataclasses.asdict(requests[0].config))
     Leases(run.attempts).claim().end("interrupted")
-    assert requests[0].run_id not in take_results(here, requests)
+    assert requests[0].run_id not in copy_results(here, requests)
     assert run.state() == "pending"
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_somebody_begins_meanwhile_is_theirs(two, monkeypatch):
             held.append(Leases(here.run(requests[1].run_id).attempts).claim())
 
     monkeypatch.setattr(pending_runs, "_copy", copy_and_lose_the_next)
-    assert requests[1].run_id not in take_results(here, requests[:2])
+    assert requests[1].run_id not in copy_results(here, requests[:2])
     assert held[0].is_mine()
     assert here.run(requests[1].run_id).state() == "pending"
 
@@ -149,7 +149,7 @@ def test_what_a_killed_driver_left_is_cleared(two):
     left = here.path / "runs" / ".taken" / requests[0].run_id
     left.mkdir(parents=True)
     (left / "status.json").write_text("half")
-    take_results(here, requests)
+    copy_results(here, requests)
     assert here.run(requests[0].run_id).state() == "finished"
     assert not left.parent.exists()
 
@@ -158,5 +158,5 @@ def test_no_neighbour_no_harm(tmp_path):
     here, requests = requests_of(tmp_path / "storage" / "here")
     (tmp_path / "storage" / "mlflow.db").write_text("")
     (tmp_path / "storage" / "tokens").mkdir()
-    assert take_results(here, requests) == {}
+    assert copy_results(here, requests) == {}
     assert find_elsewhere(StudyStore(tmp_path / "none" / "x"), {requests[0].run_id: ResourcesConfig()}) == {}

@@ -10,7 +10,7 @@ from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
-from ablate.execute.pending_runs import RunRequest, take_results
+from ablate.execute.pending_runs import RunRequest, copy_results
 from ablate.execute.prefixes import Prefixes
 from ablate.execute.worker import RunTask, execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
@@ -174,7 +174,7 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
     parent.path.mkdir(parents=True)
 
     def reason():
-        return Prefixes(here.store, here.runs).orphaned(arms["forked"].run_id)
+        return Prefixes(here.store, here.runs).why_it_cannot_begin(arms["forked"].run_id)
 
     assert reason() is None
     parent.write_status(Status(state="diverged", step=3, tokens=3 * STEP, message="non-finite training loss"))
@@ -210,7 +210,7 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, 
     assert first == "another" != own
     there = StudyStore(storage / "there")
     wanted = replace(arms["forked"], resources=ResourcesConfig())
-    assert take_results(there, [wanted]) == {}  # nor is it taken as a result of this arithmetic
+    assert copy_results(there, [wanted]) == {}  # nor is it taken as a result of this arithmetic
 
 
 @pytest.mark.usefixtures("local_ray")

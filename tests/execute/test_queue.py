@@ -30,7 +30,7 @@ class Fake:
     def waits_for(self, run_id):
         return self.holders.get(run_id)
 
-    def orphaned(self, run_id):
+    def why_it_cannot_begin(self, run_id):
         return "failed" if run_id in self.orphans else None
 
     def start(self, run_id, given_up):
@@ -150,7 +150,7 @@ def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end
     del fake.holders["b"]  # it is there
     queue.move(2.0)
     assert fake.take() == [("start", "b")]
-    queue.retire({"a": "not needed"})
+    queue.end_unneeded({"a": "not needed"})
     queue.take("a", TaskEnd(state="stopped"), 3.0)
     queue.move(3.0)
     assert fake.take()[-1] == ("start", "c")  # it trains the steps itself
@@ -159,7 +159,7 @@ def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end
 def test_a_run_whose_beginning_failed_fails_and_a_waiting_one_can_be_taken_back(fake):
     fake.holders, fake.orphans = dict.fromkeys("bc", "a"), {"b"}
     queue = queue_of(fake, "abc")
-    queue.retire({"c": "not needed"})
+    queue.end_unneeded({"c": "not needed"})
     queue.take("a", TaskEnd(state="failed"), 0.0)
     queue.move(0.0)
     assert fake.take() == [("start", "a"), ("stopped", "c", "not needed")]
@@ -206,7 +206,7 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(fake):
     queue.take("c", ELSEWHERE, 0.0)
     queue.take("d", LOST, 0.0)
     why = dict.fromkeys("abcdf", "it is settled") | {"unknown": "not of this execution"}
-    queue.retire(why)
+    queue.end_unneeded(why)
     assert fake.take() == [
         ("ask", "a", "it is settled"),
         ("ask", "b", "it is settled"), ("cancel", "b"),
@@ -214,7 +214,7 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(fake):
         ("stopped", "d", "it is settled"),  # waited to be tried again
         ("stopped", "f", "it is settled"),  # waited for its turn
     ]  # fmt: skip
-    queue.retire(why)
+    queue.end_unneeded(why)
     assert fake.take() == []  # once is enough
     queue.take("b", TaskEnd(state="pending"), 0.0)
     queue.take("a", TaskEnd(state="stopped"), 0.0)
@@ -229,10 +229,10 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(fake):
 def test_a_result_that_came_before_the_stop_is_kept(fake):
     queue = queue_of(fake, "ab")
     fake.states = {"a": "running", "b": "running"}
-    queue.retire({"a": "too late", "b": "too late"})
+    queue.end_unneeded({"a": "too late", "b": "too late"})
     queue.take("a", FINISHED, 0.0)
     queue.take("b", TaskEnd(state="failed"), 0.0)
-    queue.retire({"a": "again"})
+    queue.end_unneeded({"a": "again"})
     assert queue.states == {"a": "finished", "b": "failed"}
 
 

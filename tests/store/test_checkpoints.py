@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ablate.base.files import hash_of
 from ablate.store.checkpoints import (
+    checkpointed_rows,
     drop_checkpoints,
     load_newest,
     load_step,
     save_manifest,
     save_part,
-    vouched_rows,
 )
 
 ROWS = b'{"a":1}\n{"a":2}\n'
@@ -217,16 +217,16 @@ def test_the_manifest_is_plain_json_and_the_tensors_hold_no_code(tmp_path, metri
 
 def test_the_newest_checkpoint_vouches_for_the_rows_before_it(tmp_path, metrics):
     folder = tmp_path / "c"
-    assert vouched_rows(folder, metrics.name) == (b"", [])
+    assert checkpointed_rows(folder, metrics.name) == (b"", [])
     for step, count in ((1, 8), (2, 16)):
         save_checkpoint(folder, checkpoint(step, metrics, count))
     metrics.write_bytes(ROWS + b'{"a":3}\n')
-    assert vouched_rows(folder, metrics.name) == (ROWS, [])
-    assert vouched_rows(folder, "diagnostics.jsonl") == (b"", [])
+    assert checkpointed_rows(folder, metrics.name) == (ROWS, [])
+    assert checkpointed_rows(folder, "diagnostics.jsonl") == (b"", [])
     metrics.write_bytes(ROWS[:8] + b'{"a":7}\n')
-    rows, faults = vouched_rows(folder, metrics.name)
+    rows, faults = checkpointed_rows(folder, metrics.name)
     assert rows == ROWS[:8]
     assert faults == [f"{folder}/000000000002.json: the rows of metrics.jsonl before it are damaged"]
     (folder / "000000000001.json").write_text("{}")
-    assert vouched_rows(folder, metrics.name)[0] == b""
-    assert len(vouched_rows(folder, metrics.name)[1]) == 2
+    assert checkpointed_rows(folder, metrics.name)[0] == b""
+    assert len(checkpointed_rows(folder, metrics.name)[1]) == 2
