@@ -182,7 +182,7 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
 
 
 def _stages_of(sizes: StepSizes, arms: Collection[str]) -> dict[str, Stages]:
-    """Return each arm's stages; raise ``UserError`` for an arm that is none. '' is an arm of any name."""
+    """Return each arm's stages; raise ``UserError`` for an unknown arm. '' is an arm of any name."""
     from ablate.reports.read.tables import TOKENS
 
     for name in sizes:
@@ -410,7 +410,7 @@ def _files_of(arms: Mapping[str, Sequence[str]], patterns: Sequence[str]) -> Ite
 def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
     """Return a file; or of a folder and those in it the files of the first pattern that any has, in order.
 
-    Hidden files are none. How many others there are is said.
+    Hidden files are skipped. How many other files there are is printed.
     """
     if where.is_file():
         return [where]

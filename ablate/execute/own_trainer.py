@@ -47,8 +47,8 @@ def call(
     ``follows``: on several devices another process is the first, whose rows alone count.
 
     Raises:
-        UserError: no such function; a row or an end that is none, or not the plan's; a recipe that was not
-            applied; or a state that was never advanced.
+        UserError: no such function; a malformed row or end, or one that is not the plan's; a recipe that was
+            not applied; or a state that was never advanced.
         Exception: whatever the function raises.
     """
     kept = options["checkpoints"].load() if "checkpoints" in options else None

@@ -302,7 +302,7 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         return None if self._leases[run_id].is_held(latest) else latest
 
     def waits_for(self, run_id: str) -> str | None:
-        """Return the run whose state a run begins with, None once that is there."""
+        """Return the run to wait for, or None."""
         return self._prefixes.waits_for(run_id)
 
     def why_it_cannot_begin(self, run_id: str) -> State | None:

@@ -1,7 +1,7 @@
 """What two runs of the baseline say of a study: which target to take, how many seeds, how long it takes.
 
 Pure: curves, a plan and speeds in; advice out. The target is where both runs have passed it with room for
-slower arms. Two runs tell a spread badly, so that less than the findings' is not believed.
+slower arms. Two runs tell the spread badly, so the findings' is used where theirs is smaller.
 """
 
 from __future__ import annotations

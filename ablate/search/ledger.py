@@ -128,7 +128,7 @@ class Ledger:
             self._open(number).report(value, step)
 
     def complete(self, number: int, values: Sequence[float], *, violation: float | None = None) -> None:
-        """Tell what an open trial came to; ``violation`` above nought: the values stand for a miss.
+        """Record the end of an open trial. ``violation`` above 0: it missed, and the values say by how much.
 
         Raises:
             ValueError: a value that is not finite; Optuna would take an infinity for a result.
@@ -162,7 +162,7 @@ class Ledger:
 
 
 def violation(trial: FrozenTrial) -> float:
-    """Return a trial's violation: above nought where its values stand for a result that was missed."""
+    """Return a trial's violation, which is above 0 if it missed."""
     return trial.constraints.get(VIOLATION, 0.0)
 
 

@@ -76,7 +76,7 @@ class ArmCollector:
         self._faults.add(draft.node, f"the same arm as '{same}'", hint)
 
     def _check_recipe_of_name(self, draft: Draft, arm: ResolvedArm) -> None:
-        """Refuse an arm that is called as a recipe and inherits another, and any ``bf16`` that is none."""
+        """Refuse an arm that has the name of a recipe and another recipe: any ``bf16``, else if inherited."""
         word, written = draft.name.lower(), draft.sections.get("recipe")
         is_own = written is not None and written.path[:2] == ("arms", draft.name)
         if word not in SHORT_RECIPES or (is_own and word != "bf16"):
@@ -160,7 +160,7 @@ class ArmCollector:
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         content = self.content(arm)
-        # A fork that goes on as the arm does that it leaves is that arm.
+        # A fork with its parent's recipe trains the same steps: it is its parent.
         if arm.fork is None or arm.fork.parent in (arm.name, self._by_content.get(content)):
             return content
         return (*content, arm.fork.parent, str(arm.fork.at))

@@ -3,7 +3,7 @@
 Pure: the answers are words of the command line, the result is the text of a study file. How many tokens fit
 a budget, and what fits the corpus, is for others to say (``ablate.workflow.init``).
 
-How it fails: an answer that is none of the known ones is a ``UserError`` with the likely one.
+How it fails: an unknown answer is a ``UserError`` with the likely one.
 """
 
 from __future__ import annotations

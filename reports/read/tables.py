@@ -196,7 +196,7 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     """Return regular expressions ready for use.
 
     Raises:
-        UserError: one that is none, a group of another name, or no group for what is needed.
+        UserError: an invalid expression, a group of another name, or no group for what is needed.
     """
     found = []
     for text in patterns:

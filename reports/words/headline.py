@@ -158,8 +158,7 @@ def _next(
         parts.append(f"To settle {_names(far)} would take more than {_MANY_SEEDS} more seeds.")
         if analysis.plan.margin is None:
             parts.append(
-                f"That an arm is as good as {analysis.baseline} can be shown within a margin alone "
-                "(target.within)."
+                f"To show that an arm is as good as {analysis.baseline}, name a margin (target.within)."
             )
     return " ".join(parts)
 

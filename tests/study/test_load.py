@@ -329,7 +329,7 @@ grid:
         "whole": None,
         "mxfp4": ForkPoint(parent="a", at=204_800),
     }
-    # A cell that goes on as the arm does that it leaves is that arm.
+    # A cell with the recipe of its fork's parent is that parent.
     assert [(cell.name, cell.into) for cell in study(text).folded] == [("bf16", "a")]
 
 
