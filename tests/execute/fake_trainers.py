@@ -39,7 +39,7 @@ def diverges(config, on_metrics, **options):
 
 
 def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, checkpoints, device):
-    for _ in range(600):
+    for _ in range(20_000):  # longer than any machine is busy
         if should_stop():
             return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
         time.sleep(0.05)
