@@ -80,7 +80,7 @@ def with_own(name, value):
 
 HIDDEN = [
     (lambda: orthogonal(nn.Linear(64, 64)), "1", "it is parametrised"),
-    (lambda: Subclass(64, 64), "1", "a subclass of torch.nn.Linear (tests.layers.test_find_matrices.Subclass)"),
+    (lambda: Subclass(64, 64), "1", f"a subclass of torch.nn.Linear ({__name__}.Subclass)"),
     (lambda: nn.LazyLinear(64), "1", "has no weight yet: pass one batch through the model first"),
     (lambda: with_own_forward(nn.Linear(64, 64)), "1", "its forward was replaced"),
     (lambda: with_own("name", "mine"), "1", "has an attribute of its own, name,"),
@@ -89,7 +89,7 @@ HIDDEN = [
     (lambda: nn.Bilinear(64, 64, 64), "1.weight", "torch.nn.Bilinear holds it"),
     (lambda: nn.Conv1d(64, 64, 1), "1.weight", "torch.nn.Conv1d holds it"),
     (lambda: nn.LSTM(64, 64, bias=False, num_layers=1), "1.weight_ih_l0", "torch.nn.LSTM holds it"),
-    (Owner, "1.mixing", "tests.layers.test_find_matrices.Owner holds it"),
+    (Owner, "1.mixing", f"{__name__}.Owner holds it"),
 ]  # fmt: skip
 
 
