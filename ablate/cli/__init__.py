@@ -37,7 +37,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Results": {
         "report": ("Write a study's report.", "report:command"),
-        "compare": ("Put two studies side by side.", "compare:compare"),
+        "compare": ("Put studies side by side.", "compare:compare"),
         "import": ("Make a study of logs that others wrote.", "import_:command"),
         "sync": ("Send what MLflow lacks of a study.", "dashboard:sync"),
         "dashboard": ("Open MLflow's pages at a study.", "dashboard:command"),
