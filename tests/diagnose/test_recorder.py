@@ -95,8 +95,9 @@ def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
     zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
     zeroed.dy[50:], zeroed.x[50:] = 0, 0
     for one, other in zip(diagnose_layer(part, draws=2), diagnose_layer(zeroed, draws=2), strict=True):
-        assert one.product.relative_error == other.product.relative_error
-        assert one.product.gain == other.product.gain
+        # Products of other sizes are summed in another order on some CPUs.
+        assert one.product.relative_error == pytest.approx(other.product.relative_error, rel=1e-6)
+        assert one.product.gain == pytest.approx(other.product.gain, rel=1e-6)
 
 
 def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured():
