@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.gemms import emulated
 from ablate.modelled.memory import Memory, _moments, _Step, step_memory
 from ablate.models import decoder as built_in
@@ -54,6 +55,12 @@ def one_thread_that_multiplies_bf16(monkeypatch):
     torch.set_num_threads(threads)
 
 
+in_bf16 = pytest.mark.skipif(
+    not multiplies_bf16(), reason="this CPU takes products in fp32, and the model does not count those copies"
+)
+
+
+@in_bf16
 @pytest.mark.parametrize(
     "name",
     [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in benchmark.CASES],
@@ -64,6 +71,7 @@ def test_within_three_percent_of_the_measured_peak(name):
     assert case.modelled().total == pytest.approx(measured, rel=0.03)
 
 
+@in_bf16
 @pytest.mark.parametrize("vocab_size", [256, pytest.param(2048, marks=pytest.mark.exhaustive)])
 def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
     plain = built_in._Block.forward
@@ -78,8 +86,7 @@ def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
         for again in (True, False)
     )
     measured = benchmark.measured_bytes(run)
-    # Where the CPU takes products of bf16 in fp32, it is 5.5 % above.
-    assert twice.total == pytest.approx(measured, rel=0.06)
+    assert twice.total == pytest.approx(measured, rel=0.03)
     assert once.total > 1.3 * measured
 
 
