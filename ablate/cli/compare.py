@@ -94,18 +94,15 @@ def compare(
 
 
 def _show_two(found: Comparison) -> None:
+    from ablate.reports.findings.trend import cut
     from ablate.reports.words.compare import compare_table
 
     _show(compare_table(found))
     if found.differs:
         click.echo("\nThe studies differ in")
-        rows = [(key, *map(_short, pair)) for key, pair in found.differs.items()]
+        rows = [(key, *(cut(value, _LONGEST_VALUE) for value in pair)) for key, pair in found.differs.items()]
         table = format_table(("", found.left, found.right), rows, width=terminal_width())
         click.echo(safe_text(table, keep="\n"))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 def _show_more(found: Trend) -> None:

@@ -1,11 +1,13 @@
 """What a worker's runs have started ends with the worker, however that dies: a small process waits for it.
 
 What they have started inherits a mark: a variable of the environment or, in a fork that runs no program of
-its own, an open pipe. The mark is found in ``/proc``; without that (macOS) nothing is done.
+its own, an open pipe. The mark is found in ``/proc``; without that, or without a way to wait for another
+process (macOS, Linux before 5.3), nothing is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -31,7 +33,7 @@ def end_with_this_process() -> None:
     # Only the standard library is needed, and none of this folder's names.
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark]
     quiet = subprocess.DEVNULL
-    subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=True)
+    subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
     os.close(theirs)
     os.environ[_VARIABLE] = mark
 
@@ -48,7 +50,8 @@ def _wait(pid: int, mark: str) -> None:
     for _ in range(_LOOKS):  # what is being started while one looks is seen at the next
         for folder in Path("/proc").glob("[0-9]*"):
             if int(folder.name) != os.getpid() and _bears(folder, mark.encode()):
-                os.kill(int(folder.name), signal.SIGKILL)
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    os.kill(int(folder.name), signal.SIGKILL)
         time.sleep(_PAUSE_SEC)
 
 

@@ -79,7 +79,7 @@ class Queue:
         if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
             self._turns.append((run_id, given_up))  # waiting inside Ray would occupy a process
             return
-        if (failed := self._tasks.why_it_cannot_begin(run_id)) is not None:
+        if (failed := self._tasks.fail_if_it_cannot_begin(run_id)) is not None:
             self.states[run_id] = failed
             return
         self.handed[run_id] = None
@@ -305,7 +305,7 @@ class Tasks(contextlib.AbstractContextManager["Tasks"]):
         """Return the run to wait for, or None."""
         return self._prefixes.waits_for(run_id)
 
-    def why_it_cannot_begin(self, run_id: str) -> State | None:
+    def fail_if_it_cannot_begin(self, run_id: str) -> State | None:
         """Mark a run that cannot begin as failed and return its state; None if it can."""
         if (reason := self._prefixes.why_it_cannot_begin(run_id)) is None:
             return None

@@ -30,7 +30,7 @@ class Fake:
     def waits_for(self, run_id):
         return self.holders.get(run_id)
 
-    def why_it_cannot_begin(self, run_id):
+    def fail_if_it_cannot_begin(self, run_id):
         return "failed" if run_id in self.orphans else None
 
     def start(self, run_id, given_up):
