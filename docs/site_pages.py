@@ -1,4 +1,7 @@
-"""What the site has beside docs/: README and its neighbours as pages, the commands' help, and Python's names.
+"""What the site has beside docs/: pages and tables that the code knows.
+
+These are README and its neighbours, the commands' help, Python's names, the records of devices, the keys of
+the study file (at ``<!-- keys: SECTION … -->``) and the published recipes (at ``<!-- recipes -->``).
 
 ``mkdocs.yml`` names this file as a hook. Links that leave ``docs/`` lead to such a page, or become plain text
 where the file is no page. A link to a file that is not there stays, and mkdocs refuses it.
@@ -6,17 +9,23 @@ where the file is no page. A link to a file that is not there stays, and mkdocs 
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from griffe import Extension
 from mkdocs.structure.files import File
 
+from ablate.check.page import page as record_page
+from ablate.check.record import read_proof
 from ablate.cli import cli
+from ablate.recipes.describe import describe
+from ablate.recipes.presets import PRESETS
+from ablate.study.schema import json_schema
 
 if TYPE_CHECKING:
     from griffe import Object
@@ -26,6 +35,14 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
+KEYS = re.compile(r"<!-- keys: (.*) -->")
+JSON_TYPES = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "`true`, `false`",
+    "object": "a mapping",
+}
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
@@ -71,12 +88,41 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, "commands.md", content=_help(cli, "ablate")))
     files.append(File.generated(config, "python.md", content=PYTHON))
+    for record in sorted((REPOSITORY / "docs" / "devices").glob("*.json")):
+        content = record_page(read_proof(record))
+        files.append(File.generated(config, f"devices/{record.stem}.md", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) -> str:
-    """Turn links between files of the repository into links between pages."""
+    """Put in the tables, and turn links between files of the repository into links between pages."""
+    markdown = KEYS.sub(lambda mark: keys(*mark[1].split()), markdown)
+    markdown = markdown.replace("<!-- recipes -->", recipes())
     return LINK.sub(partial(_link, page.file.src_uri, files), markdown)
+
+
+def keys(*sections: str) -> str:
+    """Return the table of the keys of sections: ``SECTION`` or ``SECTION:key,key`` of the JSON Schema."""
+    schema = json_schema()
+    rows = ["| key | meaning | values | default |", "|---|---|---|---|"]
+    for section in sections:
+        name, _, chosen = section.partition(":")
+        rows += [
+            f"| `{key}` | {_meaning(field)} | {_values(field)} | {_default(field)} |"
+            for key, field in (schema["$defs"] | {"StudyFile": schema})[name]["properties"].items()
+            if not chosen or key in chosen.split(",")
+        ]
+    return "\n".join(rows)
+
+
+def recipes() -> str:
+    """Return the table of the published recipes."""
+    rows = ["| recipe | what | operands | source | checked |", "|---|---|---|---|---|"]
+    for preset in PRESETS.values():
+        source = f"[{preset.source.authors}, {preset.source.year}]({preset.source.url})"
+        cells = (f"`{preset.name}`", preset.summary, describe(preset.recipe), source, preset.checked)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def _link(page: str, files: Files, link: re.Match[str]) -> str:
@@ -101,6 +147,39 @@ def _help(command: click.Command, name: str, above: click.Context | None = None)
             assert below
             blocks.append(_help(below, verb, context))
     return "\n\n".join(blocks)
+
+
+def _meaning(field: dict[str, Any]) -> str:
+    return _cell(field.get("description") or "")
+
+
+def _values(field: dict[str, Any]) -> str:
+    """Return what a field of the schema takes, in a few words."""
+    kinds = field.get("anyOf") or field.get("oneOf") or [field]
+    words = []
+    for kind in kinds:
+        if "enum" in kind:
+            listed = [str(value) for value in kind["enum"]]
+            words.append(", ".join(f"`{value}`" for value in listed) if len(listed) < 20 else "a name")
+        elif "anyOf" in kind:
+            words.append(_values(kind))
+        elif "$ref" in kind:
+            words.append("a mapping")
+        elif kind.get("type") == "array":
+            words.append("a list")
+        elif kind.get("type") != "null":
+            words.append(JSON_TYPES.get(kind.get("type", ""), kind.get("const", "")))
+    return _cell(" or ".join(dict.fromkeys(filter(None, words))))
+
+
+def _default(field: dict[str, Any]) -> str:
+    if field.get("default") is None:
+        return ""
+    return _cell(f"`{json.dumps(field['default']).strip(chr(34))}`")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "&#124;").replace("<", "&lt;")
 
 
 class Examples(Extension):

@@ -1,27 +1,16 @@
-"""The record as a page in Markdown: what was tested, the parts, the failures first, then every finding.
-
-    python -m ablate.check.page docs   # the pages of docs/devices/ and the column of docs/native.md anew
-
-How it fails: a record that cannot be read, or of an architecture without a row there, is a ``ValueError``.
-"""
+"""The record as a page in Markdown: what was tested, the parts, the failures first, then every finding."""
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.base.files import write_bytes_atomic
-from ablate.check.record import NO_WORK, OTHER_WORK, ProofRecord, read_proof
+from ablate.check.record import NO_WORK, OTHER_WORK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.check.record import Finding
-
-_COLUMN = "run on the device"
-_NOBODY = "**nobody yet**"
+    from ablate.check.record import Finding, ProofRecord
 
 MEANING = {
     "device": "What the device is, what torch and Triton offer on it, and which back ends claim it.",
@@ -111,41 +100,3 @@ def _detail(one: Finding, steps: Mapping[str, float]) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells]
-
-
-def with_records(text: str, records: Mapping[str, ProofRecord]) -> str:
-    """Return the text of docs/native.md with the column as these records have it, by their files' names."""
-    cells: dict[str, list[str]] = {}
-    for name, record in records.items():
-        cell = f"[{record.machine.name}](devices/{name}.md): {in_words(record)}"
-        cells.setdefault(record.machine.device.arch, []).append(cell)
-    lines, within = text.splitlines(), False
-    for number, line in enumerate(lines):
-        row = line.strip("| ").split(" | ")
-        if row[-1] == _COLUMN:
-            within = True
-        elif within and not line.startswith("|"):
-            within = False
-        elif within and not line.startswith("|-"):
-            found = cells.pop(row[0].strip("`").lower(), [_NOBODY])
-            lines[number] = f"| {' | '.join([*row[:-1], '; '.join(found)])} |"
-    if cells:
-        raise ValueError(f"the table has no row for {', '.join(cells)}")
-    return "\n".join(lines) + "\n"
-
-
-def read_records(folder: Path) -> dict[str, ProofRecord]:
-    """Read every record of a folder, by the name of its file without the ending."""
-    return {path.stem: read_proof(path) for path in sorted(folder.glob("*.json"))}
-
-
-def main(docs: Path) -> None:
-    """Write the column and the pages."""
-    records, native = read_records(docs / "devices"), docs / "native.md"
-    for name, record in records.items():
-        write_bytes_atomic(docs / "devices" / f"{name}.md", page(record).encode())
-    write_bytes_atomic(native, with_records(native.read_text(encoding="utf-8"), records).encode())
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -135,7 +135,7 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
         if address is not None and (folder := _folder_open_to_others()):
             say(
                 f"Others on this machine can write in {folder}, and so run code in this cluster: start Ray "
-                "with --temp-dir in a folder of mode 700 (docs/clusters.md)"
+                "with --temp-dir in a folder of mode 700 (docs/reliability.md)"
             )
     try:
         yield

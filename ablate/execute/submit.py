@@ -123,7 +123,7 @@ def check_server(address: str, *, insecure: bool) -> None:
     if not insecure:
         raise UserError(
             f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
-            "see docs/clusters.md, or take --insecure)"
+            "see docs/reliability.md, or take --insecure)"
         )
 
 

@@ -1,6 +1,6 @@
 """Several studies that are alike but for the size of the model or the budget: a straight line an arm.
 
-``docs/analysis.md`` defines place, slope and interval. Arms are matched by name. Other differences of the
+``docs/report.md`` defines place, slope and interval. Arms are matched by name. Other differences of the
 studies are named, not refused.
 
 How it fails: ``UserError`` for studies of one size and budget, studies with runs in common, a size that the

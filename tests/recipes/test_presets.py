@@ -1,6 +1,5 @@
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
@@ -8,9 +7,7 @@ from ruamel.yaml import YAML
 
 from ablate.cli.recipes import _yaml
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, describe, resolve
-from ablate.recipes.table import markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 ALL = list(PRESETS.values())
 
 
@@ -189,7 +186,3 @@ def test_primus_turbo_rounds_gradients_to_nearest_unless_told():
     assert stochastic("primus-turbo") == stochastic("primus-gpt-oss") == set()
     assert stochastic("primus-turbo-sr") == {("dgrad", "dy"), ("wgrad", "dy")}
     assert stochastic("mfu-mxfp4") == {("dgrad", "dy")}
-
-
-def test_the_docs_table_is_the_codes():
-    assert markdown() in PAGE.read_text(encoding="utf-8"), "python -m ablate.recipes.table prints the new one"

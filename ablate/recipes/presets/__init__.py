@@ -1,7 +1,7 @@
 """Published recipes by name, each with its source, what the source states, and our assumptions.
 
 ``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands. The table of
-docs/recipes.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
+docs/numerics.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
 left out.
 """
 
