@@ -31,7 +31,7 @@ from ablate.data.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ablate.run.config import DataConfig
 
@@ -85,7 +85,8 @@ def identify(data: DataConfig) -> DataIdentity:
 
 def resolve(data: DataConfig) -> Corpus:
     """Return the identity with the files, hub revision and tokeniser that it describes."""
-    _check_fields(data)
+    if wrong := [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]:
+        raise UserError(*wrong)
     hub_source = hub.locate(data) if data.source == "hub" else None
     hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
@@ -145,40 +146,46 @@ def _ordered(files: Sequence[SourceFile], hashes: Sequence[str]) -> list[tuple[S
     return sorted(zip(files, hashes, strict=True), key=lambda pair: (pair[0].name, pair[1]))
 
 
-def _check_fields(data: DataConfig) -> None:
-    """Reject missing fields, and fields without effect, over which a grid would compare equal arms."""
-    wrong: list[Problem] = []
+def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str | None]]:
+    """Yield what contradicts itself, or has no effect and would make equal arms of a grid.
 
-    def refuse(what: str, hint: str) -> None:
-        wrong.append(Problem(what=what, hint=hint))
-
-    source, tokenizer = f"data.source: {data.source}", f"data.tokenizer: {data.tokenizer}"
-    out = "leave it out"
-    if data.source != "stdlib" and not data.paths:
-        refuse(f"data.paths is empty, but {source} needs it", "name files, folders or globs")
-    if data.source == "stdlib" and data.paths:
-        refuse(f"data.paths has no effect with {source}", f"{out}, or use source: text")
-    if data.source == "stdlib" and data.validation_paths:
-        hint = f"{out}: validation text is held out by itself"
-        refuse(f"data.validation_paths has no effect with {source}", hint)
-    if data.source == "tokens":
-        if data.tokenizer != "bytes":
-            refuse(f"{tokenizer} has no effect with {source}", out)
-        if data.vocab_size is None:
-            refuse(f"data.vocab_size is missing, but {source} needs it", "highest id + 1")
-    elif data.tokenizer == "bpe":
-        if (data.vocab_size or 0) < BPE_MINIMUM:
-            hint = f"tokenizer: bpe needs at least {BPE_MINIMUM}, such as 4096"
-            refuse(f"data.vocab_size is {data.vocab_size or 'missing'}", hint)
-    elif data.tokenizer != "hf" and data.vocab_size is not None:
-        refuse(f"data.vocab_size has no effect with {tokenizer}", out)
-    if data.tokenizer == "hf" and not data.tokenizer_path:
-        hint = "a tokenizer.json, its folder or a hub name"
-        refuse("data.tokenizer_path is missing, but tokenizer: hf needs it", hint)
-    if data.tokenizer != "hf" and data.tokenizer_path is not None:
-        refuse(f"data.tokenizer_path has no effect with {tokenizer}", out)
-    if wrong:
-        raise UserError(*wrong)
+    Each as (what, the fields, a hint or None).
+    """
+    source, tokenizer, size = data.source, data.tokenizer, data.vocab_size
+    if source == "stdlib":
+        for key, given in (("paths", data.paths), ("validation_paths", data.validation_paths)):
+            if given:
+                yield f"source stdlib takes no {key}", (key, "source"), None
+    elif not data.paths:
+        yield f"source {source} needs paths", ("paths", "source"), None
+    if data.text_field != "text" and source not in ("jsonl", "hub"):
+        yield f"source {source} has no text_field", ("text_field", "source"), None
+    if source == "tokens":
+        if tokenizer != "bytes":
+            yield f"source tokens takes no tokenizer {tokenizer}", ("tokenizer", "source"), None
+        elif data.tokenizer_path is not None:
+            yield "source tokens takes no tokenizer_path", ("tokenizer_path", "source"), None
+        if size is None:
+            yield "source tokens needs vocab_size", ("vocab_size", "source"), "one above the largest token"
+        elif data.token_dtype == "uint16" and size > 1 << 16:  # noqa: S105  a data type, no password
+            hint = "token_dtype: uint32?"
+            yield f"vocab_size {size} does not fit uint16", ("vocab_size", "token_dtype"), hint
+        return
+    if data.token_dtype != "uint16":  # noqa: S105
+        yield f"source {source} has no token_dtype", ("token_dtype", "source"), None
+    if tokenizer == "bpe" and size is None:
+        yield "tokenizer bpe needs vocab_size", ("vocab_size", "tokenizer"), "the size to train"
+    if tokenizer == "bpe" and size is not None and size < BPE_MINIMUM:
+        hint = f"from {BPE_MINIMUM} up: the bytes and an end of text"
+        yield f"vocab_size {size} is too small for bpe", ("vocab_size", "tokenizer"), hint
+    if tokenizer == "bytes" and size is not None:
+        what = "tokenizer bytes has a vocabulary of its own"
+        yield what, ("vocab_size", "tokenizer"), "vocab_size is for bpe, hf, and source tokens"
+    if tokenizer == "hf" and data.tokenizer_path is None:
+        hint = "a local path or a hub name"
+        yield "tokenizer hf needs tokenizer_path", ("tokenizer_path", "tokenizer"), hint
+    if tokenizer != "hf" and data.tokenizer_path is not None:
+        yield f"tokenizer {tokenizer} takes no tokenizer_path", ("tokenizer_path", "tokenizer"), None
 
 
 def _check_token_files(data: DataConfig, files: Sequence[SourceFile]) -> None:

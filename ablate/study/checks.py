@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ablate.data.identity import field_faults
 from ablate.study.shape_checks import deoscillation_misfits, nearest, phase_misfits
 from ablate.study.tree import entries
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ablate.study.messages import Faults
     from ablate.study.shape_checks import Fit, Misfit
     from ablate.study.tree import Node
-
-BPE_MINIMUM = 257
 
 
 class ArmChecks:
@@ -162,45 +161,8 @@ class ArmChecks:
 
     def data(self, data: DataConfig) -> None:
         """Check that each key of the data section applies to this source and tokenizer."""
-        add = partial(self._add, "data")
-        if data.source == "stdlib":
-            for key, given in (("paths", data.paths), ("validation_paths", data.validation_paths)):
-                if given:
-                    add(f"source stdlib takes no {key}", key, "source")
-        elif not data.paths:
-            add(f"source {data.source} needs paths", "paths", "source")
-        if data.text_field != "text" and data.source not in ("jsonl", "hub"):
-            add(f"source {data.source} has no text_field", "text_field", "source")
-        if data.source == "tokens":
-            self._tokens(data)
-            return
-        if data.token_dtype != "uint16":  # noqa: S105  a data type, no password
-            add(f"source {data.source} has no token_dtype", "token_dtype", "source")
-        if data.tokenizer == "bpe" and data.vocab_size is None:
-            add("tokenizer bpe needs vocab_size", "vocab_size", "tokenizer", hint="the size to train")
-        if data.tokenizer == "bpe" and data.vocab_size is not None and data.vocab_size < BPE_MINIMUM:
-            what = f"vocab_size {data.vocab_size} is too small for bpe"
-            add(what, "vocab_size", "tokenizer", hint=f"from {BPE_MINIMUM} up: the bytes and an end of text")
-        if data.tokenizer == "bytes" and data.vocab_size is not None:
-            what = f"tokenizer {data.tokenizer} has a vocabulary of its own"
-            add(what, "vocab_size", "tokenizer", hint="vocab_size is for bpe, hf, and source tokens")
-        if data.tokenizer == "hf" and data.tokenizer_path is None:
-            what = "tokenizer hf needs tokenizer_path"
-            add(what, "tokenizer_path", "tokenizer", hint="a local path or a hub name")
-        if data.tokenizer != "hf" and data.tokenizer_path is not None:
-            add(f"tokenizer {data.tokenizer} takes no tokenizer_path", "tokenizer_path", "tokenizer")
-
-    def _tokens(self, data: DataConfig) -> None:
-        add = partial(self._add, "data")
-        if data.tokenizer != "bytes":
-            add(f"source tokens takes no tokenizer {data.tokenizer}", "tokenizer", "source")
-        elif data.tokenizer_path is not None:
-            add("source tokens takes no tokenizer_path", "tokenizer_path", "source")
-        if data.vocab_size is None:
-            add("source tokens needs vocab_size", "vocab_size", "source", hint="one above the largest token")
-        elif data.token_dtype == "uint16" and data.vocab_size > 2**16:  # noqa: S105
-            what = f"vocab_size {data.vocab_size} does not fit uint16"
-            add(what, "vocab_size", "token_dtype", hint="token_dtype: uint32?")
+        for what, fields, hint in field_faults(data):
+            self._add("data", what, *fields, hint=hint)
 
     def phases(self, training: TrainingConfig, recipe: Recipe) -> None:
         """Check that every phase, and a window of de-oscillation, fits into the budget."""
