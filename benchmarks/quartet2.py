@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from ablate.reports.statistics.intervals import mean_interval
+from ablate.results.intervals import mean_interval
 
 _GEMMS = {
     "EW_Q(Et)Q(Xt)t": "Wgrad",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import optuna
 
-from ablate.reports.statistics.cost import Cost, token_cost
+from ablate.results.cost import Cost, token_cost
 from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger

@@ -13,6 +13,6 @@ In a notebook ``ablate.open_study`` is the shorter way; this is what it calls::
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.results import Analysis
 from ablate.reports.pages.write import ReportPaths, write_report
-from ablate.reports.read.load import load_frames
+from ablate.results.frames import load_frames
 
 __all__ = ["Analysis", "ReportPaths", "analyse", "load_frames", "write_report"]

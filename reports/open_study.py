@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from ablate.base.files import default_storage
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.pages.csv_files import arm_frame, run_frame
-from ablate.reports.read.load import load_frames, training_frame
+from ablate.results.frames import load_frames, training_frame
 from ablate.store.runs import study_at, study_named
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.read.load import StudyFrames
+    from ablate.results.frames import StudyFrames
     from ablate.store import StudyStore
 
 

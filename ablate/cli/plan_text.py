@@ -256,8 +256,8 @@ def _stop_text(plan: Plan) -> list[str]:
     """Say when an arm's other runs are not needed, with the nominal level of each look."""
     if plan.stop is None:
         return []
-    from ablate.reports.statistics.stopping import levels_of
     from ablate.reports.words import words
+    from ablate.results.stop_rule import levels_of
 
     text, rule = [], plan.stop
     if rule.diverged is not None:
@@ -284,7 +284,7 @@ def _seeds_text(plan: Plan) -> list[str]:
 
 def _expected_text(plan: Plan, rule: Settled) -> list[str]:
     """Say what seeds until settled take at least, as expected, and at most."""
-    from ablate.reports.statistics.stopping import expected_seeds
+    from ablate.results.stop_rule import expected_seeds
 
     def tokens(seeds: float) -> str:
         return f"{sum(arm.batches.tokens for arm in plan.arms) * seeds:,.0f} tokens"

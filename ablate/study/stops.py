@@ -1,6 +1,6 @@
 """``stop:`` and ``seeds: {until: settled}`` in a study: when arms end early.
 
-``ablate.reports.statistics.stopping`` applies the rules.
+``ablate.results.stop_rule`` applies the rules.
 
 How it fails: each number that leaves nothing to stop, or too much to look at, is a fault at its own place.
 """

@@ -208,8 +208,8 @@ def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[s
     seeds: int | None = None
     while True:
         if _in_waves(plan):
-            from ablate.reports.findings.stopping_decisions import seeds_to_begin
-            from ablate.reports.read.load import load_frames
+            from ablate.results.frames import load_frames
+            from ablate.results.stops import seeds_to_begin
 
             before, seeds = seeds, seeds_to_begin(load_frames(store))
             if before is not None and seeds == before:
@@ -223,7 +223,7 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
     """Return a function for the runs that the study's stop rule makes unneeded; free without a rule."""
     if plan.stop is None:
         return dict
-    from ablate.reports.findings.stopping_decisions import Unneeded
+    from ablate.results.stops import Unneeded
 
     return Unneeded(store)
 

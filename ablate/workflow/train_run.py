@@ -75,7 +75,7 @@ def train_run(
     import pandas as pd
 
     from ablate.backends.device import chosen_device
-    from ablate.reports.read.load import TRAINING, training_row
+    from ablate.results.frames import TRAINING, training_row
     from ablate.train import train
 
     sections = {"recipe": recipe, "backend": backend, "training": training}

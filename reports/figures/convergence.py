@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.losses import Curve, CurveGrid, common_grid
 from ablate.reports.words import words
+from ablate.results.losses import Curve, CurveGrid, common_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

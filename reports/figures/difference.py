@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.losses import Band, difference_bands
 from ablate.reports.words import words
+from ablate.results.losses import Band, difference_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.statistics.losses import Curve
+    from ablate.results.losses import Curve
 
 _EARLY = 0.25
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.figures import canvas
-from ablate.reports.findings.stopping_decisions import target_text
+from ablate.reports.findings.compare import target_text
 from ablate.reports.words import words
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.statistics.cost import Cost
+    from ablate.results.cost import Cost
 
 _FORKED = "\u2020"
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.losses import common_grid
 from ablate.reports.words import words
+from ablate.results.losses import common_grid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.sweep import Sweep
+    from ablate.results.cost import Cost
 
 
 @canvas.drawing("sweep", "Other targets")

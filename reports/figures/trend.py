@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.statistics.cost import Cost
 from ablate.reports.words import words
 from ablate.reports.words.compare import place_text
+from ablate.results.cost import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

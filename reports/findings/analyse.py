@@ -23,35 +23,30 @@ from ablate.reports.findings.evaluation import second_ends
 from ablate.reports.findings.matrix import find_matrices
 from ablate.reports.findings.published import published_for
 from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
-from ablate.reports.findings.stopping_decisions import (
-    is_paired,
-    number_in,
-    origins,
-)
 from ablate.reports.findings.timing import judge_throughput, timing_of_runs
-from ablate.reports.findings.tuning import pending, rate_curves, split_frames, tuned
+from ablate.reports.findings.tuning import pending, rate_curves, tuned
 from ablate.reports.findings.versus_baseline import BASELINE, Against, compare_arms
-from ablate.reports.read.pooling import find_set_apart
-from ablate.reports.statistics.cost import NEAR_BUDGET, Cost, log_tokens, mean_tokens
 from ablate.reports.statistics.effects import Effects, factor_effects
-from ablate.reports.statistics.equivalence import asked, standing
-from ablate.reports.statistics.intervals import ALPHA, Interval
-from ablate.reports.statistics.losses import (
+from ablate.reports.statistics.power import power_of
+from ablate.reports.statistics.steps import find_steps
+from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
+from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
+from ablate.results.ends import is_paired, number_in, origins, split_frames
+from ablate.results.intervals import ALPHA, Interval
+from ablate.results.losses import (
     Curve,
     final_loss,
     tokens_behind,
 )
-from ablate.reports.statistics.power import power_of
-from ablate.reports.statistics.steps import find_steps
-from ablate.reports.statistics.stopping import alpha_of
-from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
+from ablate.results.pooling import find_set_apart
+from ablate.results.stop_rule import alpha_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.intervals import Estimate
+    from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Estimate
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedArm, LockedPlan, Margin
     from ablate.store.records import Environment

@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ablate.reports.findings import speed
 from ablate.reports.findings.results import RunResult
-from ablate.reports.findings.stopping_decisions import (
-    decide_stops,
-    is_paired,
-    number_in,
-    run_ends,
-    unused_places,
-)
-from ablate.reports.statistics.cost import Cost, token_costs
-from ablate.reports.statistics.intervals import ALPHA
-from ablate.reports.statistics.losses import final_differences
+from ablate.results.cost import Cost, token_costs
+from ablate.results.ends import is_paired, number_in, run_ends
+from ablate.results.intervals import ALPHA
+from ablate.results.losses import final_differences
+from ablate.results.stops import decide_stops, unused_places
 from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.losses import Curve, LossDifference
-    from ablate.reports.statistics.stopping import Stopped
+    from ablate.results.frames import StudyFrames
+    from ablate.results.losses import Curve, LossDifference
+    from ablate.results.stop_rule import Stopped
     from ablate.run.config import RunConfig
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan

@@ -14,8 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.stopping_decisions import target_text
-from ablate.reports.statistics.intervals import Interval, difference, exponential, t_interval
+from ablate.results.intervals import Interval, difference, exponential, t_interval
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
 
@@ -23,14 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.cost import Cost
-    from ablate.store.plan_file import StopRule
+    from ablate.results.cost import Cost
+    from ablate.results.frames import StudyFrames
+    from ablate.store.plan_file import StopRule, Target
 
 
 NOT_TOLD = "–"
 """What a study's files do not tell."""
 _OTHERS = ("data_digest", "recipe", "backend")
+
+
+def target_text(target: Target | None) -> str:
+    """Return the target with its unit."""
+    if target is None:
+        return "none (final losses are compared)"
+    if target.kind == "perplexity":
+        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
+    return f"a validation loss of {target.value:g} nats/token"
 
 
 @dataclass(frozen=True, kw_only=True)

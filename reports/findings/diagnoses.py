@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.recipes import GEMMS, OPERANDS
-from ablate.reports.read.load import is_finite, is_row, parse_rows
-from ablate.reports.statistics.intervals import Interval, mean_interval
+from ablate.results.frames import is_finite, is_row, parse_rows
+from ablate.results.intervals import Interval, mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

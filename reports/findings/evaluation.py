@@ -14,19 +14,19 @@ import numpy as np
 
 from ablate.reports.findings.arm_runs import costs_over, differences_over
 from ablate.reports.findings.results import InBf16
-from ablate.reports.findings.stopping_decisions import is_paired, run_ends
-from ablate.reports.statistics.cost import is_settled
-from ablate.reports.statistics.intervals import Interval, exponential, t_interval
-from ablate.reports.statistics.losses import final_differences, final_loss
-from ablate.reports.statistics.moderation import contrasts
+from ablate.results.contrasts import contrasts
+from ablate.results.cost import is_settled
+from ablate.results.ends import is_paired, run_ends
+from ablate.results.intervals import Interval, exponential, t_interval
+from ablate.results.losses import final_differences, final_loss
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ablate.reports.findings.arm_runs import ArmRuns
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.losses import Curve
+    from ablate.results.cost import Cost
+    from ablate.results.frames import StudyFrames
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan
 

@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ablate.reports.statistics.intervals import Interval
+from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
     from ablate.reports.findings.matrix import Matrix
     from ablate.reports.findings.published import Published
     from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.read.pooling import SetApart
-    from ablate.reports.statistics.cost import Cost
     from ablate.reports.statistics.effects import Effects
-    from ablate.reports.statistics.equivalence import Standing
-    from ablate.reports.statistics.losses import Curve, LossDifference
     from ablate.reports.statistics.power import Power
     from ablate.reports.statistics.steps import Step
-    from ablate.reports.statistics.stopping import Stopped
     from ablate.reports.statistics.survival import Reached
     from ablate.reports.statistics.sweep import Moved, Sweep
+    from ablate.results.cost import Cost, Standing
+    from ablate.results.losses import Curve, LossDifference
+    from ablate.results.pooling import SetApart
+    from ablate.results.stop_rule import Stopped
     from ablate.run.outcome import End
     from ablate.store.plan_file import GroupTuning, LockedArm, LockedPlan, LockedTuning
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
 from ablate.modelled.spread import Range, seconds_range, speed_up
 from ablate.reports.findings.results import Measured, Modelled
-from ablate.reports.statistics.intervals import (
+from ablate.results.contrasts import contrasts
+from ablate.results.intervals import (
     ALPHA,
     Interval,
     difference,
@@ -26,14 +27,13 @@ from ablate.reports.statistics.intervals import (
     mean_interval,
     t_interval,
 )
-from ablate.reports.statistics.moderation import contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.reports.findings.results import RunResult, Timed
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.intervals import Estimate
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Estimate
     from ablate.run.config import RunConfig
     from ablate.store.records import RecordedConfig
 

@@ -12,12 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ablate.reports.read.pooling import trained_on
+from ablate.results.pooling import trained_on
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ablate.reports.read.load import StudyFrames
+    from ablate.results.frames import StudyFrames
     from ablate.store.leases import Attempt
     from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment, Speed, SpeedRecord

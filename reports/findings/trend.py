@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import model_size
-from ablate.reports.findings.compare import arm_differences, study_differences
+from ablate.reports.findings.compare import arm_differences, study_differences, target_text
 from ablate.reports.findings.speed import read_configs
-from ablate.reports.findings.stopping_decisions import target_text
-from ablate.reports.statistics.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
+from ablate.results.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.intervals import Estimate
-    from ablate.reports.statistics.losses import LossDifference
+    from ablate.results.cost import Cost
+    from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Estimate
+    from ablate.results.losses import LossDifference
     from ablate.run.config import RunConfig
     from ablate.store.plan_file import StopRule
 

@@ -11,74 +11,20 @@ arm without a configuration (no run of it has started) is in no curve.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.results import Rate, RateCurve, TunedArm, TuningResult
-from ablate.reports.statistics.intervals import Interval
+from ablate.results.ends import group_of
+from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.read.load import StudyFrames
-    from ablate.store.plan_file import GroupTuning, LockedPlan, LockedTuning
+    from ablate.store.plan_file import GroupTuning, LockedPlan
     from ablate.store.records import RecordedConfig
 
 RATE = "learning_rate"
-
-
-def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
-    """Return the study at its own values, and at those found; None where nothing was found."""
-    tuning = frames.plan.tuning
-    if tuning is None or not tuning.done:
-        return None
-    names = {name: name for name in tuning.tuned}
-    return _part(frames, tuning, names), _part(frames, tuning, tuning.tuned)
-
-
-def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
-    """Return a part of a study: ``names`` maps each arm to the one that stands in for it.
-
-    All configurations get the baseline's tuned values, so that steps of one GEMM are still found.
-    """
-    plan = frames.plan
-    base = names[plan.baseline]
-    fields = [f"training.{field}" for field in tuning.fields]
-    arms = []
-    for name, stand_in in names.items():
-        arm = plan.arm(stand_in)
-        kept = {key: pair for key, pair in arm.differs.items() if key not in fields}
-        own, usual = (_values(tuning, plan, one, tuned=names[one] != one) for one in (name, plan.baseline))
-        changed = {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
-        arms.append(replace(arm, folded=plan.arm(name).folded, differs=kept | changed))
-    wanted = {run.id for arm in arms for run in arm.runs}
-    common = _values(tuning, plan, plan.baseline, tuned=base != plan.baseline)
-    return replace(
-        frames,
-        plan=replace(plan, arms=tuple(arms), baseline=base),
-        runs=frames.runs[frames.runs["run_id"].isin(wanted)],
-        evals=frames.evals[frames.evals["run_id"].isin(wanted)],
-        configs={
-            arm: config.with_training(**common)
-            for arm, config in frames.configs.items()
-            if arm in names.values()
-        },
-        environments={key: value for key, value in frames.environments.items() if key in wanted},
-        attempts={key: value for key, value in frames.attempts.items() if key in wanted},
-    )
-
-
-def _group(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
-    """Return the group of an arm; the baseline's second arm goes with the baseline."""
-    group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
-    assert group is not None
-    return group
-
-
-def _values(tuning: LockedTuning, plan: LockedPlan, arm: str, *, tuned: bool) -> dict[str, Any]:
-    group = _group(tuning, plan, arm)
-    return (group.chosen or {}) if tuned else group.shared
 
 
 def pending(plan: LockedPlan) -> TuningResult | None:
@@ -93,7 +39,7 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
     shared_arms = {arm.name: arm for arm in at_shared.arms}
     tuned_arms = {arm.name: arm for arm in at_tuned.arms}
     arms = tuple(
-        _arm(_group(tuning, plan, name), name, shared_arms[name], tuned_arms[stand_in])
+        _arm(group_of(tuning, plan, name), name, shared_arms[name], tuned_arms[stand_in])
         for name, stand_in in tuning.tuned.items()
         if not shared_arms[name].planned.again
     )

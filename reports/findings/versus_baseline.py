@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.findings.arm_runs import costs_over, differences_over
 from ablate.reports.findings.evaluation import evaluate_in_bf16
-from ablate.reports.findings.stopping_decisions import is_paired
-from ablate.reports.statistics.cost import Cost
-from ablate.reports.statistics.losses import LossDifference
 from ablate.reports.statistics.sweep import Moved, cost_growths, move_target
+from ablate.results.cost import Cost
+from ablate.results.ends import is_paired
+from ablate.results.losses import LossDifference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ablate.reports.findings.arm_runs import ArmRuns
     from ablate.reports.findings.results import InBf16
-    from ablate.reports.statistics.losses import Curve
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan
 

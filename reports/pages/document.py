@@ -12,11 +12,11 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.results import ArmResult, TuningResult
-from ablate.reports.statistics.intervals import Interval
 from ablate.reports.statistics.sweep import Sweep
 from ablate.reports.words import words
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
+from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.statistics.cost import mean_tokens
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
+from ablate.results.cost import mean_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.figures.canvas import Drawing
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.losses import Curve
+    from ablate.results.cost import Cost
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import Target
 

@@ -17,13 +17,12 @@ from ablate.base.files import parse_json, write_bytes_atomic
 from ablate.reports.figures import draw_figures, drawn_arms
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
+from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.findings.stopping_decisions import target_text
 from ablate.reports.pages.csv_files import arm_frame, csv_text, run_frame
 from ablate.reports.pages.document import report_document
 from ablate.reports.pages.live import live_values
 from ablate.reports.pages.render import write_pages
-from ablate.reports.read.load import load_frames
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import caveats, speed_tables, tables, words
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
@@ -32,6 +31,7 @@ from ablate.reports.words.matrix import matrix_tables
 from ablate.reports.words.method import definitions
 from ablate.reports.words.table import to_latex
 from ablate.reports.words.verdict import Verdict, write_verdict
+from ablate.results.frames import load_frames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

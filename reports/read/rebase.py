@@ -18,7 +18,7 @@ from ablate.base.errors import Problem, UserError
 from ablate.store.plan_file import Target
 
 if TYPE_CHECKING:
-    from ablate.reports.read.load import StudyFrames
+    from ablate.results.frames import StudyFrames
     from ablate.store.plan_file import LockedPlan
 
     Differs = dict[str, tuple[Any, Any]]

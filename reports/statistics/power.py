@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import nctdtr
 
-from ablate.reports.statistics.cost import is_settled
-from ablate.reports.statistics.equivalence import stands
-from ablate.reports.statistics.intervals import ALPHA, quantile
+from ablate.results.cost import is_settled, stands
+from ablate.results.intervals import ALPHA, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.intervals import Estimate
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Estimate
     from ablate.run.outcome import Outcome
 
 POWER = 0.8

@@ -16,7 +16,7 @@ from ablate.recipes import GEMMS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.reports.statistics.cost import Cost
+    from ablate.results.cost import Cost
     from ablate.store.records import RecordedConfig
 
 

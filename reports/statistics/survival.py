@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from ablate.reports.statistics.intervals import ALPHA, Interval, quantile
+from ablate.results.intervals import ALPHA, Interval, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.reports.statistics.cost import Cost, mean_tokens, token_costs
-from ablate.reports.statistics.losses import common_grid
+from ablate.results.cost import Cost, mean_tokens, token_costs
+from ablate.results.losses import common_grid
 from ablate.run.outcome import Outcome, outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.reports.statistics.losses import Curve, Sides
+    from ablate.results.losses import Curve, Sides
     from ablate.run.outcome import Rule
 
 Arm = TypeVar("Arm")

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
-from ablate.reports.statistics.cost import is_settled
 from ablate.reports.words import words
+from ablate.results.cost import is_settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.trend import cut
-from ablate.reports.statistics.intervals import Interval
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
+from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.trend import Line, Trend
-    from ablate.reports.statistics.cost import Cost
+    from ablate.results.cost import Cost
 
 _LONGEST_VALUE = 60
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ablate.reports.findings.diagnoses import ArmDiagnosis, GemmSummary, OperandSummary
-    from ablate.reports.statistics.intervals import Interval
+    from ablate.results.intervals import Interval
 
 _WORTH_A_WORD = 0.0005
 """The share of an operand's elements from which that they clip or become zero is told: it shows as 0.1 %."""

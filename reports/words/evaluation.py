@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.reports.statistics.cost import is_settled
 from ablate.reports.words import words
 from ablate.reports.words.table import Table, make_table
+from ablate.results.cost import is_settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.reports.findings.results import Analysis, ArmResult, InBf16
-    from ablate.reports.statistics.intervals import Interval
+    from ablate.results.intervals import Interval
 
     Row = tuple[ArmResult, InBf16]
 

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ablate.reports.statistics.intervals import ONE_RUN
 from ablate.reports.words import words
+from ablate.results.intervals import ONE_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.reports.findings.stopping_decisions import target_text
-from ablate.reports.statistics.stopping import levels_of
+from ablate.reports.findings.compare import target_text
 from ablate.reports.words import words
+from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line
-from ablate.reports.findings.stopping_decisions import target_text
-from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled
+from ablate.reports.findings.compare import target_text
 from ablate.reports.statistics.steps import greatest_step
-from ablate.reports.statistics.stopping import levels_of
 from ablate.reports.words import words
 from ablate.reports.words.evaluation import evaluation_notes
 from ablate.reports.words.headline import write_headline
+from ablate.results.cost import NEAR_BUDGET, is_settled
+from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.intervals import Interval
-    from ablate.reports.statistics.losses import Band, LossDifference
     from ablate.reports.statistics.sweep import Sweep
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Interval
+    from ablate.results.losses import Band, LossDifference
     from ablate.store.plan_file import Margin, StopRule
 
 DASH = "–"

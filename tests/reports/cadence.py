@@ -20,8 +20,8 @@ from ablate.store.plan_file import Target
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.cost import Cost
+    from ablate.results.cost import Cost
+    from ablate.results.frames import StudyFrames
 
 
 def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> Iterator[tuple[Cost, float]]:

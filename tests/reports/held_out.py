@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from ablate.reports import load_frames
-from ablate.reports.findings.stopping_decisions import run_ends
 from ablate.reports.read.mllog import read_mllog
-from ablate.reports.statistics.intervals import t_interval
-from ablate.reports.statistics.moderation import contrasts
+from ablate.results.contrasts import contrasts
+from ablate.results.ends import run_ends
+from ablate.results.intervals import t_interval
 from ablate.run.outcome import find_crossing
 from ablate.store import StudyStore
 

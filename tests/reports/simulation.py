@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
-from ablate.reports.statistics.cost import NEAR_BUDGET, is_settled, token_costs
-from ablate.reports.statistics.intervals import difference, mean_estimate, t_interval
-from ablate.reports.statistics.moderation import contrasts
-from ablate.reports.statistics.stopping import levels_of
+from ablate.results.contrasts import contrasts
+from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
+from ablate.results.intervals import difference, mean_estimate, t_interval
+from ablate.results.stop_rule import levels_of
 from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import Outcome, outcome
 from ablate.store.plan_file import Settled

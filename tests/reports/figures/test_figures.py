@@ -17,8 +17,8 @@ from ablate.reports.figures.canvas import SHADE, looks, shade_decay, short, spre
 from ablate.reports.figures.convergence import _window
 from ablate.reports.figures.sweep import _falling
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.losses import common_grid
+from ablate.results.frames import load_frames
+from ablate.results.losses import common_grid
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=14))

@@ -12,12 +12,12 @@ from synthetic_study import ENVIRONMENT, line, resolved_recipe, smooth_curve
 
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.cost import Cost
 from ablate.reports.statistics.steps import Step, greatest_step
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import arm_table, headline
 from ablate.reports.words.verdict import write_verdict
+from ablate.results.cost import Cost
+from ablate.results.frames import load_frames
 from ablate.store.records import Environment, with_whole
 
 

@@ -10,12 +10,12 @@ from synthetic_study import build_study
 from ablate.base.errors import UserError
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.compare import compare
-from ablate.reports.findings.stopping_decisions import unneeded_runs
 from ablate.reports.findings.trend import trend
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.compare import compare_table
 from ablate.reports.words.tables import headline
 from ablate.reports.words.verdict import write_verdict
+from ablate.results.stops import unneeded_runs
 
 AT, TARGET = 250, 1.1
 TOKENS = np.arange(50, 1501, 50)

@@ -18,8 +18,8 @@ from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.results import RunResult
 from ablate.reports.findings.speed import measured_speed, modelled_speed, share_in_fp4
-from ablate.reports.statistics.cost import Cost
-from ablate.reports.statistics.intervals import Interval
+from ablate.results.cost import Cost
+from ablate.results.intervals import Interval
 from ablate.run.config import ModelConfig
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]

@@ -30,11 +30,11 @@ from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import alone_speed
 from ablate.reports.findings.timing import runs_at_once, timing_of_runs
 from ablate.reports.pages.document import report_document
-from ablate.reports.statistics.cost import token_cost
 from ablate.reports.words import speed_tables
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.method import definitions
 from ablate.reports.words.verdict import write_verdict
+from ablate.results.cost import token_cost
 from ablate.run.outcome import Outcome
 from ablate.store.leases import Attempt
 from ablate.store.plan_file import LockedArm, LockedPlan

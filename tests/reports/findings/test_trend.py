@@ -20,8 +20,8 @@ from ablate.reports import analyse, load_frames
 from ablate.reports.figures.trend import _ticks, draw_trend
 from ablate.reports.findings.trend import _line, trend
 from ablate.reports.read.rebase import read_against, target_after
-from ablate.reports.statistics.intervals import difference, mean_estimate
 from ablate.reports.words.compare import differences_text, trend_sentences, trend_tables
+from ablate.results.intervals import difference, mean_estimate
 from ablate.store import RunDir
 from ablate.store.plan_file import Settled, StopRule
 

@@ -13,10 +13,10 @@ from ablate.base.errors import UserError
 from ablate.reports import write_report
 from ablate.reports.figures import draw_figures
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.stopping_decisions import unneeded_runs
 from ablate.reports.findings.tuning import rate_curves
-from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.intervals import Interval
+from ablate.results.frames import load_frames
+from ablate.results.intervals import Interval
+from ablate.results.stops import unneeded_runs
 from ablate.store.records import RecordedConfig, with_whole
 
 # arm: learning rate, GEMMs in FP4, losses at its seeds half-way; a lower one reaches the target sooner

@@ -8,7 +8,6 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.reports.read.imported import ImportedStudy, tidied, write_study
-from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
 from ablate.reports.read.tables import (
     Columns,
@@ -19,6 +18,7 @@ from ablate.reports.read.tables import (
     read_wandb_chart,
     runs_of,
 )
+from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
 
 SPLINTERS = [

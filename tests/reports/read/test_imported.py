@@ -13,12 +13,12 @@ from ablate.base.files import write_record
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, run_of_losses, tidied, write_study
-from ablate.reports.read.load import load_frames
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.speed_tables import measured_table
 from ablate.reports.words.tables import arm_table
 from ablate.reports.words.verdict import write_verdict
+from ablate.results.frames import load_frames
 from ablate.store import StudyStore
 from ablate.store.plan_file import Target
 

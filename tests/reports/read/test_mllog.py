@@ -12,8 +12,8 @@ from scipy import stats
 
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedStudy, write_study
-from ablate.reports.read.load import load_frames
 from ablate.reports.read.mllog import read_mllog
+from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
 from ablate.reports.read.rebase import read_against, target_after
+from ablate.results.frames import load_frames
 from ablate.store.plan_file import LockedTuning, StopRule, Target
 
 TUNING = LockedTuning(

@@ -10,10 +10,10 @@ from scipy import stats
 from synthetic_study import smooth_curve
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.effects import factor_effects as effects_of_runs
 from ablate.reports.statistics.effects import holm
 from ablate.reports.words.tables import effect_table
+from ablate.results.frames import load_frames
 
 
 def factor_effects(rows):

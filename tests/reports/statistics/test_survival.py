@@ -11,8 +11,8 @@ from synthetic_study import line
 
 from ablate.reports.figures.reached import draw_reached
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
 from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
+from ablate.results.frames import load_frames
 from ablate.run.outcome import Outcome
 
 

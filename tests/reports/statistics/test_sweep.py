@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from synthetic_study import smooth_curve
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.cost import is_settled, token_cost
-from ablate.reports.statistics.losses import Curve
 from ablate.reports.statistics.sweep import MOST_TARGETS, cost_growths, move_target
+from ablate.results.cost import is_settled, token_cost
+from ablate.results.frames import load_frames
+from ablate.results.losses import Curve
 from ablate.run.outcome import Outcome, outcome
 
 

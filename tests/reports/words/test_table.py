@@ -7,9 +7,9 @@ import re
 import pytest
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.load import load_frames
 from ablate.reports.words.table import Table, escape_latex, to_latex
 from ablate.reports.words.tables import headline
+from ablate.results.frames import load_frames
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ablate.reports.statistics.cost import Cost
-from ablate.reports.statistics.intervals import Interval
 from ablate.reports.words import words
+from ablate.results.cost import Cost
+from ablate.results.intervals import Interval
 
 
 def plain(text: str) -> str:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ablate.reports.statistics.intervals import t_interval
-from ablate.reports.statistics.moderation import contrasts
+from ablate.results.contrasts import contrasts
+from ablate.results.intervals import t_interval
 
 
 def sides(arms, base):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from scipy.special import fdtri
 
 from ablate.plan.seeds import moderating_degrees
-from ablate.reports.statistics.intervals import Estimate, difference, mean_estimate
+from ablate.results.intervals import Estimate, difference, mean_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from synthetic_study import line, reseal
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line, record_text
-from ablate.reports.read.load import load_frames
+from ablate.results.frames import load_frames
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
 from ablate.store.plan_file import plan_to_json

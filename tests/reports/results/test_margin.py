@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.reports.statistics.cost import Cost, token_cost
-from ablate.reports.statistics.equivalence import standing
-from ablate.reports.statistics.intervals import Estimate, Interval, mean_estimate
+from ablate.results.cost import Cost, standing, token_cost
+from ablate.results.intervals import Estimate, Interval, mean_estimate
 from ablate.run.outcome import Outcome
 from ablate.store.plan_file import Margin
 

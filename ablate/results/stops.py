@@ -1,114 +1,30 @@
-"""How each run of a study has ended, which arms its stop rule has stopped, and which runs need not go on.
+"""Which arms a study's stop rule has stopped, and which runs need not go on.
 
-While a study runs, the driver asks the report's own decision again and again, from the run store. Only
-statuses are looked at until enough runs have ended for another decision to be possible.
+The driver asks again and again while a study runs. Only statuses are looked at until enough runs have ended
+for another decision to be possible. The report decides by the same functions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
-
-from ablate.reports.findings.tuning import split_frames
-from ablate.reports.read.load import load_frames
-from ablate.reports.read.pooling import find_set_apart
-from ablate.reports.statistics.intervals import ALPHA
-from ablate.reports.statistics.losses import Curve, final_differences
-from ablate.reports.statistics.stopping import Decision, Stopped, decide
-from ablate.run.local_fit import LocalFit
-from ablate.run.outcome import Outcome, outcome
-from ablate.run.schedule import steady_spans
+from ablate.results.ends import is_paired, origins, run_ends, split_frames
+from ablate.results.frames import load_frames
+from ablate.results.intervals import ALPHA
+from ablate.results.losses import final_differences
+from ablate.results.pooling import find_set_apart
+from ablate.results.stop_rule import Decision, Stopped, decide
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ablate.reports.read.load import StudyFrames
-    from ablate.reports.statistics.intervals import Estimate
+    from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Estimate
+    from ablate.results.losses import Curve
+    from ablate.run.outcome import Outcome
     from ablate.store import State, StudyStore
-    from ablate.store.plan_file import LockedPlan, Target
-    from ablate.store.records import RecordedConfig
-
-
-def target_text(target: Target | None) -> str:
-    """Return the target with its unit."""
-    if target is None:
-        return "none (final losses are compared)"
-    if target.kind == "perplexity":
-        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
-    return f"a validation loss of {target.value:g} nats/token"
-
-
-def run_ends(
-    frames: StudyFrames, apart: Collection[str], origin: int = 0
-) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
-    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended.
-
-    ``origin``: the tokens from which those to target are counted; what lies before is left out.
-    """
-    target = frames.plan.target
-    steady = {arm: _steady(config) for arm, config in frames.configs.items()}
-    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
-    for row in frames.runs.to_dict("records"):
-        run_id = str(row["run_id"])
-        group = evals.get(run_id)
-        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
-        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
-        tokens, loss = tokens[tokens >= origin], loss[tokens >= origin]
-        spans = steady.get(str(row["arm"]), ())
-        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in spans])
-        end = outcome(
-            seed=int(row["seed"]),
-            state="set apart" if run_id in apart else str(row["state"]),
-            tokens=tokens,
-            loss=loss,
-            target=None if target is None else target.val_loss,
-            rule="confirmed" if target is None else target.crossing,
-            budget_tokens=number_in(row["budget_tokens"]) or 0.0,
-            fit=fit,
-        ).after(origin)
-        curve = Curve(
-            run_id=run_id,
-            arm=str(row["arm"]),
-            seed=end.seed,
-            end=end.end,
-            tokens=tokens,
-            loss=loss,
-            fit=fit,
-            origin=origin,
-        )
-        yield {str(key): value for key, value in row.items()}, curve, end
-
-
-def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
-    """Return the spans of tokens in which nothing of an arm's training changes, as far as it is known."""
-    if config.whole.get("trainer") is not None:  # the user's own, which may follow another schedule
-        return ()
-    training = config.training or {}
-    recipe, total = config.recipe or {}, training.get("tokens") or 0
-    phases = [*(recipe.get("phases") or ()), *filter(None, [recipe.get("deoscillate")])]
-    switches = [
-        phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
-    ]
-    fork = config.whole.get("fork")
-    if isinstance(fork, dict) and isinstance(fork.get("tokens"), int):
-        switches.append(fork["tokens"])
-    return steady_spans(training, switches)
-
-
-def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
-    """Return the tokens from which costs are counted, 0 among them, with the arms that are compared so."""
-    found: dict[int, set[str]] = {0: set()}
-    for arm in plan.arms:
-        found.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
-    return {origin: frozenset(names) for origin, names in found.items()}
-
-
-def is_paired(plan: LockedPlan, origin: int) -> bool:
-    """Whether arms are compared seed by seed: as declared, and always where runs share their beginning."""
-    return plan.paired_seeds or origin > 0
+    from ablate.store.plan_file import LockedPlan
 
 
 def decide_stops(
@@ -148,11 +64,6 @@ def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
     if stop.seeds is not None:
         return frozenset(range(stop.seeds, len(outcomes)))
     return frozenset(i for i, run in enumerate(outcomes) if run.end == "missing")
-
-
-def number_in(value: Any) -> float | None:
-    """Return a number out of a data frame's cell, None where it is empty."""
-    return None if value is None or pd.isna(value) else float(value)
 
 
 class Unneeded:

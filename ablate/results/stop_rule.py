@@ -23,17 +23,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy.special import ndtr, stdtr
 
-from ablate.reports.statistics.cost import is_settled, token_costs
-from ablate.reports.statistics.equivalence import standing
-from ablate.reports.statistics.intervals import ALPHA
+from ablate.results.cost import is_settled, standing, token_costs
+from ablate.results.intervals import ALPHA
 from ablate.run.outcome import Outcome
 from ablate.store.plan_file import StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ablate.reports.statistics.cost import Cost
-    from ablate.reports.statistics.intervals import Estimate
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Estimate
     from ablate.store.plan_file import Margin, Settled
 
 _NODES = 256

@@ -15,18 +15,18 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.stopping_decisions import Unneeded, seeds_to_begin
-from ablate.reports.read.load import load_frames
-from ablate.reports.statistics.cost import token_cost, token_costs
-from ablate.reports.statistics.stopping import (
+from ablate.reports.words import caveats, words
+from ablate.reports.words.verdict import write_verdict
+from ablate.results.cost import token_cost, token_costs
+from ablate.results.frames import load_frames
+from ablate.results.stop_rule import (
     alpha_of,
     decide,
     expected_seeds,
     levels_of,
     nominal_alphas,
 )
-from ablate.reports.words import caveats, words
-from ablate.reports.words.verdict import write_verdict
+from ablate.results.stops import Unneeded, seeds_to_begin
 from ablate.run.outcome import Outcome
 from ablate.store.plan_file import Margin, Settled, StopRule
 

@@ -9,7 +9,7 @@ import pytest
 from synthetic_study import line, rewrite
 
 from ablate.reports import analyse, load_frames, write_report
-from ablate.reports.read.pooling import SETTINGS, find_set_apart
+from ablate.results.pooling import SETTINGS, find_set_apart
 
 CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.reports.statistics.intervals import (
+from ablate.results.contrasts import NO_PAIRS, contrasts
+from ablate.results.intervals import (
     ALPHA,
     Estimate,
     Interval,
@@ -20,7 +21,6 @@ from ablate.reports.statistics.intervals import (
     mean_interval,
     t_interval,
 )
-from ablate.reports.statistics.moderation import NO_PAIRS, contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

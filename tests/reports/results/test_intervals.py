@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ablate.reports.statistics.intervals import (
+from ablate.results.intervals import (
     NO_SPREAD,
     ONE_RUN,
     TOO_LARGE,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ablate.reports.statistics.cost import mean_tokens, token_cost
-from ablate.reports.statistics.intervals import Interval, difference, mean_estimate, t_interval
+from ablate.results.cost import mean_tokens, token_cost
+from ablate.results.intervals import Interval, difference, mean_estimate, t_interval
 from ablate.run.outcome import Outcome
 
 

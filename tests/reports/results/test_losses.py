@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.reports.statistics.losses import (
+from ablate.results.contrasts import NO_PAIRS
+from ablate.results.losses import (
     Curve,
     common_grid,
     difference_bands,
     final_differences,
     final_loss,
 )
-from ablate.reports.statistics.moderation import NO_PAIRS
 
 
 def curve(losses, *, seed=0, end="hit", tokens=None, arm="a"):

@@ -25,7 +25,7 @@ from ablate.store.records import Environment, RecordedConfig
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ablate.reports.read.load import StudyFrames
+    from ablate.results.frames import StudyFrames
 
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 

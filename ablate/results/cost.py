@@ -4,6 +4,11 @@ exp(mean log T_arm − mean log T_baseline) − 1, with a t interval on log T: o
 are pairs, else Welch's, each with its variance moderated by the study's other arms (``moderation``). A mean
 over the runs that hit would leave out the slow ones. So if one run of either side has no known T, there is no
 estimate, only the bound from the ranges of all T.
+
+Whether an arm is as good as the baseline up to a margin that the study names: two one-sided tests
+(Schuirmann 1987). An arm is *within* where its 90 % interval lies inside of the margin on both sides, which
+errs in 5 % of studies; *outside* where the interval lies outside; else *open*. That an interval holds zero
+says nothing of it.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ablate.reports.statistics.intervals import (
+from ablate.results.contrasts import NO_PAIRS, contrasts
+from ablate.results.intervals import (
     ALPHA,
     Estimate,
     Interval,
@@ -23,18 +29,19 @@ from ablate.reports.statistics.intervals import (
     mean_estimate,
     t_interval,
 )
-from ablate.reports.statistics.moderation import NO_PAIRS, contrasts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.statistics.moderation import Contrast
+    from ablate.results.contrasts import Contrast
     from ablate.run.outcome import Outcome
+    from ablate.store.plan_file import Margin
 
     Sides = tuple[Sequence[Outcome], Sequence[Outcome]]
     """Runs of an arm, and of the baseline that they are compared with."""
 
 Arm = TypeVar("Arm")
+Standing = Literal["within", "outside", "open"]
 NEAR_BUDGET = 0.05
 """Share of the budget. Where one run misses there is no interval, so that lucky studies alone have one."""
 
@@ -220,3 +227,35 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
     }
     parts = [f"{count} {what}" for what, count in counts.items() if count]
     return f"of {len(runs)} runs {' and '.join(parts)}"
+
+
+def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
+    """Return where an arm stands to the margin.
+
+    ``cost``: its token cost; ``loss``: its difference in final loss, nats per token, where it is known. A
+    margin in cost is the same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the
+    chance that each of the two tests errs.
+    """
+    figure, limit = asked(cost, loss, margin)
+    if figure is not None:
+        return stands(figure, limit, alpha)
+    # Runs that were cut at the budget cost more than is seen, but never less.
+    cut = cost.restricted
+    if margin.kind == "cost" and cut is not None and cut.low is not None and cut.low > margin.value:
+        return "outside"
+    return "open"
+
+
+def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
+    """Return the figure that a margin is of, and how far the margin reaches to either side of zero."""
+    return (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
+
+
+def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:
+    """Return where a figure stands to so much on either side of zero, by two tests that each err so often."""
+    interval = t_interval(figure, 2 * alpha)
+    if interval.low is None or interval.high is None:
+        return "open"
+    if -limit < interval.low and interval.high < limit:
+        return "within"
+    return "outside" if interval.low > limit or interval.high < -limit else "open"
