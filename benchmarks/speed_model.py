@@ -322,6 +322,9 @@ def logged(folder: Path) -> float:
     return median(median(rate for _, rate in run.throughput) / 8 for run in runs if run is not None)
 
 
+HEAD = "| what | source | measured | modelled | deviation | why it is so far off |\n|---|---|---|---|---|---|"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -329,11 +332,13 @@ def main() -> None:
     parser.add_argument("logs", nargs="?", type=Path, help="a folder of MLPerf logs")
     args = parser.parse_args()
     print("Shares of B300's peaks that kernels reach:\n")
+    print("| kernel | rate | share |\n|---|---|---|")
     for what, rate, share in KERNELS:
         print(_row((what, rate, f"{share:.2f}")))
     print(f"\nSpread of a kind of kernel: {kernel_spread():.3f}. Tokens/s of a device, calibrated:\n")
+    print(HEAD)
     print(*step_rows(CALIBRATION), *pair_rows(CALIBRATION), sep="\n")
-    print("\nHeld out:\n")
+    print(f"\nHeld out:\n\n{HEAD}")
     print(*step_rows(HELD_OUT), *speed_up_rows(), sep="\n")
     if args.logs:
         print("\nLogs: as the table has it, and as read now:\n")

@@ -1,7 +1,8 @@
 """What the site has beside docs/: pages and tables that the code knows.
 
 These are README and its neighbours, the commands' help, Python's names, the records of devices, the keys of
-the study file (at ``<!-- keys: SECTION … -->``) and the published recipes (at ``<!-- recipes -->``).
+the study file (at ``<!-- keys: SECTION … -->``), the published recipes (at ``<!-- recipes -->``) and what a
+script prints in Markdown (at ``<!-- output: SCRIPT -->``).
 
 ``mkdocs.yml`` names this file as a hook. Links that leave ``docs/`` lead to such a page, or become plain text
 where the file is no page. A link to a file that is not there stays, and mkdocs refuses it.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
@@ -20,6 +23,7 @@ import click
 from griffe import Extension
 from mkdocs.structure.files import File
 
+from ablate import store
 from ablate.check.page import page as record_page
 from ablate.check.record import read_proof
 from ablate.cli import cli
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
+OUTPUT = re.compile(r"<!-- output: (.*) -->")
 KEYS = re.compile(r"<!-- keys: (.*) -->")
 JSON_TYPES = {
     "string": "text",
@@ -45,6 +50,7 @@ JSON_TYPES = {
 }
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINKED = PAGES | {"ablate/store/__init__.py": "files.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
 PYTHON = """
 # Python
@@ -88,6 +94,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, "commands.md", content=_help(cli, "ablate")))
     files.append(File.generated(config, "python.md", content=PYTHON))
+    files.append(File.generated(config, "files.md", content=f"# Files of the run store\n\n{store.__doc__}"))
     for record in sorted((REPOSITORY / "docs" / "devices").glob("*.json")):
         content = record_page(read_proof(record))
         files.append(File.generated(config, f"devices/{record.stem}.md", content=content))
@@ -98,6 +105,7 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) ->
     """Put in the tables, and turn links between files of the repository into links between pages."""
     markdown = KEYS.sub(lambda mark: keys(*mark[1].split()), markdown)
     markdown = markdown.replace("<!-- recipes -->", recipes())
+    markdown = OUTPUT.sub(lambda mark: _output(mark[1]), markdown)
     return LINK.sub(partial(_link, page.file.src_uri, files), markdown)
 
 
@@ -128,7 +136,7 @@ def recipes() -> str:
 def _link(page: str, files: Files, link: re.Match[str]) -> str:
     text, path, anchor = link[1], link[2], link[3] or ""
     target = normpath(f"{dirname(SOURCES.get(page, f'docs/{page}'))}/{path}".lstrip("/"))
-    inside = files.get_file_from_path(PAGES.get(target) or target.removeprefix("docs/"))
+    inside = files.get_file_from_path(LINKED.get(target) or target.removeprefix("docs/"))
     if inside is None:
         return text if (REPOSITORY / target).exists() else link[0]
     if inside.page and text == path:  # a file's name says little where there are no files
@@ -147,6 +155,13 @@ def _help(command: click.Command, name: str, above: click.Context | None = None)
             assert below
             blocks.append(_help(below, verb, context))
     return "\n\n".join(blocks)
+
+
+def _output(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 def _meaning(field: dict[str, Any]) -> str:

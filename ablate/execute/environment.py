@@ -147,7 +147,7 @@ def describe_environment(
     fingerprints: Sequence[str],
     world_size: int = 1,
 ) -> dict[str, Any]:
-    """Return the environment record of one attempt (see docs/architecture.md).
+    """Return the environment record of one attempt (see ``ablate.store``).
 
     ``others``: the result of ``other_work``, from before the run. ``fingerprints``: of the arithmetic of all
     attempts that trained the run, this one's last. ``world_size``: the number of devices that train it

@@ -1,7 +1,7 @@
 """``plan.lock.json``: a study's arms, runs and search, for everything that reads its run store.
 
 Only planning writes these types. Unknown keys are allowed, so that files of later versions can be read, but
-not those of a stop rule. ``docs/architecture.md`` shows the file.
+not those of a stop rule. ``ablate.store`` shows the file.
 
 How it fails: content that does not fit is a ``ValueError`` of one line that names the place.
 """

@@ -85,14 +85,8 @@ def test_amds_speed_up_is_within_a_tenth(benchmark):
     assert abs(amd.deviation) < 0.1
 
 
-def test_the_page_has_the_rates_and_the_rows_of_the_benchmark(benchmark):
+def test_the_page_has_the_rates():
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    rows = [
-        *(*benchmark.step_rows(CALIBRATION), *benchmark.pair_rows(CALIBRATION)),
-        *(*benchmark.step_rows(benchmark.HELD_OUT), *benchmark.speed_up_rows()),
-    ]
-    assert len(rows) == len(CALIBRATION) + 2 + len(benchmark.HELD_OUT) + len(benchmark.SPEED_UPS)
-    assert [row for row in rows if row not in page] == []
     assert all(f"| `{rate}` | {share:.2f} |" in page for rate, share in RATES.items())
     assert f"s = {kernel_spread():.3f} comes" in page
 
