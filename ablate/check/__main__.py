@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ablate.backends.device import chosen_device, device_of_arch, triton_fault
 from ablate.base.errors import UserError, safe_text
 from ablate.check import ARCHITECTURE, MINUTES, OUT
-from ablate.check.page import in_words
-from ablate.check.run import RestartError, prove
-from ablate.check.setup import setup_of
+from ablate.check.device import setup_of
+from ablate.check.run import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +33,6 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
     """
     if not 0 < minutes < float("inf"):
         raise UserError(f"--minutes: expected a number above 0, got {minutes:g}")
-    started = time.monotonic()
     where, found = chosen_device(device)
 
     def say(line: str) -> None:
@@ -48,17 +44,9 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
         record, path = prove(setup_of(where, found), Path(out), minutes=minutes, say=say)
     except OSError as error:
         raise UserError(f"--out: cannot write {out}: {error.strerror or error}") from None
-    except RestartError as error:
-        left = minutes - (time.monotonic() - started) / 60
-        say(f"The device is lost to this process ({error}); a new one goes on.")
-        options = [where, "--minutes", str(max(left, 1e-3)), "--out", out, *["--json"] * as_json]
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "ablate.check", *options])  # noqa: S606  this program
     if as_json:
         print(json.dumps(asdict(record), indent=1))
-    say(f"{in_words(record)}. Record: {path}, page: {path.with_suffix('.md').name}")
-    if "not run" in record.states():
-        say("The same command goes on with what was not run.")
+    say(f"{record}. Record: {path}, with a page in Markdown. The same command goes on with what was not run.")
     return int(bool(record.failed))
 
 
@@ -74,13 +62,13 @@ def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any],
         return {"triton": None, "compiled": []}, 0
     import triton
 
-    from ablate.backends.testing.compile_check import every_kernel, faults
+    from ablate.backends.triton.compiled import every_kernel, faults
 
     say(f"Kernels compiled by Triton {triton.__version__}:")
     found = []
     for one in every_kernel(arch):
         found.append(one)
-        what = ", ".join(f"{count} × {name}" for name, count in one.machine_instructions.items())
+        what = ", ".join(f"{count} × {name}" for name, count in one.instructions.items())
         about = f"{one.kernel} {one.variant}: {'; '.join(one.problems) or 'ok'}"
         say(f"{about}, {what + ', ' if what else ''}{one.shared_bytes / 1024:.0f} KiB")
     return {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, int(

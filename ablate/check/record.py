@@ -1,4 +1,4 @@
-"""What ``ablate check`` leaves: the schema of its record, and where the file lies.
+"""What ``ablate check`` leaves: the record, and the page in Markdown beside it, the failures first.
 
 A record names the device, the versions and the code, but no host and no path. A later call with the same
 device, versions and code goes on from it.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -20,6 +21,7 @@ from ablate.base.files import read_record, write_record
 from ablate.store.fields import PLAIN, Count, Number, Text, Time, checked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 Result = Literal["passed", "failed", "told", "skipped"]
@@ -34,8 +36,8 @@ OTHER_WORK, NO_WORK = "other work", "none"
 class Finding:
     """What one check found, in a line, and in figures whose names end with their units.
 
-    ``backend`` is empty for what no back end does. ``tensors``: the file beside the record with the smallest
-    tensors that show a failure. ``seconds``: how long the check took.
+    ``backend`` is empty for what no back end does. ``tensors``: the file beside the record with the tensors
+    that show a failure. ``seconds``: how long the check took.
     """
 
     backend: Text = ""
@@ -72,6 +74,11 @@ class Machine:
         """The device by name; a CPU by its model."""
         return self.cpu if self.device.kind == "cpu" else self.device.name
 
+    @property
+    def file_name(self) -> str:
+        """The name of the device's record, without an ending: architecture and device."""
+        return "-".join([self.device.arch, *re.findall(r"[a-z0-9]+", self.name.lower())])
+
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class ProofRecord:
@@ -93,16 +100,10 @@ class ProofRecord:
         """Every failure, with its part."""
         return tuple((part, one) for part in self.parts for one in part.findings if one.result == "failed")
 
-    def states(self) -> dict[State, int]:
-        """Count the parts by state, in the order of first appearance."""
+    def __str__(self) -> str:
+        """Count the parts by state, in a few words."""
         states = [part.state for part in self.parts]
-        return {state: states.count(state) for state in dict.fromkeys(states)}
-
-
-def file_name(machine: Machine) -> str:
-    """Return the name of a device's record, without an ending: architecture and device."""
-    words = re.findall(r"[a-z0-9]+", machine.name.lower())
-    return "-".join([machine.device.arch, *words])
+        return "Parts: " + ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
 def read_proof(path: Path) -> ProofRecord:
@@ -118,3 +119,49 @@ def read_proof(path: Path) -> ProofRecord:
 def write_proof(path: Path, record: ProofRecord) -> None:
     """Write a record as a whole."""
     write_record(path, asdict(record))
+
+
+def page(record: ProofRecord) -> str:
+    """Return the page: what was tested, the parts, the failures, then every finding."""
+    machine, device = record.machine, record.machine.device
+    versions = ", ".join(f"{name} {found}" for name, found in machine.versions.items() if found is not None)
+    day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
+    lines = [
+        f"# {machine.name}",
+        "",
+        f"`ablate check` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
+        f"threads: {machine.threads}. {versions}. Code {record.code}.",
+        "",
+        f"{record}. What each part tests is in docs/native.md.",
+        "",
+    ]
+    for part in record.parts:
+        for one in part.findings:
+            if one.check == OTHER_WORK and one.detail != NO_WORK:
+                lines += [f"Other work in {part.name}: {one.detail}. Times may be too long.", ""]
+    rows: list[Sequence[str]] = []
+    for part in record.parts:
+        seconds = sum(one.seconds for one in part.findings)
+        state = f"{part.state}: {part.why}" if part.why else part.state
+        rows.append((part.name, state, str(len(part.findings)), f"{seconds:.1f}"))
+    lines += _table(("part", "result", "checks", "seconds"), rows)
+    if record.failed:
+        lines += ["", "## Failures", ""]
+        lines += [f"- {part.name}, {one.check} {one.backend}: {_detail(one)}" for part, one in record.failed]
+    for part in record.parts:
+        if part.findings:
+            lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", ""]
+            rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
+            lines += _table(("check", "back end", "result", "detail"), rows)
+    return "\n".join(lines) + "\n"
+
+
+def _detail(one: Finding) -> str:
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in one.figures.items())
+    tensors = f"[tensors]({one.tensors})" if one.tensors else ""
+    return "; ".join(filter(None, (one.detail, figures, tensors)))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells]

@@ -3,10 +3,8 @@
 The record is written before and after each check. A later call takes every finding from it if device,
 versions and code are the same, and goes on with the rest. A check in which the process ended (a crash of the
 driver, a hang that somebody ended) counts as failed then, and the next one follows; one that Ctrl-C ended is
-run again.
-
-A GPU that has failed once (an illegal access, a trap) answers nothing more in its process. ``RestartError``
-then says so; a new process goes on behind that check.
+run again. A GPU that has failed once (an illegal access, a trap) answers nothing more in its process: the
+proof ends there, and the next call goes on behind that check.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ import torch
 
 from ablate.backends.testing.check import Check, FaultError
 from ablate.backends.testing.suite import POLICIES, QUICK, checks
+from ablate.base.errors import UserError
 from ablate.base.files import write_bytes_atomic
-from ablate.check.facts import facts, machine_of
-from ablate.check.page import page
-from ablate.check.record import Finding, Part, ProofRecord, State, file_name, read_proof, write_proof
-from ablate.check.sharded import fsdp2
+from ablate.check.device import facts, machine_of
+from ablate.check.record import Finding, Part, ProofRecord, State, page, read_proof, write_proof
 from ablate.check.speed import bandwidth, rates, steps
 from ablate.check.training import linear_gradients, training
 from ablate.execute.environment import code_digest
@@ -34,8 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ablate.check.setup import Checks, Setup
+    from ablate.check.device import Checks, Setup
     from ablate.recipes import OperandPolicy
+
+    Place = tuple[str, str, str]
+    """Part, back end and name of a check."""
 
 
 def _suite(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Checks:
@@ -65,64 +65,12 @@ PARTS: dict[str, Checks] = {
         "quantised bits", policies=tuple(one for one in POLICIES if one not in QUICK)
     ),
     "step times": steps,
-    "FSDP2": fsdp2,
 }
 """The parts, in their order. On a GPU each policy has kernels of its own, which take minutes to compile: the
 bits of a few policies come first, those of all others near the end."""
 
-OUT_OF_TIME = "time"
+_OUT_OF_TIME = "time"
 """Why a part was not run that did not fit the time limit."""
-
-
-class RestartError(Exception):
-    """The device was lost, and a new process has to go on."""
-
-
-class _Keeper:
-    """The record on disk, and what an earlier process found."""
-
-    def __init__(self, setup: Setup, out: Path) -> None:
-        machine, code = machine_of(setup), code_digest("check")
-        self.path = out / f"{file_name(machine)}.json"
-        self.record = ProofRecord(machine=machine, code=code, measured_unix=time.time(), parts=())
-        self.known: dict[tuple[str, str, str], Finding] = {}
-        try:
-            found = read_proof(self.path)
-        except (OSError, ValueError):  # none, or of no use
-            return
-        if (found.machine, found.code) != (machine, code):
-            return
-        self.known = {
-            (part.name, one.backend, one.check): one for part in found.parts for one in part.findings
-        }
-        if found.begun is not None:
-            _, backend, check = found.begun
-            self.known[found.begun] = Finding(
-                backend=backend, check=check, result="failed", detail="the process ended within it"
-            )
-
-    def save(self, where: tuple[str, str, str], fault: FaultError) -> str:
-        """Save the tensors that show a fault beside the record, for ``torch.load``; return its name."""
-        words = re.findall(r"[\w.]+", " ".join(where))
-        path = self.path.with_name("-".join([self.path.stem, *words]) + ".pt")
-        content = io.BytesIO()
-        torch.save({"what": str(fault), "tensors": fault.tensors, "facts": fault.facts}, content)
-        write_bytes_atomic(path, content.getvalue())
-        return path.name
-
-    def keep(self, parts: list[Part], begun: tuple[str, str, str] | None = None) -> None:
-        """Write the record with these parts, and all that is known of later ones."""
-        names = {part.name for part in parts}
-        later: dict[str, list[Finding]] = {}
-        for (name, _, _), finding in self.known.items():
-            if name not in names:
-                later.setdefault(name, []).append(finding)
-        parts = parts + [_part(name, findings, OUT_OF_TIME) for name, findings in later.items()]
-        self.record = ProofRecord(
-            machine=self.record.machine, code=self.record.code, measured_unix=time.time(),
-            parts=tuple(parts), begun=begun,
-        )  # fmt: skip
-        write_proof(self.path, self.record)
 
 
 def prove(
@@ -145,46 +93,71 @@ def prove(
         clock: seconds.
 
     Raises:
-        RestartError: the GPU answers nothing more in this process; the record is kept.
+        UserError: the GPU answers nothing more in this process; the record is kept.
         OSError: the folder cannot be written to.
     """
-    keeper, ends = _Keeper(setup, out), clock() + 60 * minutes
-    done: list[Part] = []
+    machine, code, ends = machine_of(setup), code_digest("check"), clock() + 60 * minutes
+    path = out / f"{machine.file_name}.json"
+    try:
+        former = read_proof(path)
+    except (OSError, ValueError):  # none, or of no use
+        former = None
+    known: dict[Place, Finding] = {}
+    if former is not None and (former.machine, former.code) == (machine, code):
+        known = {(part.name, one.backend, one.check): one for part in former.parts for one in part.findings}
+        if former.begun is not None:
+            known[former.begun] = Finding(
+                backend=former.begun[1], check=former.begun[2], result="failed",
+                detail="the process ended within it",
+            )  # fmt: skip
+    done: dict[str, tuple[list[Finding], str | None]] = {}
+
+    def keep(begun: Place | None = None) -> ProofRecord:
+        """Write the record with what is done, and all that is known of later parts."""
+        found = {name: (list(findings), why) for name, (findings, why) in done.items()}
+        for (name, _, _), finding in known.items():
+            if name not in done:
+                found.setdefault(name, ([], _OUT_OF_TIME))[0].append(finding)
+        record = ProofRecord(
+            machine=machine, code=code, measured_unix=time.time(), begun=begun,
+            parts=tuple(_part(name, *of_part) for name, of_part in found.items()),
+        )  # fmt: skip
+        write_proof(path, record)
+        return record
+
     for name, make in (PARTS if parts is None else parts).items():
         findings: list[Finding] = []
-        why = None
         for check in _all(make, setup):
-            where = (name, check.backend, check.name)
-            finding = keeper.known.get(where)
-            if finding is None:
+            done[name] = findings, _OUT_OF_TIME
+            place = (name, check.backend, check.name)
+            if place not in known:
                 if clock() >= ends:
-                    why = OUT_OF_TIME
                     break
-                keeper.keep([*done, _part(name, findings, OUT_OF_TIME)], begun=where)
+                keep(begun=place)
                 started = clock()
                 try:
                     outcome, error = check.outcome()
                 except KeyboardInterrupt:
-                    keeper.keep([*done, _part(name, findings, OUT_OF_TIME)])
+                    keep()
                     raise
-                tensors = keeper.save(where, error) if isinstance(error, FaultError) else None
-                finding = Finding(
-                    backend=check.backend,
-                    check=check.name,
-                    seconds=clock() - started,
-                    tensors=tensors,
-                    **outcome,
-                )
-                keeper.known[where] = finding
-                say(_line(name, finding))
-                if error is not None and _is_loss(error):
-                    keeper.keep([*done, _part(name, [*findings, finding], OUT_OF_TIME)])
-                    raise RestartError(finding.detail)
-            findings.append(finding)
-        done.append(_part(name, findings, why))
-    keeper.keep(done)
-    write_bytes_atomic(keeper.path.with_suffix(".md"), page(keeper.record).encode())
-    return keeper.record, keeper.path
+                found = Finding(
+                    backend=check.backend, check=check.name, seconds=clock() - started,
+                    tensors=_save(path, place, error) if isinstance(error, FaultError) else None, **outcome,
+                )  # fmt: skip
+                known[place] = found
+                figures = "".join(f"; {one} {value:.4g}" for one, value in found.figures.items())
+                say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {found.detail}{figures}")
+                if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
+                    findings.append(found)
+                    keep()
+                    what = f"the device is lost to this process ({found.detail})"
+                    raise UserError(what, hint="the same command goes on behind that check")
+            findings.append(known[place])
+        else:
+            done[name] = findings, None
+    record = keep()
+    write_bytes_atomic(path.with_suffix(".md"), page(record).encode())
+    return record, path
 
 
 def _all(make: Checks, setup: Setup) -> Iterator[Check]:
@@ -203,26 +176,16 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
 def _part(name: str, findings: list[Finding], why: str | None) -> Part:
     """Return a part; ``why``: the reason if it did not come to its end."""
     results = {one.result for one in findings}
-    state: State = "passed"
-    if "failed" in results:
-        state = "failed"
-    elif why is not None:
-        state = "not run"
-    elif results == {"skipped"}:
+    state: State = "failed" if "failed" in results else "passed" if why is None else "not run"
+    if why is None and results == {"skipped"}:
         state, why = "skipped", findings[0].detail
     return Part(name=name, state=state, why=why, findings=tuple(findings))
 
 
-def _is_loss(error: Exception) -> bool:
-    """Whether an error leaves the GPU's context useless: what torch raises for an error of the driver."""
-    return (
-        type(error).__name__ == "AcceleratorError"
-        or "CUDA error:" in str(error)
-        or "HIP error:" in str(error)
-    )
-
-
-def _line(part: str, one: Finding) -> str:
-    who = f" ({one.backend})" if one.backend else ""
-    figures = "".join(f"; {name} {value:.4g}" for name, value in one.figures.items())
-    return f"{one.result:<7} {part}: {one.check}{who}: {one.detail}{figures}"
+def _save(path: Path, place: Place, fault: FaultError) -> str:
+    """Save the tensors that show a fault beside the record, for ``torch.load``; return the file's name."""
+    beside = path.with_name("-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt")
+    content = io.BytesIO()
+    torch.save({"what": str(fault), "tensors": fault.tensors, "facts": fault.facts}, content)
+    write_bytes_atomic(beside, content.getvalue())
+    return beside.name

@@ -1,7 +1,7 @@
-"""The parts that measure: the quantiser's bandwidth, rates of GEMMs, times of training steps.
+"""Times: of GEMMs, of the quantiser, of training steps.
 
 Each compared figure is a median, measured in turns. Emulated times are those of the emulation and say nothing
-of FP4 hardware; each finding names its mode. A rate above the device's published peak is a failure, because
+of FP4 hardware; ``mode`` tells which it is. A rate above the device's published peak is a failure, because
 then clock or product is wrong.
 """
 
@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import time
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ablate.backends.device import device_of
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, overall_mode
-from ablate.backends.testing.bench import Shape, medians_ms, time_gemm
 from ablate.backends.testing.check import Check, Skip, Told
 from ablate.backends.testing.suite import both, label, policies_of
-from ablate.check.facts import work_beside
-from ablate.check.setup import config_of, skipped
+from ablate.check.device import skipped, work_beside
+from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
 from ablate.models.arithmetic import model_size
 from ablate.numerics.philox import Key
-from ablate.recipes import OperandPolicy, read_recipe
+from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
+from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
 from ablate.run.config import ModelConfig
 from ablate.run.presets import PRESETS
 from ablate.train.throughput import time_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
 
     from ablate.backends.protocol import Backend
-    from ablate.check.setup import Setup
-    from ablate.recipes import Format, Recipe
+    from ablate.check.device import Setup
+    from ablate.recipes import Format, Gemm, Recipe
 
 BF16 = read_recipe("bf16")
 MODELS: dict[str, ModelConfig] = {
@@ -46,6 +51,7 @@ MODELS: dict[str, ModelConfig] = {
 }
 """The models whose steps are timed, by name."""
 
+_WARM_UPS = 3
 _QUANTISED = policies_of("""
 mxfp4
 mxfp4 H16
@@ -58,7 +64,120 @@ nvfp4 H16 fixed
 _PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """What one packed copy of an element takes, with its share of the scale."""
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
-_KEY = Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1)
+
+
+class Shape(NamedTuple):
+    """The size of a linear layer's pass: tokens M, in-features K, out-features N."""
+
+    tokens: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmTime:
+    """One GEMM of one layer, in milliseconds; rates in TFLOP/s for the multiplication alone.
+
+    ``total_ms``, ``speed_over_bf16`` and ``speed_over_fp8`` (one scale per tensor) include both quantising
+    and multiplying.
+    """
+
+    gemm: Gemm
+    m: int
+    n: int
+    k: int
+    backend: str
+    mode: str
+    quantise_ms: float
+    multiply_ms: float
+    bf16_ms: float
+    fp8_ms: float
+    fp8_mode: str
+    tflops: float
+    total_ms: float
+    speed_over_bf16: float
+    speed_over_fp8: float
+
+
+def dimensions(gemm: Gemm, shape: Shape) -> tuple[int, int, int]:
+    """Return (rows and columns of the result, contracted dimension) of a layer's GEMM."""
+    sizes = {"M": shape.tokens, "N": shape.outputs, "K": shape.inputs}
+    left, right = (sizes[other_dimension(gemm, operand)] for operand in OPERANDS[gemm])
+    return left, right, sizes[CONTRACTED[gemm]]
+
+
+def time_gemm(
+    gemm: Gemm, policy: GemmPolicy, shape: Shape, selection: Selection, where: str, *, repeats: int = 20
+) -> GemmTime:
+    """Time one GEMM of a layer on a torch device, beside bf16 and FP8.
+
+    Raises:
+        ValueError: an unsupported GEMM, or a shape that the policy's groups do not divide.
+    """
+    device, auto = device_of(where), Selection("auto")
+    backend, support = selection.choose(policy, device)
+    fp8 = both(OperandPolicy(format="fp8_e4m3"))
+    sizes = {"M": shape.tokens, "N": shape.outputs, "K": shape.inputs}
+    tensors = []
+    for seed, name in enumerate(OPERANDS[gemm]):
+        shape_of_operand = [sizes[one] for one in STORED[name]]
+        drawn = torch.randn(shape_of_operand, generator=torch.Generator().manual_seed(seed))
+        tensors.append(drawn.to(torch.bfloat16).to(where))
+    work = [*_work(backend, gemm, policy, tensors), *_work(auto.of(fp8, where), gemm, fp8, tensors)]
+    work.append(_work(auto.of(GemmPolicy(), where), gemm, GemmPolicy(), tensors)[1])
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
+    m, n, k = dimensions(gemm, shape)
+    total_ms, fp8_ms = quantise_ms + multiply_ms, fp8_quantise_ms + fp8_multiply_ms
+    return GemmTime(
+        gemm=gemm, m=m, n=n, k=k, backend=backend.name, mode=support.mode, quantise_ms=quantise_ms,
+        multiply_ms=multiply_ms, bf16_ms=bf16_ms, fp8_ms=fp8_ms, fp8_mode=auto.choose(fp8, device)[1].mode,
+        tflops=2 * m * n * k / multiply_ms / 1e9, total_ms=total_ms,
+        speed_over_bf16=bf16_ms / total_ms, speed_over_fp8=fp8_ms / total_ms,
+    )  # fmt: skip
+
+
+def _work(
+    backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: Sequence[Tensor]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return two calls: one quantises both operands, the other multiplies already quantised operands."""
+    sides: list[tuple[Tensor, Draw, int]] = []
+    for own, name, tensor in zip((policy.left, policy.right), OPERANDS[gemm], tensors, strict=True):
+        key = Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1)
+        sides.append((tensor, Draw(policy=own, key=key), contracted_axis(gemm, name)))
+
+    def quantise() -> list[Any]:
+        return [backend.quantize(tensor, draw, axis=axis) for tensor, draw, axis in sides]
+
+    left, right = quantise()
+    return quantise, lambda: backend.multiply(left, right)
+
+
+def medians_ms(work: Sequence[Callable[[], object]], where: str, repeats: int) -> list[float]:
+    """Return the median time of each call in milliseconds, measured in turns."""
+    measured: list[list[float]] = [[] for _ in work]
+    for turn in range(_WARM_UPS + repeats):
+        for times, call in zip(measured, work, strict=True):
+            elapsed = elapsed_ms(call, where)
+            if turn >= _WARM_UPS:
+                times.append(elapsed)
+    medians = [statistics.median(times) for times in measured]
+    assert min(medians) > 0, "the clock stands still"
+    return medians
+
+
+def elapsed_ms(call: Callable[[], object], where: str) -> float:
+    """Return the time of one call on a torch device, by the device's own clock if it has one."""
+    if torch.device(where).type != "cuda":
+        started = time.perf_counter()
+        call()
+        return (time.perf_counter() - started) * 1e3
+    make: Any = torch.cuda.Event
+    begin, end = make(enable_timing=True), make(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
 
 
 def bandwidth(setup: Setup) -> Iterator[Check]:
@@ -76,7 +195,7 @@ def bandwidth(setup: Setup) -> Iterator[Check]:
 def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
     size, repeats = (8192, 50) if setup.on_gpu else (2048, 5)
     x = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(setup.where)
-    draw = Draw(policy=policy, key=_KEY)
+    draw = Draw(policy=policy, key=Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1))
     reads = 4.0 if policy.format == "nvfp4" else 2.0  # once more for the tensor's amax
     written = _PACKED_BYTES[policy.format] if backend.name == "triton" else 2.0
     work: dict[str, tuple[float, Callable[[], object]]] = {
@@ -90,7 +209,7 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
     }
     times = medians_ms([call for _, call in work.values()], setup.where, repeats)
     rates = {
-        name: bytes_each * x.numel() / _above_zero(time_ms) / 1e6
+        name: bytes_each * x.numel() / time_ms / 1e6
         for (name, (bytes_each, _)), time_ms in zip(work.items(), times, strict=True)
     }
     figures = {f"{name}_GB_per_s": rate for name, rate in rates.items()}
@@ -98,18 +217,13 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
     return Told(detail=f"{size} × {size} bf16", figures=figures)
 
 
-def _above_zero(time: float) -> float:
-    assert time > 0, "the clock stands still"
-    return time
-
-
 def rates(setup: Setup) -> Iterator[Check]:
     """Yield the rate of each format's GEMM at some shapes, by each back end that claims the format."""
-    shapes = [(1024, 1024, 1024)]
+    shapes = [Shape(1024, 1024, 1024)]
     if setup.on_gpu:
-        shapes = [(8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)]
-    for tokens, inputs, outputs in shapes:
-        shape = Shape(tokens=tokens, inputs=inputs, outputs=outputs)
+        sizes = ((8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192))
+        shapes = [Shape(*size) for size in sizes]
+    for shape in shapes:
         for policy in (OperandPolicy(format=fmt) for fmt in _FORMATS):
             for name, backend in setup.backends.items():
                 if policy.is_high_precision and name != "emulated":
@@ -117,7 +231,7 @@ def rates(setup: Setup) -> Iterator[Check]:
                 if backend.support(both(policy), setup.device).mode != "no":
                     yield Check(
                         backend=name,
-                        of=f"{policy.format} {tokens}×{outputs}×{inputs}",
+                        of=f"{policy.format} {shape.tokens}×{shape.outputs}×{shape.inputs}",
                         run=partial(_rate, setup, name, policy, shape),
                     )
 
@@ -142,7 +256,7 @@ def steps(setup: Setup) -> Iterator[Check]:
     Each eager and compiled. On a CPU llama-tiny alone is timed. At last a look at other work on the device.
     """
     recipes = [("bf16", "emulated", BF16)]
-    for backend, name, recipe in setup.trained():
+    for backend, name, recipe in trained(setup):
         mode = overall_mode(Selection(backend).choices(recipe, setup.device))
         if backend == "emulated" or mode == "native":
             recipes.append((f"{name} {mode}", backend, recipe))
@@ -157,7 +271,6 @@ def steps(setup: Setup) -> Iterator[Check]:
                     of=f"{model}, {name}, {'compiled' if compiled else 'eager'}",
                     run=partial(_step, setup, model, recipe, backend, compiled=compiled),
                 )
-
     yield work_beside(setup)
 
 
@@ -179,7 +292,7 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
         torch.compiler.reset()
         if setup.on_gpu:
             torch.cuda.empty_cache()
-    seconds = _above_zero(statistics.median(found.sec_per_step))
+    seconds = statistics.median(found.sec_per_step)
     figures = {"step_ms": seconds * 1e3, "tokens_per_s": found.tokens_per_step / seconds}
     if found.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = found.peak_memory_bytes / 1e9

@@ -83,7 +83,7 @@ def command(
     DEVICE is cpu or cuda: quantised bits are compared with plain torch on the CPU, products with exact ones.
     The exact probe finds an accumulator that is narrower than fp32. Then come gradients, a short training run
     beside emulation, the quantiser's bandwidth, rates of GEMMs and times of training steps. Record (JSON) and
-    page (Markdown) lie in --out, with the smallest tensors that show a failure. What did not fit the time is
+    page (Markdown) lie in --out, with the tensors that show a failure. What did not fit the time is
     run by the same command once more. Of hardware that is not here, such as sm_100 or gfx950: what the back
     ends would do on it with the packages installed here; the kernels are compiled for it and read back.
 

@@ -16,7 +16,7 @@ from ablate.cli.output import figure, format_table, terminal_width
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.backends.testing.bench import Shape
+    from ablate.check.speed import Shape
     from ablate.recipes import LayerRecipe
 
 FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
@@ -32,8 +32,8 @@ def _layers(
 
     An arm's recipe is that of the start of training.
     """
-    from ablate.backends.testing.bench import Shape
     from ablate.backends.testing.suite import both
+    from ablate.check.speed import Shape
     from ablate.plan import build_plan
     from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy
     from ablate.recipes.place import phases_of
@@ -75,7 +75,7 @@ def gemm_times(
     """Time every GEMM of a study's arms, or one of each format; return what ``--json`` prints."""
     from ablate.backends.device import device_of
     from ablate.backends.select import Selection
-    from ablate.backends.testing.bench import time_gemm
+    from ablate.check.speed import time_gemm
     from ablate.modelled.hardware import peak_tflops, peaks_of
     from ablate.recipes import GEMMS, describe_gemm
 

@@ -25,29 +25,23 @@ SPOT = (5, 7)
 """Where a corner case has its odd value."""
 
 
-def _gaussian(rows: int, columns: int, generator: Generator) -> Tensor:
-    return torch.randn(rows, columns, generator=generator)
-
-
-def _student(rows: int, columns: int, generator: Generator) -> Tensor:
-    squares = torch.randn(3, rows, columns, generator=generator).square().sum(0)
-    return _gaussian(rows, columns, generator) / (squares / 3).sqrt()
-
-
-def _with_mean(rows: int, columns: int, generator: Generator) -> Tensor:
-    return _gaussian(rows, columns, generator) + _gaussian(1, columns, generator)
-
-
 def _with_outlier(rows: int, columns: int, generator: Generator) -> Tensor:
-    found = _gaussian(rows, columns, generator)
+    found = torch.randn(rows, columns, generator=generator)
     found[:, 5::64] *= 30
     return found
 
 
+def _student(rows: int, columns: int, generator: Generator) -> Tensor:
+    squares = torch.randn(3, rows, columns, generator=generator).square().sum(0)
+    return torch.randn(rows, columns, generator=generator) / (squares / 3).sqrt()
+
+
 KINDS: dict[str, Callable[[int, int, Generator], Tensor]] = {
-    "Gaussian": _gaussian,
+    "Gaussian": lambda rows, columns, g: torch.randn(rows, columns, generator=g),
     "Student t": _student,
-    "channel mean": _with_mean,
+    "channel mean": lambda rows, columns, g: (
+        torch.randn(rows, columns, generator=g) + torch.randn(1, columns, generator=g)
+    ),
     "outlier": _with_outlier,
 }
 """Gaussian; Student's t with 3 degrees of freedom; Gaussian with a mean for each channel, itself Gaussian;

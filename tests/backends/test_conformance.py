@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -45,16 +46,19 @@ def test_conformance(check):
 class Shifted(EmulatedBackend):
     """Wrong in one way at a time."""
 
-    fault = ""
+    fault, calls = "", itertools.count()
 
     def quantize(self, x, draw, *, axis):
         if self.fault == "axis":
             axis = 1 - axis % 2 if x.shape[0] == x.shape[1] else axis
-        if self.fault == "step" and draw.key:
-            draw = dataclasses.replace(draw, key=dataclasses.replace(draw.key, step=draw.key.step + 1))
+        if self.fault in ("step", "signs") and draw.key:
+            step = next(self.calls) if self.fault == "signs" else draw.key.step + 1
+            draw = dataclasses.replace(draw, key=dataclasses.replace(draw.key, step=step))
         done = super().quantize(x, draw, axis=axis)
         if self.fault == "descale":
             return dataclasses.replace(done, descale=done.descale * 1.0000001)
+        if self.fault == "gain":
+            return dataclasses.replace(done, values=done.values * 1.01)
         if self.fault == "sign of zero":
             return dataclasses.replace(done, values=done.values + 0.0)
         return done
@@ -84,6 +88,8 @@ class Shifted(EmulatedBackend):
         ("sign of zero", "quantised bits: mxfp4"),
         ("output", "product: mxfp4"),
         ("narrow", "exact probe: mxfp4"),
+        ("gain", "stochastic gain: mxfp4 stochastic"),
+        ("signs", "Hadamard cancels in the product: mxfp8 H16 step"),
     ],
 )
 def test_a_wrong_back_end_fails(fault, caught_by):

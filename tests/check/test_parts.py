@@ -1,86 +1,104 @@
-"""The parts of the conformance suite: each finds the fault that is its own, and says what is wrong."""
-
-import itertools
-from dataclasses import replace
+"""The parts of a device's proof: which checks they have where, and that training finds its faults."""
 
 import pytest
+import torch
 
-from ablate.backends.device import device_of
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends.device import device_of, device_of_arch
+from ablate.backends.select import load_backend
+from ablate.backends.testing import suite
 from ablate.backends.testing.suite import POLICIES, label
+from ablate.check.device import Setup, setup_of
 from ablate.check.run import PARTS, prove
-from ablate.check.setup import Setup
-from tests.backends.test_conformance import Shifted
-
-
-class Biased(EmulatedBackend):
-    """Its values are 1 % too large."""
-
-    def quantize(self, x, draw, *, axis):
-        done = super().quantize(x, draw, axis=axis)
-        return replace(done, values=done.values * 1.01)
-
-
-class Unsigned(EmulatedBackend):
-    """Each call draws signs of its own, so that rotations do not cancel."""
-
-    calls = itertools.count()
-
-    def quantize(self, x, draw, *, axis):
-        key = draw.key and replace(draw.key, step=next(self.calls))
-        return super().quantize(x, replace(draw, key=key), axis=axis)
-
-
-OTHERS = "quantised bits of other policies"
-SUITE = ("quantised bits", "exact probe", "products", "gain of SR", "Hadamard", OTHERS)
-
-
-def wrong(fault):
-    backend = Shifted()
-    backend.fault = fault
-    return backend
-
-
-LONG = pytest.mark.exhaustive
+from tests.exhaustive import rest_exhaustive
 
 
 @pytest.mark.parametrize(
-    ("part", "backend", "check", "detail"),
+    ("arch", "claim", "native"),
     [
-        ("quantised bits", wrong("sign of zero"), "mxfp4", "of 1024 values differ"),
-        ("quantised bits", wrong("axis"), "mxfp4", "along axis 0: "),
-        pytest.param(OTHERS, wrong("step"), "mxfp4 stochastic", "values differ", marks=LONG),
-        pytest.param(
-            "exact probe",
-            wrong("narrow"),
-            "exact probe: mxfp4",
-            "are not those of an fp32 accumulator",
-            marks=LONG,
+        ("cpu", {"emulated", "torch"}, set()),
+        ("sm_90", {"emulated", "torch", "triton"}, {"fp8 native"}),
+        (
+            "sm_100",
+            {"emulated", "torch", "triton"},
+            {"fp8 native", "mxfp8 native", "mxfp4 native", "nvfp4 native"},
         ),
-        ("products", wrong("output"), "mxfp4", "× the bound"),
-        ("gain of SR", Biased(), "mxfp4 stochastic", "gain 1.009"),
-        ("Hadamard", Unsigned(), "mxfp8 H16 step", "against the product without rotation"),
+        ("sm_120", {"emulated", "triton"}, {"mxfp8 native", "mxfp4 native", "nvfp4 native"}),
+        ("gfx950", {"emulated", "torch", "triton"}, {"fp8 native", "mxfp8 native", "mxfp4 native"}),
     ],
 )
-def test_each_part_finds_its_fault(tmp_path, part, backend, check, detail):
-    setup = Setup(where="cpu", device=device_of("cpu"), backends={"wrong": backend})
-    record, _ = prove(setup, tmp_path, minutes=10, parts={part: PARTS[part]})
-    assert record.parts[0].state == "failed"
-    found = {one.check: one.detail for _, one in record.failed}
-    assert detail in found[check]
+def test_every_part_has_its_checks_on_every_architecture(monkeypatch, arch, claim, native):
+    device = device_of_arch(arch)
+    monkeypatch.setattr(suite, "device_of", lambda _: device)
+    setup = setup_of("cpu" if arch == "cpu" else "cuda", device)
+    assert claim <= set(setup.backends)
+    checks = {name: list(make(setup)) for name, make in PARTS.items()}
+    assert all(checks.values())
+    for name, of_part in checks.items():
+        keys = [(check.backend, check.name) for check in of_part]
+        assert len(set(keys)) == len(keys), f"a finding of {name} would take the place of another"
+    steps = {one.name.split(", ")[1] for one in checks["step times"] if one.name.startswith("llama-tiny")}
+    assert steps >= {"bf16", *(f"{name} emulated" for name in ("mxfp4", "nvfp4", "mxfp8", "fp8")), *native}
+    assert any(step.endswith("native") for step in steps) == bool(native)
+    assert {check.backend for check in checks["training"]} == set(setup.backends)
+    bits = ("quantised bits", "quantised bits of other policies")
+    of_emulated = [one.name for part in bits for one in checks[part] if one.backend == "emulated"]
+    assert sorted(of_emulated) == sorted(map(label, POLICIES))
 
 
-@pytest.mark.exhaustive
-def test_a_right_back_end_passes_all(tmp_path):
-    setup = Setup(where="cpu", device=device_of("cpu"), backends={"emulated": EmulatedBackend()})
-    record, _ = prove(setup, tmp_path, minutes=10, parts={name: PARTS[name] for name in SUITE})
-    assert record.states() == {"passed": len(SUITE)}
-    kinds = {(one.check.partition(":")[0], one.result) for one in record.parts[1].findings}
-    assert kinds == {("exact probe", "passed"), ("accumulator", "told"), ("rounding of sums", "told")}
+def found(folder, part, *names):
+    setup = Setup(where="cpu", device=device_of("cpu"), backends={name: load_backend(name) for name in names})
+    record, _ = prove(setup, folder, minutes=10, parts={part: PARTS[part]})
+    return {(one.backend, one.check): one for one in record.parts[0].findings}
 
 
-def test_the_bits_of_every_policy_are_in_one_of_two_parts():
-    setup = Setup(where="cpu", device=device_of("cpu"), backends={"emulated": EmulatedBackend()})
-    first, others = ([check.name for check in PARTS[part](setup)] for part in ("quantised bits", OTHERS))
-    assert len(first) == 6
-    assert sorted(first + others) == sorted(map(label, POLICIES))
+@pytest.mark.parametrize("part", rest_exhaustive(["gradients", "training"], lambda part: part != "training"))
+def test_right_back_ends_pass(tmp_path, part):
+    results = found(tmp_path, part, "emulated", "torch")
+    recipes = [("emulated", recipe) for recipe in ("mxfp4", "nvfp4", "mxfp8", "fp8")]
+    assert list(results) == [*recipes, ("torch", "fp8")]
+    assert {one.result for one in results.values()} == {"passed"}, results
+
+
+def scaled(multiply):
+    return lambda a, b: multiply(a, b) * 1.02
+
+
+def upside_down_along_tokens(quantize):
+    def run(x, draw, *, axis):
+        return quantize(x if axis else x.flip(0), draw, axis=axis)
+
+    return run
+
+
+def of_one_layer_in_its_second_step(quantize):
+    """Wrong for the only tensor of this shape: dy of a block's first feed-forward layer."""
+    calls = []
+
+    def run(x, draw, *, axis):
+        if x.shape == (128, 512):
+            calls.append(axis)
+        return quantize(x * 2 if len(calls) == 5 else x, draw, axis=axis)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "fault", "detail"),
+    [
+        ("gradients", "multiply", scaled, "y is 2.0"),
+        ("gradients", "quantize", upside_down_along_tokens, "dx is "),
+        ("training", "quantize", upside_down_along_tokens, "step 0, Dgrad's w of blocks.1.ffn.down: "),
+        (
+            "training", "quantize", of_one_layer_in_its_second_step,
+            "step 1, Dgrad's dy of blocks.1.ffn.gate_up: descale",
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_is_found_where_it_is(tmp_path, monkeypatch, part, method, fault, detail):
+    backend = load_backend("torch")
+    monkeypatch.setattr(backend, method, fault(getattr(backend, method)))
+    one = found(tmp_path, part, "torch")["torch", "fp8"]
+    assert one.result == "failed"
+    assert one.detail.startswith(detail), one.detail
+    tensors = torch.load(tmp_path / one.tensors, weights_only=True)["tensors"]
+    assert tensors.keys() == {"x", "dy", "weight"}

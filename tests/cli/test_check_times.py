@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ablate.backends.select import Selection
-from ablate.backends.testing.bench import Shape, dimensions, time_gemm
+from ablate.check.speed import Shape, dimensions, time_gemm
 from ablate.cli import cli, main
 from ablate.modelled.hardware import PEAKS, peak_tflops
 from ablate.recipes import GemmPolicy, OperandPolicy

@@ -1,7 +1,6 @@
 """Compile the kernels ahead of time for an absent GPU, and check the result.
 
-    ablate check sm_100                       # every tile and variant for one architecture
-    python -m ablate.backends.testing.compile_check   # the table of docs/native.md, over all architectures
+    ablate check sm_100   # every tile and variant for one architecture
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
 in a process with ``TRITON_INTERPRET=1``. Triton silently widens operands to bf16 if a tile does not suit the
@@ -63,7 +62,6 @@ _NATIVE = {
 _UPCAST = (
     r"wgmma\.mma_async\S*bf16|mma\.sync\S*bf16\S*|tcgen05\.mma\S*kind::(?:f16|tf32)\S*|v_mfma_f32_\w+bf16\w*"
 )
-_MACHINE = r"\b(UTC[A-Z]*MMA[\w.]*|OMMA[\w.]*|QMMA[\w.]*|HGMMA[\w.]*|HMMA[\w.]*|v_mfma_\w+)"
 
 
 def _variant(text: str) -> tuple[OperandPolicy | None, OperandPolicy | None, int]:
@@ -107,10 +105,7 @@ class Compiled:
     target: str
     variant: str
     instructions: dict[str, int] = field(default_factory=dict)
-    machine_instructions: dict[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
-    tensor_memory_columns: int = 0
-    spilled: int = 0
     problems: tuple[str, ...] = ()
 
 
@@ -179,13 +174,9 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
     text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
     usage, size = text, r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)"
     if cuda:  # bytes of stack per thread
-        usage = _read_by("cuobjdump", "--dump-resource-usage", cubin=kernel.asm["cubin"])
+        usage = _resources_of(kernel.asm["cubin"])
         size = r"(?:STACK|LOCAL):(\d+)"
     spilled = sum(int(number) for number in re.findall(size, usage))
-    machine = ""
-    if name == "gemm":
-        # Triton 3.6's disassembler is older than its assembler and cannot read Blackwell: nothing comes back.
-        machine = _read_by("nvdisasm", "-c", cubin=kernel.asm["cubin"]) if cuda else text
     instructions = Counter(re.findall(native, text)) if native else Counter()
     shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
@@ -207,8 +198,7 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         problems.append(f"{spilled} {'bytes of stack' if cuda else 'registers'} spilled")
     return Compiled(
         kernel=name, target=target, variant=variant, instructions=dict(instructions),
-        machine_instructions=dict(Counter(re.findall(_MACHINE, machine))),
-        shared_bytes=shared, tensor_memory_columns=columns, spilled=spilled, problems=tuple(problems),
+        shared_bytes=shared, problems=tuple(problems),
     )  # fmt: skip
 
 
@@ -230,31 +220,27 @@ def inexact(text: str, backend: str) -> list[str]:
     return problems
 
 
-def _read_by(tool: str, *options: str, cubin: bytes) -> str:
-    """Return what a tool of NVIDIA in Triton's wheel prints of a cubin; nothing if it fails."""
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+def _resources_of(cubin: bytes) -> str:
+    """Return what NVIDIA's tool in Triton's wheel prints of a cubin's resources; nothing if it fails."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([program, *options, file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False
+        )
     return done.stdout if done.returncode == 0 else ""
 
 
-def every_gemm(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
-    """Compile every tile of the table for the targets, with and without masks."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    for (target, fmt), tiles in TILES.items():
-        widens = (target, fmt) != ("sm_90", "nvfp4") or version >= OLDEST_TO_WIDEN_NVFP4
-        if target not in targets or not widens:
-            continue
-        for tile in tiles:
-            for even in (True, False):
-                yield compile_gemm(target, fmt, tile, even=even)
-
-
 def every_kernel(target: str) -> Iterator[Compiled]:
-    """Compile every tile of the GEMM and the quantiser's variants for one target."""
-    yield from every_gemm([target])
+    """Compile every tile of the GEMM, with and without masks, and the quantiser's variants for one target."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    for (arch, fmt), tiles in TILES.items():
+        widens = (target, fmt) != ("sm_90", "nvfp4") or version >= OLDEST_TO_WIDEN_NVFP4
+        if arch == target and widens:
+            for tile in tiles:
+                for even in (True, False):
+                    yield compile_gemm(target, fmt, tile, even=even)
     for rows, columns, output in VARIANTS:
         yield compile_quantiser(target, rows, columns, output)
 
@@ -262,26 +248,3 @@ def every_kernel(target: str) -> Iterator[Compiled]:
 def faults(found: Iterable[Compiled]) -> list[Compiled]:
     """Return the kernels with problems, except Hopper's GEMMs, because Hopper has no FP4 unit."""
     return [one for one in found if one.problems and not (one.kernel == "gemm" and one.target == "sm_90")]
-
-
-def markdown(found: Iterable[Compiled]) -> str:
-    """Return the table of the GEMM's instructions."""
-    lines = [
-        "| architecture | format and tile | instruction | in the kernel | machine code | shared memory |",
-        "|---|---|---|---|---|---|",
-    ]
-    for one in found:
-        if one.kernel != "gemm" or one.variant.endswith("masked"):
-            continue
-        widened = (problem.removeprefix("widened: ") for problem in one.problems if "widened" in problem)
-        names: dict[str, Any] = dict(one.instructions) or dict.fromkeys(widened, "widened")
-        machine = ", ".join(f"{count} × `{name}`" for name, count in one.machine_instructions.items())
-        instruction = ", ".join(f"`{name}`" for name in names)
-        counts = ", ".join(str(count) for count in names.values())
-        kib = f"{one.shared_bytes / 1024:.0f} KiB"
-        lines.append(f"| {one.target} | {one.variant} | {instruction} | {counts} | {machine} | {kib} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown(every_gemm()))
