@@ -24,7 +24,7 @@ from griffe import Extension
 from mkdocs.structure.files import File
 
 from ablate import store
-from ablate.check.page import page as record_page
+from ablate.check.record import page as record_page
 from ablate.check.record import read_proof
 from ablate.cli import cli
 from ablate.recipes.describe import describe

@@ -11,15 +11,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 NATIVE = (DOCS / "native.md").read_text(encoding="utf-8")
 
 
-def test_the_docs_are_the_records():
+def test_the_docs_have_a_record_of_a_cpu_that_failed_nothing():
     paths = sorted((DOCS / "devices").glob("*.json"))
-    assert paths
-    for path in paths:
-        record = read_proof(path)
-        assert path.stem == record.machine.file_name
-        assert path.with_suffix(".md").read_text(encoding="utf-8") == page(record)
-        (row,) = (line for line in NATIVE.splitlines() if f"(devices/{path.stem}.md)" in line)
-        assert f"[{record.machine.name}](devices/{path.stem}.md): {record} |" in row
+    records = [read_proof(path) for path in paths]
+    assert [path.stem for path in paths] == [record.machine.file_name for record in records]
+    assert any(record.machine.device.kind == "cpu" and not record.failed for record in records)
 
 
 def test_a_page_warns_at_its_top_of_times_beside_other_work():
