@@ -30,7 +30,7 @@ import pandas as pd
 
 from ablate.base.files import append_line, write_record
 from ablate.data.identity import DataIdentity
-from ablate.plan import build_plan, to_lock
+from ablate.plan import build_plan
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.trend import draw_trend
@@ -82,7 +82,7 @@ def rebuild(storage: Path) -> None:
         evals = pd.read_csv(path)
         study = load_study(STUDIES / f"{path.stem}.yaml")
         plan = build_plan(study, lambda _: DataIdentity(digest="losses alone", vocab_size=256, num_bytes=0))
-        lock, store = to_lock(plan), StudyStore(storage / path.stem)
+        lock, store = plan, StudyStore(storage / path.stem)
         ids = {
             (arm, seed): run for arm, seed, run in evals[["arm", "seed", "run_id"]].itertuples(index=False)
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.data import DataIdentity
-from ablate.plan import build_plan, to_lock
+from ablate.plan import build_plan
 from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study
 
@@ -66,7 +66,7 @@ def main() -> int:
                 plan = build_plan(load_study(path), identify)
                 times.append(time.perf_counter() - start)
             start = time.perf_counter()
-            plan_to_json(to_lock(plan))
+            plan_to_json(plan)
             lock_sec = time.perf_counter() - start
             size = f"{len(plan.arms):,} arms, {sum(len(arm.runs) for arm in plan.arms):,} runs"
             print(f"{name}: {size}: {min(times):.2f} s, lock file {lock_sec:.2f} s")

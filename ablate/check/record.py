@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.base.files import read_record, write_record
-from ablate.store.fields import PLAIN, Count, Number, Text, Time, checked
+from ablate.store.records import PLAIN, Count, Number, Text, Time, checked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

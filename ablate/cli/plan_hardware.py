@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError
 from ablate.cli.output import format_table, names_text
 from ablate.modelled.hardware import PEAKS
+from ablate.modelled.on_hardware import CPU, FITS_SHARE, on_hardware
 from ablate.modelled.speed import HARDWARE
 from ablate.modelled.spread import Range
 from ablate.plan.estimate import shared_tokens
-from ablate.plan.on_hardware import CPU, FITS_SHARE, on_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ablate.modelled.on_hardware import OnHardware
     from ablate.plan import Plan, PlannedArm
-    from ablate.plan.on_hardware import OnHardware
 
 _NOT_MODELLED = (
     "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for"
@@ -38,7 +38,10 @@ def hardware_json(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware."""
     where = hardware or (CPU,)
-    arms = [{name: _entry(on_hardware(arm, name), prices.get(name)) for name in where} for arm in plan.arms]
+    arms = [
+        {name: _entry(on_hardware(arm.config, arm.resources, name), prices.get(name)) for name in where}
+        for arm in plan.arms
+    ]
     return arms, {name: _study(plan, name, prices.get(name)) for name in hardware}
 
 
@@ -60,7 +63,7 @@ def _entry(found: OnHardware | None, price: float | None) -> dict[str, Any] | No
 
 def _study(plan: Plan, name: str, price: float | None) -> dict[str, Any]:
     """Return the sums over all runs; None where an arm has no figure."""
-    found = [one for arm in plan.arms if (one := on_hardware(arm, name)) is not None]
+    found = [one for arm in plan.arms if (one := on_hardware(arm.config, arm.resources, name)) is not None]
     hours = _hours_of_all(plan, name)
     return {
         "fits": all(one.fits for one in found) if len(found) == len(plan.arms) else None,
@@ -74,7 +77,7 @@ def _hours_of_all(plan: Plan, name: str) -> Range | None:
     shared = shared_tokens(plan)
     hours = []
     for arm in plan.arms:
-        found = on_hardware(arm, name)
+        found = on_hardware(arm.config, arm.resources, name)
         if found is None or found.gpu_hours is None:
             return None
         runs = len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
@@ -94,7 +97,7 @@ def _range_json(key: str, found: Range | None) -> dict[str, float | None]:
 
 def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, float], width: int) -> list[str]:
     """Return the lines for people: work, memory by part, what fits, GPU-hours of arms and of the study."""
-    arms = [arm for arm in plan.arms if on_hardware(arm, hardware[0]) is not None]
+    arms = [arm for arm in plan.arms if on_hardware(arm.config, arm.resources, hardware[0]) is not None]
     others = [arm.name for arm in plan.arms if arm not in arms]
     lines = [f"{_NOT_MODELLED} {names_text(others)}"] if others else []
     if not arms:
@@ -102,7 +105,10 @@ def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, floa
     flops = [arm.size.flops_per_token * arm.batches.tokens for arm in arms if arm.size is not None]
     ends = " to ".join(f"{one:.3g}" for one in dict.fromkeys((min(flops), max(flops))))
     lines += [f"{'work':<9} {ends} FLOPs a run", *_memory_lines(arms, hardware)]
-    rows = [[arm.name, *(_hours(on_hardware(arm, name)) for name in hardware)] for arm in arms]
+    rows = [
+        [arm.name, *(_hours(on_hardware(arm.config, arm.resources, name)) for name in hardware)]
+        for arm in arms
+    ]
     sums = {name: _hours_of_all(plan, name) for name in hardware}
     rows.append(["all runs", *(_range_text(hours, ",.0f") for hours in sums.values())])
     if prices:
@@ -119,7 +125,7 @@ def _memory_lines(arms: Sequence[PlannedArm], hardware: Sequence[str]) -> list[s
     """Return the memory of the arm that needs most on each hardware; one line where it is the same."""
     groups: dict[str, list[str]] = {}
     for name in hardware:
-        found = [one for arm in arms if (one := on_hardware(arm, name)) is not None]
+        found = [one for arm in arms if (one := on_hardware(arm.config, arm.resources, name)) is not None]
         most = max(found, key=lambda one: one.memory.peak.total)
         peak = most.memory.peak
         parts = ", ".join(f"{part} {_gigabytes(size)}" for part, size in asdict(peak).items() if size)

@@ -15,7 +15,7 @@ from ablate.cli.output import echo_json, format_table, names_text, terminal_widt
 from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
-from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress, to_lock
+from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.seeds import SPREAD, cost_found
@@ -97,7 +97,7 @@ def _with_neighbours(
 
 def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
     """Return the lock file's content, with the plan's progress and costs here and now."""
-    content = plan_to_json(to_lock(plan))
+    content = plan_to_json(plan)
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
         for run in entry["runs"]:
             run["state"] = progress.state(run["id"])
@@ -117,7 +117,6 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             "seconds_per_run": costs.run_seconds.get(arm.name),
             "seconds_are": costs.ground.get(arm.name),
         }
-    content["too_short"] = list(plan.too_short)
     content["missing"] = [str(problem) for problem in plan.missing]
     content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
     shown = ("wall_seconds", "cores", "storage_bytes")
@@ -198,7 +197,7 @@ def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
             f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items()
         )
         differs = "(baseline)" if arm.name == plan.baseline else own
-        rows.append((arm.name, arm.recipe_text, differs, _states(progress, (run.id for run in arm.runs))))
+        rows.append((arm.name, arm.recipe, differs, _states(progress, (run.id for run in arm.runs))))
     return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
 
 
@@ -215,7 +214,6 @@ def _figures(
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),
-        "data": plan.too_short,
         "seeds": _seeds_text(plan),
         "stop": _stop_text(plan),
         "fork": _fork_text(plan),
@@ -233,7 +231,7 @@ def _figures(
 
 def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     """Return the budget of tuning, and what was found or that it comes first."""
-    tuning = plan.tuning
+    tuning = plan.tune
     if tuning is None:
         return []
     asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tuning.trials)]
@@ -308,8 +306,8 @@ def _fork_text(plan: Plan) -> list[str]:
     places: dict[str, list[str]] = {}
     for arm in plan.arms:
         if arm.fork is not None:
-            step = arm.fork.at // arm.batches.tokens_per_step
-            place = f"from {arm.fork.parent} after {arm.fork.at:,} tokens (step {step:,})"
+            step = arm.fork.tokens // arm.batches.tokens_per_step
+            place = f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens (step {step:,})"
             places.setdefault(place, []).append(arm.name)
     said = ["token costs count from the fork: what an arm costs from there on"] if places else []
     return [*(f"{names_text(names)} {place}" for place, names in places.items()), *said]

@@ -113,7 +113,7 @@ def _show_plan(planned: SearchPlan, *, as_json: bool) -> None:
             "recipes": [
                 {
                     "name": candidate.name,
-                    "gemms": planned.plans[0].arm(candidate.name).recipe_text,
+                    "gemms": planned.plans[0].arm(candidate.name).recipe,
                     "levels": candidate.levels,
                     "step_time_over_baseline": planned.times[candidate.name],
                     "runs": [one.arm(candidate.name).runs[0].id for one in planned.plans],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -109,12 +109,12 @@ def _memory(arm: PlannedArm, peak_bytes: int | None, device_name: str) -> str:
     if peak_bytes is None:
         return "–"
     from ablate.modelled.hardware import PEAKS
-    from ablate.plan.on_hardware import on_hardware
+    from ablate.modelled.on_hardware import on_hardware
     from ablate.run.config import ResourcesConfig
 
     measured = f"{peak_bytes / 1e9:.2f} GB"
     hardware = next((name for name in PEAKS if name in device_name), None)
-    found = on_hardware(replace(arm, resources=ResourcesConfig()), hardware) if hardware else None
+    found = on_hardware(arm.config, ResourcesConfig(), hardware) if hardware else None
     return f"{measured} (modelled {found.memory.peak.total / 1e9:.2f})" if found else measured
 
 
@@ -125,8 +125,7 @@ def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
     turns cancel what drifts.
     """
     from ablate.base.files import read_record, write_record
-    from ablate.store.fields import checked
-    from ablate.store.records import SpeedRecord
+    from ablate.store.records import SpeedRecord, checked
 
     timed = [one.arm for one in measured.arms]
     if baseline not in timed:

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ablate.base.files import parse_json
 from ablate.store import END_STATES
 from ablate.store.leases import Leases
+from ablate.store.metrics import new_lines, parse_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,15 +80,11 @@ class _Tail:
 
     def read(self, path: Path) -> None:
         """Take in the rows after the offset; the last of each kind says all that is shown."""
-        with path.open("rb") as file:
-            file.seek(self.offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        lines, seen = whole.splitlines(), set()
+        lines, self.offset = new_lines(path, self.offset)
+        seen = set()
         for line in reversed(lines):
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line, or a cut one
-                if (kind := (row := parse_json(line))["kind"]) in seen:
+            with contextlib.suppress(KeyError, TypeError):  # a damaged line, or a cut one
+                if (kind := (row := parse_rows([line])[0])["kind"]) in seen:
                     continue
                 names = ("val_loss",) if kind == "eval" else ("loss", "tokens_per_sec")
                 values, tokens = {name: row[name] for name in names}, row["tokens"]
@@ -205,8 +201,8 @@ class ProgressReader:
 
 def _first_row(path: Path) -> tuple[float, int]:
     """Return time and tokens of a file's first row."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
-        row = parse_json(file.readline())
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        row = parse_rows(new_lines(path, most_bytes=1)[0])[0]
         return float(row["time_unix"]), int(row["tokens"])
     return 0.0, 0
 

@@ -1,15 +1,24 @@
 """Planning: a validated study → its runs, with ids; pure, and fast enough for ten thousand of them.
 
->>> from ablate.plan import build_plan, to_lock
+>>> from ablate.plan import build_plan
 >>> from ablate.study import load_study
 >>> plan = build_plan(load_study("quickstart"))
 >>> [arm.name for arm in plan.arms][:2]
 ['bf16', 'fp8']
 """
 
+from ablate.plan.build import build_plan, code_warning
 from ablate.plan.estimate import PlanCosts, estimate
-from ablate.plan.plan import Plan, PlannedArm, build_plan, code_warning, configured_runs
-from ablate.plan.stored import StudyProgress, asks_otherwise, known_plan, read_progress, runs_lost_by, to_lock
+from ablate.plan.plan import (
+    Plan,
+    PlannedArm,
+    StudyProgress,
+    asks_otherwise,
+    configured_runs,
+    read_progress,
+    runs_lost_by,
+)
+from ablate.plan.tuning import known_plan
 
 __all__ = [
     "Plan",
@@ -24,5 +33,4 @@ __all__ = [
     "known_plan",
     "read_progress",
     "runs_lost_by",
-    "to_lock",
 ]

@@ -19,8 +19,7 @@ from ablate.store import END_STATES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.plan.plan import Plan, PlannedArm
-    from ablate.plan.stored import StudyProgress
+    from ablate.plan.plan import Plan, PlannedArm, StudyProgress
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12

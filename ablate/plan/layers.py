@@ -1,18 +1,159 @@
-"""The recipe of each linear layer, for display: it shows which layers a rule really matches."""
+"""The layers of each arm's model: whether recipes fit them, and what each of them carries.
+
+Loading has checked the recipes of built-in models. Models and trainers of the user's own have a digest and an
+outline here; the model is built without memory, which imports torch. ``diagnostics:`` is checked here,
+because it names layers of any model.
+
+How it fails: ``UserError`` at the line of the study that names the code, model, pattern or recipe.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ablate.recipes import describe_layer
+from ablate.base.errors import Problem, UserError, likely
+from ablate.base.user_functions import code_digest
+from ablate.recipes import describe_layer, features_fault
+from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import LayerPlace, phases_of
+from ablate.run.architecture import layer_places
+from ablate.study.shape_checks import phase_misfits, rule_misfits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from ablate.models.custom_models import Outline
     from ablate.recipes import Recipe
+    from ablate.run.architecture import LinearLayer
+    from ablate.run.config import ModelConfig
+    from ablate.study import ResolvedArm, Study
+
+    Layers = dict[str, tuple[LinearLayer, ...]]
+
+
+class OwnCode:
+    """Digests and outlines of a study's own models and trainers, each computed once for all arms."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._code = cache(code_digest)
+        self._hf = cache(_hf_digest)
+        self._outline = cache(_outline)
+
+    def digest(self, arm: ResolvedArm) -> str | None:
+        """Return the hash of an arm's code and of its model's files, None if it has no code of the user's.
+
+        Raises:
+            UserError: there is no such code or model.
+        """
+        model, parts = arm.model, []
+        with self._at(arm, "model"):
+            parts += [self._hf(model)] if model.hf is not None else []
+            parts += [self._code(model.function)] if model.function is not None else []
+        with self._at(arm, "trainer"):
+            parts += [self._code(arm.trainer)] if arm.trainer is not None else []
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
+
+    def outline(self, arm: ResolvedArm, vocab_size: int) -> Outline | None:
+        """Return the outline of an arm's model, checked against its recipe; None for a built-in model.
+
+        Raises:
+            UserError: the model cannot be built, or does not fit its recipe.
+        """
+        if arm.model.is_built_in:
+            return None
+        with self._at(arm, "model"):
+            found = self._outline(arm.model, vocab_size, arm.training.seq_len)
+        unreached = coverage_faults(arm.recipe, found.matrices, allow=arm.model.allow)
+        misfits = _misfits(arm.recipe, found.layers, arm.training.tokens, "recipe.layers")
+        for part, faults in (("allow", list(unreached)), ("recipe", list(misfits))):
+            if faults:
+                with self._at(arm, part):
+                    raise UserError(
+                        *(Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults)
+                    )
+        return found
+
+    @contextmanager
+    def _at(self, arm: ResolvedArm, part: str) -> Iterator[None]:
+        """Give problems without a place the line of the study that leads to them."""
+        try:
+            yield
+        except UserError as error:
+            line, column = arm.lines[part]
+            place = partial(replace, file=self._study.shown_path, line=line, column=column)
+            raise UserError(*(one if one.file else place(one) for one in error.problems)) from error
+
+
+def _hf_digest(model: ModelConfig) -> str:
+    from ablate.models.hf_files import hf_digest
+
+    return hf_digest(model)
+
+
+def _outline(model: ModelConfig, vocab_size: int, seq_len: int) -> Outline:
+    from ablate.models.custom_models import outline
+
+    return outline(model, vocab_size=vocab_size, seq_len=seq_len)
+
+
+def check_diagnosed(study: Study, layers: Layers) -> None:
+    """Check ``diagnostics`` of a study; ``layers``: the linear layers of each arm's model, by arm.
+
+    Raises:
+        UserError: a pattern that matches no layer of any arm, or a recipe that does not fit an arm.
+    """
+    if study.diagnostics is None:
+        return
+    problems = []
+
+    def add(place: tuple[int, int], what: str, hint: str) -> None:
+        line, column = place
+        problem = Problem(
+            file=study.shown_path, line=line, column=column, what=f"diagnostics.{what}", hint=hint
+        )
+        problems.append(problem)
+
+    known = list(dict.fromkeys(layer.name for own in layers.values() for layer in own))
+    patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
+    for pattern, place in zip(patterns, study.layer_lines, strict=True):
+        if not any(fnmatchcase(name, pattern) for name in known):
+            hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
+            add(place, f"layers: '{pattern}' names no layer of any arm", hint)
+    others = study.diagnostics.other_recipes().values()
+    for index, (recipe, place) in enumerate(zip(others, study.what_if_lines, strict=True)):
+        faults = (
+            (f"what_if[{index}]: {what}; arm '{arm.name}'", hint)
+            for arm in study.arms
+            if arm.trainer is None  # else nothing is diagnosed
+            for what, hint in _misfits(recipe, layers[arm.name], arm.training.tokens, "layers")
+        )
+        if fault := next(faults, None):
+            add(place, *fault)
+    if problems:
+        raise UserError(*problems)
+
+
+def _misfits(
+    recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int, rules: str
+) -> Iterator[tuple[str, str]]:
+    """Yield what of a recipe does not fit a model, with a remedy. ``rules``: the key of its rules."""
+    where = layer_places(layers)
+    for one in (*rule_misfits(where, recipe), *phase_misfits(recipe, tokens)):
+        yield one.what, one.hint
+    faults = (
+        features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
+        for layer in layers
+        for phase in phases_of(recipe, where[layer.name])
+    )
+    if what := next(filter(None, faults), None):
+        yield what, f"give the layer a rule of its own: {rules}: [{{match: …, recipe: bf16}}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,25 +174,23 @@ def layer_groups(recipe: Recipe, where: Iterable[LayerPlace], total_tokens: int)
         text = ", ".join(f"from token {start:,}: {what}" if start else what for start, what in texts)
         by_text.setdefault(text, []).append(place)
     return [
-        LayerGroup(names=_shortened(members), count=len(members), recipe=text)
+        LayerGroup(names=_with_ranges(members), count=len(members), recipe=text)
         for text, members in by_text.items()
     ]
 
 
-def _shortened(members: list[LayerPlace]) -> tuple[str, ...]:
-    """Write the blocks of layers of one kind as ranges."""
+def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
+    """Name layers, those of one kind together: their blocks as ranges."""
     kinds: dict[str, list[int]] = {}
     for place in members:
-        parts = place.name.split(".")
-        if place.block is None:
-            kinds.setdefault(place.name, [])
-            continue
-        at = parts.index(str(place.block))
-        kinds.setdefault(".".join([*parts[:at], "{}", *parts[at + 1 :]]), []).append(place.block)
-    return tuple(kind.format(_ranges(blocks)) for kind, blocks in kinds.items())
-
-
-def _ranges(blocks: list[int]) -> str:
-    runs = groupby(enumerate(sorted(blocks)), key=lambda pair: pair[1] - pair[0])
-    spans = [[block for _, block in run] for _, run in runs]
-    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+        kind, blocks = place.name, []
+        if place.block is not None:
+            kind, blocks = f".{place.name}.".replace(f".{place.block}.", ".{}.", 1).strip("."), [place.block]
+        kinds.setdefault(kind, []).extend(blocks)
+    names = []
+    for kind, blocks in kinds.items():
+        by_gap = groupby(enumerate(sorted(blocks)), key=lambda pair: pair[1] - pair[0])
+        runs = [list(run) for _, run in by_gap]
+        spans = (f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
+        names.append(kind.format(",".join(spans)))
+    return tuple(names)

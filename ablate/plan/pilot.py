@@ -20,8 +20,7 @@ from ablate.store.plan_file import LockedRun
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.plan.plan import Plan, PlannedArm
-    from ablate.plan.stored import StudyProgress
+    from ablate.plan.plan import Plan, PlannedArm, StudyProgress
 
 SHARES = (0.7, 0.6, 0.5)
 """Where in the budget the target is looked for: at 0.7 an arm may need 43 % more tokens."""
@@ -155,7 +154,7 @@ def _unusable(curves: Sequence[Curve]) -> str | None:
 
 def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
     """Return when the runs reach a loss, counted as the report does; None where one does not."""
-    origin = 0 if base.fork is None else base.fork.at
+    origin = 0 if base.fork is None else base.fork.tokens
     rule = "confirmed" if plan.target is None else plan.target.crossing
     found: dict[int, float] = {}
     for curve in curves:
@@ -177,7 +176,7 @@ def _end(base: PlannedArm) -> int:
 
 def _target(plan: Plan, base: PlannedArm, curves: Sequence[Curve]) -> Reached | None:
     """Return the loss of the slower run at 0.7 of the budget, or earlier if that is no crossing."""
-    origin = 0 if base.fork is None else base.fork.at
+    origin = 0 if base.fork is None else base.fork.tokens
     for share in SHARES:
         at = origin + share * (_end(base) - origin)
         loss = math.ceil(max(_loss_at(curve, at) for curve in curves) * 1000) / 1000

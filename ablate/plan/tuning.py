@@ -15,15 +15,19 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import UserError
 from ablate.plan.plan import planned_runs
+from ablate.run.config import TrainingConfig
 from ablate.run.schedule import plan_steps
+from ablate.store.plan_file import LockedTuning
 from ablate.study.search_space import Range, tuned_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm
-    from ablate.store.plan_file import GroupTuning, LockedPlan
+    from ablate.store import StudyStore
+    from ablate.store.plan_file import GroupTuning
     from ablate.study.search_space import Choices, Tune
 
 
@@ -64,41 +68,72 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         study=tuning.study,
         description=f"The trials in which the arms of {plan.study} are tuned.",
         baseline=arms[0].name,
-        training=replace(plan.training, tokens=tuning.tokens),
+        training=plan.training | {"tokens": tuning.tokens},
         paired_seeds=False,
-        intervals=plan.intervals,
         stop=None,
         diagnostics=None,
         keep_weights=False,
         arms=arms,
         folded=(),
         dropped=(),
+        tune=None,
         tuning=None,
     )
 
 
-def tuned_plan(plan: Plan, tuning: Tune) -> Plan:
-    """Return the plan with arms at the best values, once these are known."""
-    plan = replace(plan, tuning=tuning)
-    if not tuning.is_done:
-        return plan
-    base = tuning.group_of(_of_group(plan, plan.baseline)).shared
+def tuned_plan(plan: Plan, tune: Tune) -> Plan:
+    """Return the plan with its search, and with arms at the best values once these are known."""
     added = []
-    for arm in plan.arms:
-        group = tuning.group_of(_of_group(plan, arm.name))
+    base = tune.group_of(plan.baseline).shared
+    for arm in plan.arms if tune.is_done else ():
+        # The repeated baseline is in the baseline's group.
+        group = tune.group_of(plan.baseline if arm.again else arm.name)
         chosen = group.chosen
         assert chosen is not None
-        if chosen == group.shared:
-            continue
-        tuned = _at_values(
-            replace(arm, differs=_differs(arm, base, chosen), folded=(), tuned_from=arm.name),
-            name=tuned_name(arm.name),
-            description=f"{arm.name} at the values found for it: {values_text(chosen)}",
-            seeds=[run.seed for run in arm.runs],
-            training=chosen,
-        )
-        added.append(tuned)
-    return replace(plan, arms=(*plan.arms, *added))
+        if chosen != group.shared:
+            one = _at_values(
+                replace(arm, differs=_differs(arm, base, chosen), folded=(), tuned_from=arm.name),
+                name=tuned_name(arm.name),
+                description=f"{arm.name} at the values found for it: {values_text(chosen)}",
+                seeds=[run.seed for run in arm.runs],
+                training=chosen,
+            )
+            added.append(one)
+    tuned = {arm.tuned_from: arm.name for arm in added}
+    training = TrainingConfig(**plan.training | {"tokens": tune.tokens})
+    lock = LockedTuning(
+        study=tune.study,
+        done=tune.is_done,
+        fields={name: asdict(field) for name, field in tune.fields.items()},
+        sampler=tune.sampler,
+        trials=tune.trials,
+        at_once=tune.at_once,
+        prune=tune.prune,
+        tokens=plan_steps(training).tokens,
+        seeds=tune.seeds,
+        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
+        tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms} if tune.is_done else {},
+    )
+    return replace(plan, tune=tune, tuning=lock, arms=(*plan.arms, *added))
+
+
+def known_plan(plan: Plan, store: StudyStore) -> Plan:
+    """Return the plan with its tuned values, if the store has them of the same search of every group."""
+    tune = plan.tune
+    if tune is None:
+        return plan
+    try:
+        written = store.plan().tuning
+    except (OSError, UserError):
+        return plan
+    if written is None or not written.done or written.trials != tune.trials:
+        return plan
+    assert plan.tuning is not None
+    found = {(group.name, group.fingerprint): group for group in written.groups}
+    if any((group.name, group.fingerprint) not in found for group in plan.tuning.groups):
+        return plan
+    groups = tuple(found[group.name, group.fingerprint] for group in plan.tuning.groups)
+    return tuned_plan(plan, replace(tune, groups=groups))
 
 
 def _differs(
@@ -110,23 +145,20 @@ def _differs(
     return kept | changed
 
 
-def _of_group(plan: Plan, arm: str) -> str:
-    """Return the arm whose group an arm belongs to: the repeated baseline is in the baseline's group."""
-    return plan.baseline if plan.arm(arm).again else arm
-
-
 def _at_values(
     arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
 ) -> PlannedArm:
     """Return an arm with other values of training, and therefore with new runs."""
     section = replace(arm.config.training, **training)
     config = replace(arm.config, training=section)
+    batches = plan_steps(section, arm.resources.devices_per_run)
     return replace(
         arm,
         name=name,
         description=description,
         config=config,
-        batches=plan_steps(section, arm.resources.devices_per_run),
+        batches=batches,
+        tokens=batches.tokens,
         runs=planned_runs(config, seeds),
     )
 
@@ -147,19 +179,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "off" if value is None else f"{value:,}"
-
-
-def found_before(plan: Plan, lock: LockedPlan) -> Plan:
-    """Return the plan with the values of an earlier lock, if the search of every group is the same."""
-    tuning, written = plan.tuning, lock.tuning
-    assert tuning is not None
-    if written is None or not written.done or written.trials != tuning.trials:
-        return plan
-    by_name = {group.name: group for group in written.groups}
-    groups = []
-    for group in tuning.groups:
-        found = by_name.get(group.name)
-        if found is None or found.fingerprint != fingerprint(plan, tuning, group):
-            return plan
-        groups.append(replace(group, trials=found.trials, chosen=found.chosen))
-    return tuned_plan(plan, replace(tuning, groups=tuple(groups)))

@@ -8,7 +8,6 @@ A missing plan is an error of the caller (``FileNotFoundError``).
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from ablate.base.files import parse_json, read_record
+from ablate.base.files import read_record
 from ablate.store import END_STATES
-from ablate.store.fields import checked
 from ablate.store.leases import Leases
-from ablate.store.records import Environment, RecordedConfig, SpeedRecord, with_whole
+from ablate.store.metrics import is_row, lines_of, number_in, parse_rows, rows_of
+from ablate.store.records import Environment, RecordedConfig, SpeedRecord, checked, with_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200
 _MOST_TOKENS = 1 << 62
-_LARGEST = 1e300
 TRAINING = {
     "tokens": "tokens", "step": "step", "loss": "loss_nats_per_token", "lr": "learning_rate",
     "grad_norm": "gradient_norm", "tokens_per_sec": "tokens_per_sec",
@@ -137,8 +135,7 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
     for arm, entry in store.plan().runs():
         run = store.run(entry.id)
         content, _ = run.rows(run.metrics_path, run.examined())
-        lines = [line for line in content.splitlines() if b'"train"' in line]
-        found = {row["tokens"]: row for row in parse_rows(lines) if is_row(row, "train")}
+        found = {row["tokens"]: row for row in rows_of(lines_of(content), "train")}
         rows += [training_row(found[at]) | _of(entry.id, arm.name, entry.seed) for at in sorted(found)]
     return pd.DataFrame(rows, columns=["run_id", "arm", "seed", *TRAINING.values()])
 
@@ -179,17 +176,15 @@ def _read_metrics(
 
     Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
     """
-    lines = content[: content.rfind(b"\n") + 1].split(b"\n")
+    lines = lines_of(content)
     evals: dict[int, tuple[int, float, float | None]] = {}
     dropped = 0
     for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
-        if is_finite(row["val_loss"]):
+        if (loss := number_in(row, "val_loss")) is not None:
             # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
             step = row.get("step")
             step = step if type(step) is int and 0 <= step < _MOST_TOKENS else 0
-            second = row.get("val_loss_bf16", math.nan)
-            known = type(second) in (int, float) and is_finite(second)
-            evals[row["tokens"]] = (step, float(row["val_loss"]), float(second) if known else None)
+            evals[row["tokens"]] = (step, loss, number_in(row, "val_loss_bf16"))
         else:
             dropped += 1
     if dropped:
@@ -211,44 +206,10 @@ def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> lis
     return good
 
 
-def parse_rows(lines: list[bytes]) -> list[Any]:
-    """Parse lines all at once, and one by one only where that fails; a damaged one gives its error."""
-    try:
-        rows = parse_json(b"[" + b",".join(lines) + b"]")
-        return list(rows) if len(rows) == len(lines) else [_row(line) for line in lines]
-    except ValueError:
-        return [_row(line) for line in lines]
-
-
-def _row(line: bytes) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        return error
-
-
-def is_row(row: object, kind: str) -> bool:
-    """Tell whether what was parsed is a row of this kind, with its tokens."""
-    return (
-        isinstance(row, dict)
-        and row.get("kind") == kind
-        and type(row.get("tokens")) is int
-        and 0 <= row["tokens"] < _MOST_TOKENS
-    )
-
-
 def _throughput(lines: list[bytes], forked: int) -> float | None:
     values = [
         value
-        for row in parse_rows(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)])
-        if isinstance(row, dict)
-        and (not forked or (is_row(row, "train") and row["tokens"] > forked))
-        and isinstance(value := row.get("tokens_per_sec"), int | float)
-        and is_finite(value)
+        for row in rows_of(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)], "train")
+        if row["tokens"] > forked and (value := number_in(row, "tokens_per_sec")) is not None
     ]
-    return float(statistics.median(values)) if values else None
-
-
-def is_finite(value: float) -> bool:
-    """Tell whether a float can hold a number; an integer of JSON may be larger than any float."""
-    return -_LARGEST < value < _LARGEST
+    return statistics.median(values) if values else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
 from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
-from ablate.plan.plan import Plan, build_plan
+from ablate.plan import Plan, build_plan
 from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import COST, STEP_TIME, Halving
 from ablate.search.ledger import LOSS
@@ -127,7 +127,7 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
     against = mean_token_time(work, baseline.config.recipe, search.hardware, search.budgets[-1])
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
-        hint = f"'{baseline.name}' is {baseline.recipe_text}"
+        hint = f"'{baseline.name}' is {baseline.recipe}"
         raise UserError(_problem(study, search, "hardware", what, hint))
     times, dropped = {}, []
     for arm in plan.arms:

@@ -60,7 +60,7 @@ def search_recipes(
 
     def describe(budget: int, name: str) -> dict[str, Any]:
         arm = found.arm(budget, name)
-        return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe_text}
+        return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
 
     def run(asked: Sequence[Asked]) -> list[TrialResult | None]:
         runs.write(tried_plan(found, found.halving.read(storage)))

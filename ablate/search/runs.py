@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import find_todo
-from ablate.plan.stored import to_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ class TrialRuns:
 
     def write(self, plan: Plan) -> None:
         """Write the plan of every trial that was asked, for all who read the run store."""
-        self.store.write_plan(to_lock(plan))
+        self.store.write_plan(plan)
 
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
         """Run the trials' runs that have not ended. ``plan``: of these trials alone."""
@@ -92,4 +91,4 @@ def run_ids(one: Asked) -> list[str]:
 
 def losses_of(run: RunDir) -> Curve:
     """Return a run's validation losses by tokens."""
-    return {row["tokens"]: row["val_loss"] for row in run.metrics() if row["kind"] == "eval"}
+    return {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}

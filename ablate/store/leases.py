@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ablate.base.files import read_record, write_record
-from ablate.store.fields import Text, Time, Whole, checked
+from ablate.store.records import Text, Time, Whole, checked
 
 STALE_SEC = 60.0
 

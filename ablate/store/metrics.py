@@ -1,10 +1,10 @@
-"""The metrics file of one attempt: rows appended to one open file, after a kept prefix.
+"""The rows of a run (``metrics.jsonl`` and its like): one writer, and one reader for all who read them.
 
 A new attempt copies the rows that it keeps into its own file and renames that over the old one. A worker that
 was given up for dead and wakes up therefore writes into a file that nobody reads.
 
 How it fails: a row that does not fit on the disk is removed completely (``OSError``), so that no later row
-follows a partial one.
+follows a partial one. A last line that a crash cut is not read; a damaged line is an error in its place.
 """
 
 from __future__ import annotations
@@ -16,8 +16,75 @@ import uuid
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.files import parse_json
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+_MOST_TOKENS = 1 << 62
+_LARGEST = 1e300
+
+
+def new_lines(path: Path, offset: int = 0, most_bytes: int = -1) -> tuple[list[bytes], int]:
+    """Return the complete lines of a file from ``offset`` on, and the offset after them.
+
+    Reads about ``most_bytes``, at least a line; nothing where there is no file.
+    """
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        content = file.read(most_bytes)
+        if len(content) == most_bytes and not content.endswith(b"\n"):
+            content += file.readline()
+    return lines_of(content), offset + content.rfind(b"\n") + 1
+
+
+def lines_of(content: bytes) -> list[bytes]:
+    """Return the complete lines."""
+    return content.split(b"\n")[:-1]
+
+
+def parse_rows(lines: Sequence[bytes]) -> list[Any]:
+    """Parse lines all at once, and one by one only where that fails; a damaged one gives its error."""
+    try:
+        rows = parse_json(b"[" + b",".join(lines) + b"]")
+        if len(rows) == len(lines):
+            return list(rows)
+    except ValueError:
+        pass
+    return list(map(_row, lines))
+
+
+def _row(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        return error
+
+
+def is_row(row: object, kind: str) -> bool:
+    """Whether what was parsed is a row of this kind, with its tokens."""
+    return (
+        isinstance(row, dict)
+        and row.get("kind") == kind
+        and type(row.get("tokens")) is int
+        and 0 <= row["tokens"] < _MOST_TOKENS
+    )
+
+
+def number_in(row: dict[str, Any], name: str) -> float | None:
+    """Return a row's number, None where it has none that is finite."""
+    value: Any = row.get(name)
+    # An integer of JSON may be larger than any float.
+    return float(value) if type(value) in (int, float) and -_LARGEST < value < _LARGEST else None
+
+
+def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a kind that can be read, in the order written."""
+    marker = f'"{kind}"'.encode()
+    return [row for row in parse_rows([line for line in lines if marker in line]) if is_row(row, kind)]
 
 
 class MetricsWriter(AbstractContextManager["MetricsWriter"]):

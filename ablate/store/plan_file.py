@@ -1,7 +1,7 @@
 """``plan.lock.json``: a study's arms, runs and search, for everything that reads its run store.
 
-Only planning writes these types. Unknown keys are allowed, so that files of later versions can be read, but
-not those of a stop rule. ``ablate.store`` shows the file.
+A ``Plan`` is a ``LockedPlan`` with what only planning and running need. Unknown keys are allowed, so that
+files of later versions can be read, but not those of a stop rule. ``ablate.store`` shows the file.
 
 How it fails: content that does not fit is a ``ValueError`` of one line that names the place.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from ablate.base.command_hints import command_line, set_words
-from ablate.store.fields import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
+from ablate.store.records import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +97,8 @@ class LockedRun:
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
-class LockedFork:
-    """The arm that an arm leaves, and after how many tokens."""
+class ForkPoint:
+    """The arm that an arm leaves, and after how many tokens, in whole steps."""
 
     arm: Text
     tokens: Tokens
@@ -117,10 +118,10 @@ class LockedArm:
     again: Flag = False
     recipe: Text | None = None
     tokens: Tokens | None = None
-    factors: dict[str, Any] = Field(default_factory=dict)
-    differs: dict[str, tuple[Any, Any]] = Field(default_factory=dict)
+    factors: dict[str, Any] = field(default_factory=dict)
+    differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     folded: tuple[Text, ...] = ()
-    fork: LockedFork | None = None
+    fork: ForkPoint | None = None
     runs: tuple[LockedRun, ...]
 
 
@@ -189,17 +190,14 @@ class LockedTuning:
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
-class LockedPlan:
-    """The content of a study's plan. ``training``: the base's section, which most arms share.
+class Question:
+    """What a study asks of its runs.
 
-    ``target``: None where final losses are compared. ``paired_seeds``: equal seeds are
-    pairs. ``intervals``: whether an arm's variance is moderated by those of the other arms. ``waive``:
-    settings in which runs may differ. ``tuning``: None for a study without tuning.
-    ``imported``: built from the logs of others. ``settings``: what ``--set`` changed of the study's file.
+    ``target``: None where final losses are compared. ``paired_seeds``: equal seeds are pairs. ``intervals``:
+    whether an arm's variance is moderated by those of the other arms. ``waive``: settings in which runs may
+    differ. ``dropped``: cells of the grid that are not run. ``settings``: what ``--set`` changed of the file.
     """
 
-    format: Literal[1] = FORMAT
-    study: Text
     description: Text | None = None
     baseline: Text
     target: Target | None
@@ -207,12 +205,24 @@ class LockedPlan:
     intervals: Literal["moderated", "own"] = "moderated"
     waive: tuple[Text, ...] = ()
     stop: StopRule | None = None
-    training: Training = Field(default_factory=dict)
-    arms: Annotated[tuple[LockedArm, ...], Field(min_length=1)]
     dropped: tuple[DroppedCell, ...] = ()
+    settings: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
+class LockedPlan(Question):
+    """The content of a study's plan.
+
+    ``training``: the base's section, which most arms share. ``tuning``: None for a study without tuning.
+    ``imported``: built from the logs of others.
+    """
+
+    format: Literal[1] = FORMAT
+    study: Text
+    training: Training = field(default_factory=dict)
+    arms: Annotated[tuple[LockedArm, ...], Field(min_length=1)]
     tuning: LockedTuning | None = None
     imported: Flag = False
-    settings: tuple[Text, ...] = ()
 
     @property
     def start(self) -> str:
@@ -231,10 +241,7 @@ class LockedPlan:
 
     def arm(self, name: str) -> LockedArm:
         """Return an arm by name; raises ``KeyError``."""
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        raise KeyError(name)
+        return {arm.name: arm for arm in self.arms}[name]
 
     def counted_from(self, name: str) -> int:
         """Return the tokens from which an arm's cost is counted: 0 for whole runs."""

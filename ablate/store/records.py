@@ -1,4 +1,4 @@
-"""What the files beside the plan say to readers: a run's configuration and environment, and the arms' speed.
+"""The content of the run store's files as types: of single values, and of those beside the plan.
 
 A store may come from elsewhere, or be damaged; past this point nothing has to ask again what type a value
 has. ``whole`` is a file's content as it is, for what only compares it or shows it.
@@ -8,16 +8,67 @@ How it fails: content that does not fit is a ``ValueError`` of one line, which n
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from dataclasses import field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.recipes import GEMMS
-from ablate.store.fields import PLAIN, Count, Flag, Number, T, Text, Time, Training, Whole, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Built on first use: a module that imports these types reads one file or none.
+PLAIN = ConfigDict(defer_build=True)
+
+# Strict: a quoted number, or a yes in place of a number, is damage.
+Text = Annotated[str, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+# Sums of numbers below this bound stay exact.
+Tokens = Annotated[Whole, Field(ge=0, lt=1 << 62)]
+Seed = Annotated[Whole, Field(ge=0, lt=1 << 62)]
+Time = Annotated[Number, Field(ge=0, lt=1e11)]
+"""Unix seconds; no valid time is later than the year 5138."""
+Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
+
+
+def _check_training(training: dict[str, Any]) -> dict[str, Any]:
+    for key in ("tokens", "warmup_tokens", "decay_tokens"):
+        tokens = training.get(key)
+        if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
+            raise PydanticCustomError("tokens", f"'{key}' should be a number of tokens")
+    schedule = training.get("schedule")
+    if not (schedule is None or isinstance(schedule, str)):
+        raise PydanticCustomError("schedule", "'schedule' should be a string")
+    return training
+
+
+Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
+"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
+
+T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def checked(kind: type[T], content: object) -> T:
+    """Validate a file's content as a dataclass.
+
+    Raises:
+        ValueError: the content does not fit; one line that names the place.
+    """
+    try:
+        found: T = _adapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{where}: {first['msg']}") from None
+    return found
 
 
 def _check_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +90,7 @@ class RecordedConfig:
     data: dict[str, Any] | None = None
     training: Training | None = None
     recipe: Annotated[dict[str, Any], AfterValidator(_check_recipe)] | None = None
-    whole: dict[str, Any] = Field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
 
     def with_training(self, **values: Any) -> RecordedConfig:
         """Return the configuration at other values of training."""
@@ -75,7 +126,7 @@ class Environment:
     cpus_visible: Count | None = None
     world_size: Count | None = None
     fingerprints: tuple[Text, ...] = ()
-    whole: dict[str, Any] = Field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

@@ -19,20 +19,13 @@ from pydantic import Field
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
-from ablate.base.files import (
-    hash_of,
-    parse_json,
-    read_record,
-    record_text,
-    write_bytes_atomic,
-    write_record,
-)
+from ablate.base.files import hash_of, read_record, record_text, write_bytes_atomic, write_record
 from ablate.store.checkpoints import checkpointed_rows
-from ablate.store.fields import Number, Text, Tokens, checked
+from ablate.store.metrics import new_lines, parse_rows, rows_of
 from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
+from ablate.store.records import Number, Text, Tokens, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
@@ -115,12 +108,7 @@ class RunDir:
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write the configuration."""
         self.attempts.mkdir(parents=True, exist_ok=True)
-        try:
-            there = self.config_path.read_bytes()
-        except OSError:
-            there = b""
-        if there != record_text(config):  # a file that is as it should be keeps its time
-            write_record(self.config_path, config)
+        write_record(self.config_path, config)
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; raises ``ValueError`` where its file was altered."""
@@ -128,8 +116,7 @@ class RunDir:
 
     def environment(self) -> dict[str, Any]:
         """Return the environment of the last attempt, empty before the first."""
-        there = self.environment_path.exists()
-        return read_record(self.environment_path) if there else {}
+        return read_record(self.environment_path) if self.environment_path.exists() else {}
 
     def status(self) -> Status:
         """Return the status: pending where nothing has begun, damaged without a good status file.
@@ -150,11 +137,11 @@ class RunDir:
         if status.state not in END_STATES:
             return status
         now, then = self._hashes(status.attempt), status.files or {}
-        odd = [name for name in (*then, *(now.keys() - then.keys())) if now.get(name) != then.get(name)]
-        if not odd:
-            return status
-        how = ": altered or cut since the run ended" if odd[0] in now else " is gone"
-        return Status(state="damaged", attempt=status.attempt, message=f"{odd[0]}{how}")
+        for name in (*then, *now):
+            if now.get(name) != then.get(name):
+                how = ": altered or cut since the run ended" if name in now else " is gone"
+                return Status(state="damaged", attempt=status.attempt, message=f"{name}{how}")
+        return status
 
     def state(self) -> State:
         """Return the state, with damage found: for deciding which runs to execute."""
@@ -213,15 +200,12 @@ class RunDir:
         sealed = self._hashes(status.attempt) | (rows or {}) if status.state in END_STATES else None
         write_record(self.status_path, asdict(status) | {"updated_unix": time.time(), "files": sealed})
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows in the order written, without an incomplete last line."""
-        if not self.metrics_path.exists():
-            return
-        with self.metrics_path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                yield parse_json(line)
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the rows that can be read, or those of a kind, in the order written."""
+        lines, _ = new_lines(self.metrics_path)
+        if kind is not None:
+            return rows_of(lines, kind)
+        return [row for row in parse_rows(lines) if isinstance(row, dict)]
 
 
 @dataclass(frozen=True)
@@ -271,9 +255,7 @@ class StudyStore:
         Raises:
             ValueError: the id is not a plain name and could lead out of the store.
         """
-        # A plan from elsewhere may hold any type here, whatever the annotation says.
-        text = str(run_id)
-        if text is not run_id or not text or set(text) & set("/\\\0") or text[0] == ".":
+        if not run_id or set(run_id) & set("/\\\0") or run_id[0] == ".":
             raise ValueError(f"{run_id!r} is no run's id")
         return RunDir(self.path / "runs" / run_id)
 

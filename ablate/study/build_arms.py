@@ -161,9 +161,9 @@ class ArmCollector:
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         content = self.content(arm)
         # A fork with its parent's recipe trains the same steps: it is its parent.
-        if arm.fork is None or arm.fork.parent in (arm.name, self._by_content.get(content)):
+        if arm.fork is None or arm.fork.arm in (arm.name, self._by_content.get(content)):
             return content
-        return (*content, arm.fork.parent, str(arm.fork.at))
+        return (*content, arm.fork.arm, str(arm.fork.tokens))
 
 
 def _effect(model: ModelConfig, recipe: Recipe) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.run.schedule import plan_steps
+from ablate.store.plan_file import ForkPoint
 from ablate.study.messages import did_you_mean, got_text
-from ablate.study.study import ForkPoint
 from ablate.study.tree import get
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def resolve_forks(
         arm = collector.arms[draft.name]
         fork = forks.resolved(arm, draft)
         # The collector sees it only where the arm that is left stands before this one.
-        if fork is not None and collector.content(arm) == collector.content(forks.arms[fork.parent]):
-            collector.refuse_same(draft, fork.parent)
+        if fork is not None and collector.content(arm) == collector.content(forks.arms[fork.arm]):
+            collector.refuse_same(draft, fork.arm)
         collector.arms[arm.name] = replace(arm, fork=fork)
     if not forked or faults:
         return
@@ -82,7 +82,7 @@ class _Forks:
         """Return the name of the arm that an arm leaves; None if it is itself, by inheritance."""
         if arm.fork is None:
             return None
-        name = self.folded.get(arm.fork.parent, arm.fork.parent)
+        name = self.folded.get(arm.fork.arm, arm.fork.arm)
         return None if name == arm.name else name
 
     def resolved(self, arm: ResolvedArm, draft: Draft) -> ForkPoint | None:
@@ -121,27 +121,26 @@ class _Forks:
             )
             return None
         per_step = plan_steps(arm.training).tokens_per_step
-        tokens = max(1, round(arm.fork.at / per_step)) * per_step
+        tokens = max(1, round(arm.fork.tokens / per_step)) * per_step
         for one in (arm, parent):
             if tokens >= (budget := plan_steps(one.training).tokens):
                 what = f"a fork after {tokens} tokens, but '{one.name}' trains {budget} tokens"
                 self._add(draft, at, what, "both in whole steps; fork before the end")
                 return None
-        return ForkPoint(parent=name, at=tokens)
+        return ForkPoint(arm=name, tokens=tokens)
 
     def compare(self, arm: ResolvedArm, base: ResolvedArm, draft: Draft) -> None:
         """Refuse an arm that has no state in common with the baseline where its cost would count from."""
         if arm.fork == base.fork:
             return
-        if base.fork is not None and base.fork.parent != arm.name:
-            what = (
-                f"the baseline forks from '{base.fork.parent}' after {base.fork.at} tokens, this arm does not"
-            )
+        if base.fork is not None and base.fork.arm != arm.name:
+            place = f"from '{base.fork.arm}' after {base.fork.tokens} tokens"
+            what = f"the baseline forks {place}, this arm does not"
             self._add(
                 draft, draft.node_to_report("fork"), what, "costs count from one place: fork it there, too"
             )
-        elif arm.fork is not None and arm.fork.parent != base.name:
-            what = f"the baseline '{base.name}' does not pass through this fork of '{arm.fork.parent}'"
+        elif arm.fork is not None and arm.fork.arm != base.name:
+            what = f"the baseline '{base.name}' does not pass through this fork of '{arm.fork.arm}'"
             self._add(draft, draft.node_to_report("fork.from"), what, f"fork from '{base.name}'")
 
 

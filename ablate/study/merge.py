@@ -18,8 +18,8 @@ from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.run.presets import PRESETS
+from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import ForkSection
-from ablate.study.study import ForkPoint
 from ablate.study.tree import Mapping, Node, Path, Scalar, Sequence, get, merge, nest, plain
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class SectionBuilder:
                 function=None if built.function is None else self._join_code(built.function),
             )
         if isinstance(built, ForkSection):
-            return ForkPoint(parent=built.from_ or "", at=built.at or 1)
+            return ForkPoint(arm=built.from_ or "", tokens=built.at or 1)
         return self._absolute(built) if isinstance(built, DataConfig) else built
 
     def _join_code(self, reference: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from ablate.store.plan_file import Question
 
 if TYPE_CHECKING:
     from ablate.recipes import Recipe, RecipeSpec
@@ -13,21 +15,12 @@ if TYPE_CHECKING:
         DataConfig,
         ModelConfig,
         ResourcesConfig,
-        Setting,
         TrainingConfig,
     )
     from ablate.run.diagnostics import Diagnostics
-    from ablate.store.plan_file import DroppedCell, StopRule, Target
+    from ablate.store.plan_file import ForkPoint
     from ablate.study.search_section import Search
     from ablate.study.search_space import Tune
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForkPoint:
-    """The arm that an arm leaves (``parent``), and after how many tokens."""
-
-    parent: str
-    at: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,36 +64,25 @@ def again_name(baseline: str) -> str:
     return f"{baseline} again"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
+@dataclass(frozen=True, kw_only=True)
+class Study(Question):
     """A validated study. ``training`` is the base's section, which most arms share.
 
-    ``target``: None where the file says null, none yet: final losses are compared.
     ``target_line``, ``layer_lines``, ``what_if_lines``: (line, column) of the target's value, of the
     diagnosed layers' patterns and of the recipes of ``what_if``, for faults that only planning can find.
-    ``settings``: what ``--set`` has changed of the file, as it was written.
     """
 
     name: str
-    description: str | None
-    baseline: str
-    target: Target | None
     target_line: tuple[int, int]
     seeds: tuple[int, ...]
-    paired_seeds: bool
-    intervals: Literal["moderated", "own"]
     baseline_again: bool
-    waive: tuple[Setting, ...]
-    stop: StopRule | None
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]
-    dropped: tuple[DroppedCell, ...]
     diagnostics: Diagnostics | None
     layer_lines: tuple[tuple[int, int], ...]
     what_if_lines: tuple[tuple[int, int], ...]
     path: Path
-    settings: tuple[str, ...] = ()
     keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None

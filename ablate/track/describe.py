@@ -10,16 +10,15 @@ MLflow page), are left out. Long texts and names are cut and cleaned to MLflow's
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ablate.base.files import parse_json
 from ablate.recipes import GEMMS
 from ablate.run.config import ModelConfig
+from ablate.store.metrics import new_lines, parse_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,19 +109,8 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
 
     Reads about ``max_bytes``; the offset stays where it is when no complete line follows.
     """
-    if not path.exists():
-        return [], offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        content = file.read(max_bytes)
-        if len(content) == max_bytes and not content.endswith(b"\n"):
-            content += file.readline()  # a line longer than the chunk must not block the file
-    end = content.rfind(b"\n") + 1
-    found: list[Point] = []
-    for line in content[:end].splitlines():
-        with contextlib.suppress(ValueError):
-            found += points(parse_json(line))
-    return found, offset + end
+    lines, end = new_lines(path, offset, max_bytes)
+    return [point for row in parse_rows(lines) for point in points(row)], end
 
 
 def metric_name(name: str) -> str:

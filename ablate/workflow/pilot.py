@@ -89,7 +89,7 @@ def _curve(store: StudyStore, run_id: str, seed: int) -> Curve:
     from ablate.plan.pilot import Curve
 
     run = store.run(run_id)
-    rows = {row["tokens"]: row["val_loss"] for row in run.metrics() if row["kind"] == "eval"}
+    rows = {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}
     tokens = sorted(rows)
     losses = [rows[at] for at in tokens]
     return Curve(seed=seed, tokens=tokens, val_loss=losses, diverged=run.state() == "diverged")

@@ -35,7 +35,7 @@ def prepare(
     """
     if here:
         _check_devices(arms)
-    if any(not arm.resources.gpus and arm.recipe_text != "bf16" for arm in arms):
+    if any(not arm.resources.gpus and arm.recipe != "bf16" for arm in arms):
         _prepare_quantiser(listener)
     corpora = _prepare_tokens(storage, chosen, listener)
     _check_tokens(corpora, chosen, listener)

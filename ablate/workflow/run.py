@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, code_warning, known_plan, runs_lost_by, to_lock
+from ablate.plan import Plan, build_plan, code_warning, known_plan, runs_lost_by
 from ablate.store import StudyStore
 from ablate.store.study_lock import running
 from ablate.study import load_study
@@ -66,13 +66,13 @@ def run_study(
     if not (where.storage / loaded.name).exists() and (warning := code_warning(loaded)):
         listener.say(warning)
     plan = build_plan(loaded)
-    if plan.tuning is not None:
+    if plan.tune is not None:
         plan = known_plan(plan, StudyStore(where.storage / plan.study))
     chosen = _choose_runs(plan, only, seeds)
     runs = sum(len(arm.runs) for arm in plan.arms)
     listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
     folder = where.storage / plan.study
-    lost, lock = runs_lost_by(plan, folder), to_lock(plan)
+    lost, lock = runs_lost_by(plan, folder), plan
     store = StudyStore(folder)
     if lost:
         former = "1 run" if lost == 1 else f"{lost} runs"
@@ -87,14 +87,14 @@ def run_study(
         with running(store, lock) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
-            if plan.tuning is not None and not plan.tuning.is_done and not as_pilot:
+            if plan.tune is not None and not plan.tune.is_done and not as_pilot:
                 from ablate.workflow.tune import tune
 
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
                 if isinstance(tuned, StudyEnd):
                     return tuned
                 plan = tuned
-                store.write_plan(to_lock(plan))
+                store.write_plan(plan)
                 chosen = _choose_runs(plan, only, seeds)
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
             corpora = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
@@ -129,7 +129,7 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
         UserError: the study lacks an arm or a seed; the message names the command line's option.
     """
     names = {arm.name for arm in plan.arms}
-    if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
+    if plan.tune is not None:  # an arm whose best values are the study's own is its own tuned arm
         stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
         only = tuple(stands_for.get(name, name) for name in only)
     for name in only:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
-from ablate.plan import to_lock
 from ablate.search.ledger import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
@@ -94,7 +93,7 @@ def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
     try:
         return store.plan()
     except (OSError, UserError):
-        return to_lock(tried_plan(planned, ()))
+        return tried_plan(planned, ())
 
 
 def _go_on(

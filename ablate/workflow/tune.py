@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 from ablate.execute.driver import Cancellation, ExecutionEnd
 from ablate.execute.pending_runs import requests_of
-from ablate.plan import to_lock
 from ablate.plan.tuning import tuned_plan, values_text
 from ablate.search.runs import TrialRuns
 from ablate.search.tune import first_trials, tune_arms
@@ -41,7 +40,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     from ablate.execute.cluster import connection
     from ablate.track.process import start_mirror
 
-    tuning = plan.tuning
+    tuning = plan.tune
     assert tuning is not None
     corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
     store = StudyStore(where.storage / tuning.study)
@@ -50,7 +49,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     try:
         trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
         listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-        with running(store, to_lock(first_trials(plan, tuning))) as shared:
+        with running(store, first_trials(plan, tuning)) as shared:
             if shared:
                 raise UserError(
                     f"{store.path} is being run by another process (wait for it, and run this again)"

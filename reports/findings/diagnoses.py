@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.recipes import GEMMS, OPERANDS
-from ablate.results.frames import is_finite, is_row, parse_rows
 from ablate.results.intervals import Interval, mean_interval
+from ablate.store.metrics import is_row, lines_of, number_in, parse_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -131,7 +131,7 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
 
 def read_rows(content: bytes) -> tuple[list[Row], int]:
     """Return the rows of a file, and how many are damaged; a last line that was cut is neither."""
-    rows = parse_rows(content[: content.rfind(b"\n") + 1].splitlines())
+    rows = parse_rows(lines_of(content))
     good = [row for row in rows if _is_row(row)]
     return good, len(rows) - len(good)
 
@@ -192,8 +192,8 @@ def _over_runs(runs: Sequence[Sequence[Row]], figure: str) -> Interval:
 
 def _over_noise(row: Row) -> float | None:
     noise = row.get("data_noise")
-    data = _number(noise.get("noise_energy")) if isinstance(noise, dict) else None
-    error = _number(row.get("error_energy"))
+    data = number_in(noise, "noise_energy") if isinstance(noise, dict) else None
+    error = number_in(row, "error_energy")
     return error / data if data is not None and data > 0 and error is not None else None
 
 
@@ -253,7 +253,7 @@ def _map(figure: str, runs: Sequence[Sequence[Row]]) -> Map:
     cells: dict[tuple[str, str], dict[int, list[float]]] = {}
     for rows in runs:
         for row in rows:
-            value = _number(row.get(figure))
+            value = number_in(row, figure)
             own = cells.setdefault((row["layer"], row["gemm"]), {})
             if value is not None:
                 own.setdefault(row["tokens"], []).append(value)
@@ -276,17 +276,12 @@ def _is_row(row: Any) -> bool:
         and row.get("gemm") in GEMMS
         and isinstance(row.get("layer"), str)
         and isinstance(row.get("what_if", ""), str)
-        and all(row.get(name) is None or _number(row[name]) is not None for name in _NUMBERS)
+        and all(row.get(name) is None or number_in(row, name) is not None for name in _NUMBERS)
     )
 
 
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
-    return float(value) if known else None
-
-
 def _figures(rows: Iterable[Row], figure: str) -> list[float | None]:
-    return [_number(row.get(figure)) for row in rows]
+    return [number_in(row, figure) for row in rows]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

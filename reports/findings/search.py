@@ -121,7 +121,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
                 TrialPoint(
                     number=trial.number,
                     name=arm.name,
-                    recipe=arm.recipe_text,
+                    recipe=arm.recipe,
                     run_id=arm.runs[0].id,
                     levels={
                         factor: trial.params.get(factor, IRRELEVANT) if trial.params else NOT_TOLD

@@ -222,33 +222,6 @@ def test_other_mistakes_have_one_line_too(here, arguments, expected):
     assert result.err.count("\n") == 1
 
 
-def test_an_evaluation_larger_than_the_validation_text_is_seen(here):
-    text = STUDY_OF_TEXT.replace("DATA", "{source: text, paths: [words.txt]}")
-    (here / "study.yaml").write_text(text)
-    (here / "words.txt").write_text("some words of mine\n\n" * 3_000)  # 60 kB, one document
-    assert (
-        "data      about 0 validation tokens at most, but training.eval_tokens asks for 65,536, which "
-        "`ablate run` would refuse (add text or data.validation_paths, or lower training.seq_len)\n"
-    ) in plan("study.yaml")
-    (here / "words.txt").write_text("some words of mine\n\n" * 15_000)  # 300 kB
-    said = (
-        "data      about 46,384 validation tokens at most, but training.eval_tokens asks for 65,536, which "
-        "`ablate run` would refuse (training.eval_tokens: 29952 fits)\n"
-    )
-    assert said in plan("study.yaml")
-    assert len(json.loads(plan("study.yaml", "--json"))["too_short"]) == 1
-    (here / "study.yaml").write_text(text.replace("eval_every", "eval_tokens: 29_952, eval_every"))
-    assert "data " not in plan("study.yaml")
-    (here / "study.yaml").write_text(
-        text.replace("}\n  training", ", validation_paths: [words.txt]}\n  training")
-    )
-    assert "data " not in plan("study.yaml")
-    (here / "ids.bin").write_bytes(bytes(2 * 60_000))
-    tokens = "{source: tokens, paths: [ids.bin], vocab_size: 8}"
-    (here / "study.yaml").write_text(STUDY_OF_TEXT.replace("DATA", tokens))
-    assert "data      about 6,000 validation tokens at most" in plan("study.yaml")
-
-
 def test_missing_data_are_named(here):
     (here / "study.yaml").write_text(
         STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n")

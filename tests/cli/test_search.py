@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.plan import to_lock
 from ablate.search.engine import TrialResult
 from ablate.search.grid import candidate_of
 from ablate.search.halving import dominates, search_grid
@@ -211,13 +210,13 @@ def test_what_is_refused_is_one_line(folder, monkeypatch):
     for verb in ("run", "plan", "throughput"):
         error = invoke(folder, verb, "s.yaml").exception
         assert isinstance(error, UserError)
-        assert str(error).endswith("s.yaml:17:9: a search, not a study (start it with: ablate search s.yaml)")
+        assert str(error).endswith("s.yaml:17:9: a search, not a study (start it with: ablate search)")
     assert "a search is no job yet" in str(invoke(folder, "submit", "s.yaml", "--address", "x").exception)
     assert "start it with: ablate search s.yaml" in str(invoke(folder, "status", "s.yaml").exception)
     (folder / "study.yaml").write_text(SEARCH.split("search:", maxsplit=1)[0])
     assert "start it with: ablate run study.yaml" in str(invoke(folder, "search", "study.yaml").exception)
     store = StudyStore(folder / "runs" / "s")
-    with running(store, to_lock(tried_plan(plan_search(load_study("s.yaml")), ()))):
+    with running(store, tried_plan(plan_search(load_study("s.yaml")), ())):
         held = invoke(folder, "search", "s.yaml").exception
         assert "is being run already" in str(held)
     shutil.rmtree(store.path)
@@ -235,8 +234,3 @@ def test_ctrl_c_ends_it_from_its_first_import_on(folder, monkeypatch):
     monkeypatch.setattr("ablate.study.load_study", load)
     assert ablate("search", "s.yaml", cwd=folder).line == "seen"
     assert seen[0].startswith("ended_by_ctrl_c")
-
-
-def test_a_shipped_search_is_named_without_its_file(tmp_path):
-    line = ablate("run", "tiny-search", cwd=tmp_path).line
-    assert line.endswith("a search, not a study (start it with: ablate search tiny-search)")

@@ -1,4 +1,3 @@
-import json
 import shutil
 import threading
 import time
@@ -17,6 +16,7 @@ from ablate.execute.eta import seconds_to_end
 from ablate.execute.progress import Pace, ProgressReader, RunProgress
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
+from ablate.store.metrics import parse_rows
 from ablate.store.plan_file import LockedArm, LockedPlan, Target
 from ablate.store.study_lock import is_running, kept_still, running
 
@@ -186,7 +186,7 @@ def test_of_a_long_run_the_last_rows_are_read(study, monkeypatch):
         if step == 50:
             append_line(run.metrics_path, {"kind": "eval", "tokens": 500, "step": 50, "val_loss": 2.5})
     parsed = []
-    monkeypatch.setattr(progress, "parse_json", lambda line: parsed.append(line) or json.loads(line))
+    monkeypatch.setattr(progress, "parse_rows", lambda lines: parsed.extend(lines) or parse_rows(lines))
     reader = ProgressReader(store)
     shown = reader.read()[0]
     assert (shown.tokens, shown.val_loss) == (1990, 2.5)

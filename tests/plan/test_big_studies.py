@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.modelled.on_hardware import CPU, on_hardware
 from ablate.modelled.speed import token_time, workload_of
 from ablate.modelled.spread import seconds_range
 from ablate.plan import build_plan
 from ablate.plan.layers import layer_groups
-from ablate.plan.on_hardware import CPU, on_hardware
 from ablate.run.architecture import layer_places
 from ablate.study import load_study, shipped_studies
 
@@ -165,29 +165,36 @@ def test_the_hours_on_the_page_are_those_of_the_plan(plans, name):
     ).groups()
     assert int(runs) == len(list(plans[name].runs()))
     for hours, hardware in (rest[:2], rest[2:]):
-        total = sum(on_hardware(arm, hardware).gpu_hours.estimate * len(arm.runs) for arm in plans[name].arms)
+        total = sum(
+            on_hardware(arm.config, arm.resources, hardware).gpu_hours.estimate * len(arm.runs)
+            for arm in plans[name].arms
+        )
         assert round(total) == int(hours.replace(",", ""))
 
 
 def test_what_fits_is_said_both_ways(plans):
     arm = plans["llama31-8b-mlperf"].arms[0]
-    assert [on_hardware(arm, name).fits for name in ("B200", "MI355X", "H200", "H100")] == [
+    places = ("B200", "MI355X", "H200", "H100")
+    assert [on_hardware(arm.config, arm.resources, name).fits for name in places] == [
         True, True, True, False,
     ]  # fmt: skip
     twice = replace(arm, resources=replace(arm.resources, activation_checkpointing=True))
-    assert on_hardware(twice, "H100").fits
-    hours = [on_hardware(one, "H100").gpu_hours.estimate for one in (twice, arm)]
+    assert on_hardware(twice.config, twice.resources, "H100").fits
+    hours = [on_hardware(one.config, one.resources, "H100").gpu_hours.estimate for one in (twice, arm)]
     assert hours[0] > hours[1]
     alone = replace(arm, resources=replace(arm.resources, devices_per_run=1))
-    assert not on_hardware(alone, "B200").fits
-    assert on_hardware(arm, CPU).fits is None
+    assert not on_hardware(alone.config, alone.resources, "B200").fits
+    assert on_hardware(arm.config, arm.resources, CPU).fits is None
 
 
 def test_hours_are_those_of_the_modelled_token_and_none_without_a_unit(plans):
     arms = {arm.name: arm for arm in plans["nvfp4-llama"].arms}
-    assert on_hardware(arms["NVFP4"], "MI355X").gpu_hours is None
-    assert on_hardware(arms["NVFP4"], "MI355X").fits  # emulated, it would
-    hours = {name: on_hardware(arms[name], "B200").gpu_hours for name in ("NVFP4", "fp8", "bf16")}
+    assert on_hardware(arms["NVFP4"].config, arms["NVFP4"].resources, "MI355X").gpu_hours is None
+    assert on_hardware(arms["NVFP4"].config, arms["NVFP4"].resources, "MI355X").fits  # emulated, it would
+    hours = {
+        name: on_hardware(arms[name].config, arms[name].resources, "B200").gpu_hours
+        for name in ("NVFP4", "fp8", "bf16")
+    }
     assert hours["NVFP4"].estimate < hours["fp8"].estimate < hours["bf16"].estimate
     work = replace(workload_of(arms["fp8"].config), devices=8)
     step = seconds_range(token_time(work, arms["fp8"].config.recipe, "B200"))

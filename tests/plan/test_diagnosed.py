@@ -3,9 +3,10 @@
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.plan import build_plan, to_lock
+from ablate.plan import build_plan
 from ablate.recipes import PRESETS
 from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
+from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study
 
 STUDY = """\
@@ -58,7 +59,7 @@ def test_switched_on_it_changes_no_id_and_no_lock(plan_of):
     assert off.diagnostics is None
     assert on.diagnostics == Diagnostics(every_tokens=10_000, layers=["*.down", "head"], draws=8)
     assert [run.id for _, run in on.runs()] == [run.id for _, run in off.runs()]
-    assert to_lock(on) == to_lock(off)
+    assert plan_to_json(on) == plan_to_json(off)
 
 
 def test_nothing_said_means_the_defaults(plan_of):
@@ -84,7 +85,7 @@ def test_other_recipes_have_the_words_that_stand_for_them_and_change_no_id(plan_
     ]
     assert others["tetrajet"] == PRESETS["tetrajet"].recipe
     assert [run.id for _, run in on.runs()] == [run.id for _, run in off.runs()]
-    assert to_lock(on) == to_lock(off)
+    assert plan_to_json(on) == plan_to_json(off)
 
 
 def test_other_recipes_must_fit_the_layers_of_every_arm(plan_of, tmp_path):

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from ablate.base.files import append_line
+from ablate.modelled.on_hardware import on_hardware
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE
-from ablate.plan.on_hardware import on_hardware
-from ablate.plan.stored import StudyProgress
+from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
 
 STUDY = """\
@@ -67,7 +67,10 @@ def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, rec
     seconds = estimate(both, NOTHING, cores=2).run_seconds["b"]
     assert seconds == pytest.approx(estimate(planned, NOTHING, cores=2).run_seconds["b"] + more)
     if recipe == "mxfp4":
-        whole, alone = (on_hardware(one, "MI355X").gpu_hours.estimate for one in (arm, planned.arm("b")))
+        whole, alone = (
+            on_hardware(one.config, one.resources, "MI355X").gpu_hours.estimate
+            for one in (arm, planned.arm("b"))
+        )
         assert whole > alone if how == "both" else whole != alone
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import schedule_text
-from ablate.plan import build_plan, to_lock
+from ablate.plan import build_plan
 from ablate.run.config import TrainingConfig
 from ablate.run.ids import run_id
 from ablate.run.schedule import plan_steps
@@ -59,23 +59,7 @@ def test_every_arm_runs_with_every_seed(plan):
 
 
 def test_the_lock_file_is_as_documented(plan):
-    lock = plan_to_json(to_lock(plan(STUDY)))
-    assert list(lock) == [
-        *(
-            "format",
-            "study",
-            "description",
-            "baseline",
-            "target",
-            "paired_seeds",
-            "intervals",
-            "waive",
-            "stop",
-            "training",
-            "arms",
-            "dropped",
-        )
-    ]
+    lock = plan_to_json(plan(STUDY))
     assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed", "within": None}
     assert lock["training"]["tokens"] == 10_000
     fprop = lock["arms"][1]
@@ -98,7 +82,7 @@ def test_the_lock_file_is_as_documented(plan):
 
 
 def test_the_same_study_gives_the_same_bytes(plan):
-    assert json.dumps(plan_to_json(to_lock(plan(STUDY)))) == json.dumps(plan_to_json(to_lock(plan(STUDY))))
+    assert json.dumps(plan_to_json(plan(STUDY))) == json.dumps(plan_to_json(plan(STUDY)))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +176,7 @@ def test_an_arm_that_the_report_would_set_apart_is_refused_unless_waived(
         plan(text)
     assert re.fullmatch(
         rf"\S*study.yaml:{where}: arm 'x' differs from the baseline in {setting}: expected {expected}, got "
-        rf"{got} \(runs of it would not be compared: give all arms the same, or write waive: \[{setting}\]\)",
+        rf"{got} \(its runs would not be compared: give all arms the same, or write waive: \[{setting}\]\)",
         str(caught.value),
     )
     waived = plan(text.replace("seeds:", f"waive: [{setting}]\nseeds:"))
@@ -286,7 +270,7 @@ def test_the_shipped_studies_can_be_planned(name):
 
 
 def test_the_ladder_has_every_row_of_the_table():
-    recipes = {arm.name: arm.recipe_text for arm in build_plan(load_study("amd-ladder")).arms}
+    recipes = {arm.name: arm.recipe for arm in build_plan(load_study("amd-ladder")).arms}
     assert recipes == {
         "fp8": "fp8",
         "F": "Fprop mxfp4(even); Dgrad+Wgrad fp8",
@@ -305,20 +289,15 @@ def test_the_ladder_has_every_row_of_the_table():
 
 
 @pytest.mark.parametrize(
-    ("target", "what"),
-    [
-        ("val_loss: 5.6", "an untrained model reaches 5.6: a guess among 256 tokens has a loss of 5.545"),
-        (
-            "perplexity: 256",
-            "an untrained model reaches 256: a guess among 256 tokens has a perplexity of 256",
-        ),
-    ],
+    "target",
+    ["val_loss: 5.6", "perplexity: 256"],
 )
-def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target, what):
+def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target):
     with pytest.raises(UserError) as caught:
         plan(STUDY.replace("val_loss: 2.1", target))
     (problem,) = caught.value.problems
-    assert (problem.line, problem.column, problem.what) == (4, 11 + target.index(" "), what)
+    assert (problem.line, problem.column) == (4, 11 + target.index(" "))
+    assert problem.what.endswith("a guess among 256 tokens has a loss of 5.545, a perplexity of 256")
     plan(STUDY.replace("val_loss: 2.1", target.replace("5.6", "5.5").replace("256", "255")))
 
 
@@ -333,4 +312,4 @@ def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
     assert again.config.with_seed(6) == base.config.with_seed(6)
     assert {run.id for run in again.runs}.isdisjoint(run.id for run in base.runs)
     assert [run.id for run in again.runs] == [run_id(again.config.with_seed(seed)) for seed in (6, 7)]
-    assert to_lock(planned).arms[-1].again
+    assert planned.arms[-1].again

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ablate.base.files import read_record, write_record
-from ablate.plan import known_plan, to_lock
+from ablate.plan import known_plan
 from ablate.plan.tuning import fingerprint, trial_plan, tuned_plan
 from ablate.store import StudyStore
 from ablate.store.plan_file import TrialRecord, plan_to_json
@@ -33,7 +33,7 @@ RATES = {"a": 2e-3, "b": 4e-3, "c": 1e-3}
 
 def found(planned, rates=RATES):
     """Return the plan with these rates found."""
-    tuning = planned.tuning
+    tuning = planned.tune
     groups = tuple(
         replace(
             group,
@@ -53,10 +53,10 @@ def found(planned, rates=RATES):
 def test_before_tuning_the_arms_are_the_studys_own(plan):
     planned = plan(STUDY)
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again"]
-    assert not planned.tuning.is_done
-    lock = to_lock(planned).tuning
+    assert not planned.tune.is_done
+    lock = planned.tuning
     assert (lock.study, lock.done, lock.tuned) == ("s tune", False, {})
-    assert "tuning" not in plan_to_json(to_lock(plan(STUDY.split("tune:", maxsplit=1)[0])))
+    assert "tuning" not in plan_to_json(plan(STUDY.split("tune:", maxsplit=1)[0]))
 
 
 def test_arms_whose_values_changed_run_again_at_them(plan):
@@ -67,7 +67,7 @@ def test_arms_whose_values_changed_run_again_at_them(plan):
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
     assert [run.seed for run in tuned.runs] == [0, 1]
     assert {run.id for run in tuned.runs}.isdisjoint(run.id for run in planned.arm("b").runs)
-    assert to_lock(planned).tuning.tuned == {
+    assert planned.tuning.tuned == {
         "a": "a",
         "b": "b tuned",
         "c": "c tuned",
@@ -91,7 +91,7 @@ def test_a_tuned_arm_is_the_run_that_the_study_would_plan_at_that_rate(plan):
 def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     planned = plan("diagnostics: {}\n" + STUDY)
     trials = trial_plan(
-        planned, planned.tuning, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
+        planned, planned.tune, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
     )
     assert trials.study == "s tune"
     assert planned.diagnostics is not None
@@ -106,14 +106,14 @@ def test_trials_are_short_runs_at_seeds_of_their_own(plan):
 def stored(plan, tmp_path):
     store = StudyStore(tmp_path / "s")
     store.path.mkdir()
-    store.write_plan(to_lock(found(plan(STUDY))))
+    store.write_plan(found(plan(STUDY)))
     return store
 
 
 def test_what_was_found_is_known_again(plan, stored):
     known = known_plan(plan(STUDY), stored)
-    assert known.tuning.is_done
-    assert plan_to_json(to_lock(known)) == plan_to_json(stored.plan())
+    assert known.tune.is_done
+    assert plan_to_json(known) == plan_to_json(stored.plan())
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_what_was_found_is_known_again(plan, stored):
 def test_what_was_found_for_another_search_is_not_taken(plan, stored, before, after, stale):
     assert before in STUDY
     changed = known_plan(plan(STUDY.replace(before, after)), stored)
-    assert changed.tuning.is_done is not stale
+    assert changed.tune.is_done is not stale
 
 
 def test_only_the_group_that_changed_has_another_ledger(plan):
     def prints(text):
-        tuning = (planned := plan(text)).tuning
+        tuning = (planned := plan(text)).tune
         return {group.name: fingerprint(planned, tuning, group) for group in tuning.groups}
 
     first = prints(STUDY)
@@ -149,4 +149,4 @@ def test_only_the_group_that_changed_has_another_ledger(plan):
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
 def test_a_damaged_lock_tells_nothing(plan, stored, damage):
     write_record(stored.plan_path, damage and read_record(stored.plan_path) | damage)
-    assert not known_plan(plan(STUDY), stored).tuning.is_done
+    assert not known_plan(plan(STUDY), stored).tune.is_done

@@ -106,9 +106,7 @@ def test_fewer_trials_than_arms_is_one_line(planned):
 def test_a_search_is_no_study(study):
     with pytest.raises(UserError) as caught:
         build_plan(study(SEARCH.format(hardware="B200", shapes="study", trials=4, baseline="bf16")))
-    assert "study.yaml:14:9: a search, not a study (start it with: ablate search study.yaml)" in str(
-        caught.value
-    )
+    assert "study.yaml:14:9: a search, not a study (start it with: ablate search)" in str(caught.value)
 
 
 def test_the_shipped_search_can_be_planned():

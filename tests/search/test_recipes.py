@@ -10,7 +10,6 @@ from optuna.trial import TrialState, create_trial
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
-from ablate.plan import to_lock
 from ablate.recipes import PRESETS
 from ablate.search.halving import DIVERGED
 from ablate.search.plan import plan_search
@@ -138,7 +137,7 @@ def test_the_lock_file_holds_what_was_tried_alone(planned):
         [create_trial(state=TrialState.RUNNING, user_attrs={"candidate": name}) for name in names]
         for names in (("bf16", "F sr"), ("bf16",))
     )
-    lock = to_lock(tried_plan(found, [first, second]))
+    lock = tried_plan(found, [first, second])
     assert [arm.name for arm in lock.arms] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
     assert lock.baseline == "bf16 @ 100k"
     assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ablate.recipes import RecipeSpec, describe, resolve
-from ablate.study.study import ForkPoint
+from ablate.store.plan_file import ForkPoint
 
 HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\n"
 
@@ -324,10 +324,10 @@ grid:
     forks = {name: arm.fork for name, arm in arms_of(study, text).items()}
     assert forks == {
         "a": None,
-        "b": ForkPoint(parent="a", at=102_400),
-        "later": ForkPoint(parent="a", at=204_800),  # a step has 4,096 tokens
+        "b": ForkPoint(arm="a", tokens=102_400),
+        "later": ForkPoint(arm="a", tokens=204_800),  # a step has 4,096 tokens
         "whole": None,
-        "mxfp4": ForkPoint(parent="a", at=204_800),
+        "mxfp4": ForkPoint(arm="a", tokens=204_800),
     }
     # A cell with the recipe of its fork's parent is that parent.
     assert [(cell.name, cell.into) for cell in study(text).folded] == [("bf16", "a")]
@@ -337,8 +337,8 @@ def test_the_place_of_a_fork_is_a_factor_and_the_baseline_may_leave_another_arm(
     text = HEAD + "base: {training: {tokens: 400_000}}\n"
     text += "arms:\n  a:\n  b: {recipe: fp8, fork: {from: a, at: 1}}\n"
     text += "grid: {from: b, factors: {fork.at: [81_920, 163_840]}}\n"
-    forks = {name: arm.fork and arm.fork.at for name, arm in arms_of(study, text).items()}
+    forks = {name: arm.fork and arm.fork.tokens for name, arm in arms_of(study, text).items()}
     assert forks == {"a": None, "b": 4096, "at=81_920": 81_920, "at=163_840": 163_840}
     text = HEAD + "arms:\n  trunk: {recipe: fp8}\n  a: {fork: {from: trunk, at: 90_000}}\n"
     arms = arms_of(study, text + "  b: {from: a, recipe: mxfp4}\n")
-    assert arms["a"].fork == arms["b"].fork == ForkPoint(parent="trunk", at=90_112)
+    assert arms["a"].fork == arms["b"].fork == ForkPoint(arm="trunk", tokens=90_112)

@@ -5,7 +5,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status
-from ablate.store.plan_file import LockedArm, LockedFork, LockedPlan, LockedRun, Target
+from ablate.store.plan_file import ForkPoint, LockedArm, LockedPlan, LockedRun, Target
 from ablate.track import describe
 from ablate.track.describe import Point, points, read_points, tail_digest
 
@@ -68,7 +68,7 @@ def test_tags_of_a_failed_run(study):
 
 
 def test_tags_of_an_arm_that_forks():
-    run, fork = LockedRun(id="abc", seed=3), LockedFork(arm="bf16", tokens=4096)
+    run, fork = LockedRun(id="abc", seed=3), ForkPoint(arm="bf16", tokens=4096)
     arms = (LockedArm(name="bf16", runs=(run,)), LockedArm(name="fp4", runs=(run,), fork=fork))
     plan = LockedPlan(study="s", baseline="bf16", target=Target(kind="val_loss", value=2.0), arms=arms)
     tags = [describe.run_tags(plan, i, plan.arms[i].runs[0], Status(), {}, report=REPORT) for i in (0, 1)]

@@ -12,7 +12,7 @@ from synthetic_study import line
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.plan import build_plan, to_lock
+from ablate.plan import build_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -55,7 +55,7 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
     path = tmp_path / "mine.yaml"
     text = "name: mine\nbaseline: a\ntarget: {val_loss: 2.0}\narms: {a: , b: {recipe: mxfp4}}\n"
     path.write_text(text)
-    StudyStore(tmp_path / "runs" / "mine").write_plan(to_lock(build_plan(load_study(path))))
+    StudyStore(tmp_path / "runs" / "mine").write_plan(build_plan(load_study(path)))
     plain = call(path, "--storage", tmp_path / "runs")
     assert plain.stderr == ""
     path.write_text(text.replace("2.0", "1.5").replace("baseline: a", "baseline: b\npaired_seeds: false"))

@@ -21,7 +21,6 @@ from ablate.recipes import Recipe
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
-    from ablate.plan.plan import PlannedArm
     from ablate.run.config import ArmConfig, ResourcesConfig
 
 FITS_SHARE = 0.9
@@ -44,16 +43,11 @@ class OnHardware:
     gpu_hours: Range | None
 
 
-def on_hardware(arm: PlannedArm, hardware: str) -> OnHardware | None:
+@cache  # one `ablate plan` asks several times, of thousands of arms
+def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware | None:
     """Return an arm's needs on ``hardware``, of ``PEAKS`` or ``CPU``; None for the user's own code."""
-    config = arm.config
     if not config.model.is_built_in or config.trainer is not None:
         return None
-    return _modelled(config, arm.resources, hardware)
-
-
-@cache  # one `ablate plan` asks several times, of thousands of arms
-def _modelled(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware:
     where = None if hardware == CPU else hardware
     memory = step_memory(config, resources, hardware=where)
     if where is None:
