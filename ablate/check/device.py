@@ -20,8 +20,7 @@ from ablate.backends.select import load_backend
 from ablate.backends.testing.check import Check, Skip, Told, in_short
 from ablate.backends.testing.suite import POLICIES, both
 from ablate.check.record import NO_WORK, OTHER_WORK, Machine
-from ablate.execute.environment import cpu_name, other_work
-from ablate.execute.fingerprint import fingerprint
+from ablate.execute.environment import cpu_name, fingerprint, other_work
 from ablate.run.backends import backend_names
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from ablate.base.errors import safe_text
 from ablate.cli.output import figure, verdict_lines
-from ablate.execute.eta import seconds_to_end
-from ablate.execute.progress import ProgressReader, RunProgress, count_states
+from ablate.execute.progress import ProgressReader, RunProgress, count_states, seconds_to_end
 from ablate.store import STATES, State
 from ablate.workflow import Listener
 

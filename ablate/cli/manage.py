@@ -60,8 +60,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     A large study is shown arm by arm.
     """
     from ablate.cli.display import arms_table, end_text, progress_table, summary
-    from ablate.execute.eta import seconds_to_end
-    from ablate.execute.progress import ProgressReader, count_states
+    from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
     from ablate.store.study_lock import is_running
 
     store = find_study(storage, study)

@@ -55,42 +55,39 @@ class Keeper:
 
     def load(self) -> Snapshot | None:
         """Return the snapshot that the attempt resumes from."""
-        if self.start is None:
+        if (start := self.start) is None:
             return None
-        return Snapshot(step=self.start.step, tensors=self.start.tensors, numbers=self.start.numbers)
+        return Snapshot(step=start.step, tensors=start.tensors, numbers=start.numbers)
 
     def due(self, tokens: int) -> bool:
         """Whether the interval has passed, or other runs part here; time between them costs under 2 %."""
         self._prefix = self.prefixes.get(tokens)
-        return self._is_time(tokens) or self._prefix is not None
-
-    def _is_time(self, tokens: int) -> bool:
         if self.every_tokens is not None:
             before, self._passed = self._passed, tokens // self.every_tokens
-            return self._passed > before
-        pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE) if self.every_sec else 0.0
-        return time.monotonic() - self._last >= pause
+            is_time = self._passed > before
+        else:
+            pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE) if self.every_sec else 0.0
+            is_time = time.monotonic() - self._last >= pause
+        return is_time or self._prefix is not None
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint with the rows before it, unless the run was taken over."""
         if not self.group.first(self.lease is None or self.lease.is_mine()):
             return  # the checkpoints belong to another attempt
-        started = time.monotonic()
+        started, step = time.monotonic(), snapshot.step
         tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
         part, fault = None, ""
         try:
-            part = save_part(
-                self.folder, snapshot.step, tensors, index=self.group.rank, count=self.group.size
-            )
+            part = save_part(self.folder, step, tensors, index=self.group.rank, count=self.group.size)
         except OSError as error:
             fault = str(error)
         parts, faults = zip(*self.group.gathered((part, fault)), strict=True)
         fault = next(filter(None, faults), "")
-        if not fault and self.rows:
-            try:
+        try:
+            if self.rows and not fault:
                 save_manifest(
                     self.folder,
-                    snapshot.step,
+                    step,
                     parts,
                     numbers=snapshot.numbers,
                     fingerprints=self.fingerprints,
@@ -98,9 +95,9 @@ class Keeper:
                     sharded=snapshot.sharded,
                     prefix=self._prefix,
                 )
-            except OSError as error:
-                fault = str(error)
+        except OSError as error:
+            fault = str(error)
         if fault:
-            print(f"checkpoint after step {snapshot.step} not written: {fault}", flush=True)
+            print(f"checkpoint after step {step} not written: {fault}", flush=True)
         self._last = time.monotonic()
         self._cost_sec = self._last - started

@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import math
 import os
-import resource
 import secrets
 import shutil
 import socket
@@ -24,10 +22,9 @@ from ablate.base.errors import UserError, first_line
 from ablate.base.files import changed_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.execute.pending_runs import RunRequest
-    from ablate.run.config import ResourcesConfig
 
 GONE_AFTER_SEC = 20.0
 _LOOK_EVERY_SEC = 2.0
@@ -128,10 +125,8 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
         try:
             _start(address, folder)
         except Exception as error:  # Ray raises plain ones
-            where, why = f"at {address}" if address else "on this machine", first_line(error)
-            if address is None and (limit := _address_limit()) is not None:
-                why = f"it may use {limit / 2**30:.1f} GiB of addresses (lift that with: ulimit -v unlimited)"
-            raise UserError(f"cannot start or reach Ray {where}: {why}") from None
+            where = f"at {address}" if address else "on this machine"
+            raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
         if address is not None and (folder := _folder_open_to_others()):
             say(
                 f"Others on this machine can write in {folder}, and so run code in this cluster: start Ray "
@@ -149,7 +144,7 @@ def _start(address: str | None, folder: Path | None) -> None:
     import ray
 
     children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
-    for again in (address is None and _address_limit() is None, False):
+    for again in (address is None, False):
         try:
             ray.init(
                 address=address or "local",
@@ -183,15 +178,6 @@ def _folder_open_to_others() -> Path | None:
     return None
 
 
-def _address_limit() -> int | None:
-    """Return the bytes of addresses that a process may have here (``ulimit -v``), None without a limit.
-
-    Ray's store of objects maps a part of the machine's memory at once, and fails without a word.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
 class Head:
     """The head at ``address`` (``host:port``), checked now and then.
 
@@ -223,50 +209,26 @@ class Head:
         return False
 
 
-def _nodes() -> list[dict[str, float]]:
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _places(resources: ResourcesConfig, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many devices of a run the nodes hold at once."""
-    wanted = {key: n for key, n in _wanted(resources).items() if n}
-    return sum(min(math.floor(node.get(key, 0) / n) for key, n in wanted.items()) for node in nodes)
-
-
 def gangs_at_once(runs: Sequence[RunRequest]) -> int:
-    """Return how many runs on several devices the cluster holds at once, at least one."""
-    nodes = _nodes()
-    gangs = [run.resources for run in runs if run.resources.devices_per_run > 1]
-    return max((_places(one, nodes) // one.devices_per_run for one in gangs), default=1) or 1
-
-
-def check_resources(runs: Sequence[RunRequest]) -> None:
-    """Refuse runs that the nodes of the cluster can never hold.
+    """Return how many runs on several devices the cluster holds at once, at least one.
 
     Raises:
-        UserError: what the first such run asks for, and what there is.
+        UserError: the nodes can never hold one of the runs.
     """
-    nodes = _nodes()
-    for resources in (run.resources for run in runs):
-        wanted = _wanted(resources).items()
-        if _places(resources, nodes) >= resources.devices_per_run:
-            continue
-        asked = " and ".join(f"{n:g} {_named(key)}" for key, n in wanted)
-        there = ", ".join(
-            " ".join(f"{node.get(key, 0):g} {_named(key)}" for key, _ in wanted) for node in nodes
-        )
-        lacking = "which no node has"
-        if resources.devices_per_run > 1:
-            asked = f"{resources.devices_per_run} × ({asked})"
-            lacking = "which the cluster does not have"
-        raise UserError(f"a run asks for {asked}, {lacking} (nodes: {there}; change base.resources)")
+    import ray
 
-
-def _wanted(resources: ResourcesConfig) -> dict[str, float]:
-    return {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
-
-
-def _named(key: str) -> str:
-    return {"CPU": "CPUs", "GPU": "GPUs"}.get(key, key)
+    nodes, at_once = [node["Resources"] for node in ray.nodes() if node["Alive"]], 1
+    for one in (run.resources for run in runs):
+        wanted = {"CPU": one.cpus, "GPU": one.gpus, **one.custom}
+        places = sum(min(node.get(key, 0) // n for key, n in wanted.items() if n) for node in nodes)
+        if places < one.devices_per_run:
+            asked, *there = (
+                ", ".join(f"{each.get(key, 0):g} {key}" for key in wanted) for each in (wanted, *nodes)
+            )
+            raise UserError(
+                f"a run asks for {one.devices_per_run} × ({asked}), which the cluster does not have",
+                hint=f"nodes: {'; '.join(there)}; change base.resources",
+            )
+        if one.devices_per_run > 1:
+            at_once = max(at_once, int(places // one.devices_per_run))
+    return at_once

@@ -11,14 +11,16 @@ import contextlib
 import signal
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
-from ablate.execute.cluster import Head, check_resources, connection, gangs_at_once
+from ablate.execute.cluster import Head, connection, gangs_at_once
+from ablate.execute.environment import git_commit
+from ablate.execute.pending_runs import DEFAULT_TRAINER
 from ablate.execute.prefixes import Prefixes
-from ablate.execute.queue import Queue, Tasks
-from ablate.execute.worker import DEFAULT_TRAINER, TaskEnd, on_signal
+from ablate.execute.queue import Queue, Workers
+from ablate.execute.worker import TaskEnd, on_signal
 from ablate.plan import configured_runs
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def execute_study(
 
     ``say`` takes a warning about the cluster. ``on_poll`` is called a few times a second. ``unneeded``,
     called at most about once a second, returns the ids of runs whose results are not needed, with the
-    reasons. Such a run becomes ``stopped`` unless it has ended; ``missing_runs`` still lists it. ``plan``:
+    reasons. Such a run becomes ``stopped`` unless it has ended; ``find_todo`` still lists it. ``plan``:
     its other runs may be executed later and begin with a state of one of these, which is kept for them.
     Ctrl-C and SIGTERM stop cleanly.
 
@@ -103,10 +105,23 @@ def execute_study(
         return ExecutionEnd(states={}, interrupted=False)
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
+    prefixes = Prefixes(store, runs, () if plan is None else configured_runs(plan))
+    commit, stop_path = git_commit(), store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
+    runs = [
+        replace(
+            prefixes.filled_in(run),
+            run_dir=store.run(run.run_id).path.resolve(),
+            stop_path=stop_path,
+            device="cuda" if run.resources.gpus else "cpu",
+            git_commit=commit,
+            trainer=trainer,
+        )
+        for run in runs
+    ]
     with connection(address, say):
         import ray
 
-        check_resources(runs)
+        at_once = gangs_at_once(runs)
         head = Head(ray.get_runtime_context().gcs_address)
         cancellation = Cancellation(store.path)
 
@@ -115,17 +130,13 @@ def execute_study(
             if head.is_gone():
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
-        prefixes = Prefixes(store, runs, () if plan is None else configured_runs(plan))
-        tasks = Tasks(store, runs, trainer, prefixes)
-        queue = Queue(
-            [run.run_id for run in runs],
-            tasks,
-            gangs={run.run_id for run in runs if run.resources.devices_per_run > 1},
-            gangs_at_once=gangs_at_once(runs),
-            pauses_sec=PAUSES_SEC,
-        )
-        with tasks, on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
-            end = drive(queue, tasks.collect, check, on_poll=on_poll, unneeded=unneeded)
+        workers = Workers()
+        queue = Queue(runs, workers, prefixes, gangs_at_once=at_once, pauses_sec=PAUSES_SEC)
+        try:
+            with on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
+                end = drive(queue, workers.collect, check, on_poll=on_poll, unneeded=unneeded)
+        finally:
+            stop_path.unlink(missing_ok=True)
         prefixes.clean()
         return end
 
@@ -150,6 +161,7 @@ def drive(
 
     asked = 0.0
     try:
+        queue.move(time.monotonic())
         while queue.is_open:
             take()
             queue.move(time.monotonic())

@@ -1,4 +1,4 @@
-"""The environment of a run, written beside its result: versions, hardware, back end, and other work.
+"""The environment of a run, written beside its result: versions, hardware, arithmetic, back end, other work.
 
 A device whose load is unknown is not called idle.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate import _version as own_version
 from ablate._version import __version__
-from ablate.execute.fingerprint import arithmetic_settings
+from ablate.base.files import hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,14 +34,15 @@ _RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes"
 
 _PACKAGES = ("torch", "numpy", "ray", "tokenizers")
 
+_SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_MAX_CPU_ISA", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+)  # fmt: skip
+"""Variables that choose a library's instructions."""
 _IDLE_PERCENT = 10.0
 """Above this load a device counts as shared."""
-
-_CPU_TIMES = Path("/proc/stat")
-
 _CPU_WINDOW_SEC = 0.5
-
-_WINDOW_SEC = 1.0
+_GPU_WINDOW_SEC = 1.0
 """A GPU's driver averages the load over at most this time."""
 
 
@@ -55,14 +56,14 @@ def code_digest(*more: str) -> str:
     root = files("ablate")
     digest = hashlib.sha256()
     for part in (*_RESULT_SOURCES, *more):
-        for name, content in _sources(root / part, part):
+        for name, content in sorted(_sources(root / part, part)):
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
 
 
 def _sources(node: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     if node.is_dir():
-        for child in sorted(node.iterdir(), key=lambda child: child.name):
+        for child in node.iterdir():
             yield from _sources(child, f"{name}/{child.name}")
     elif name.endswith((".py", ".cpp", ".h")):
         yield name, node.read_bytes()
@@ -95,9 +96,13 @@ def other_work(device: str) -> str | None:
     import torch
 
     if torch.device(device).type != "cuda":
-        load = _busy_percent()
+        # As psutil does it, which a bare image lacks; waiting for a disk is no work.
+        before = _cpu_times()
+        time.sleep(_CPU_WINDOW_SEC)
+        busy, idle = (now - then for now, then in zip(_cpu_times(), before, strict=True))
+        load = 100 * busy / max(1, busy + idle)
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
-    time.sleep(_WINDOW_SEC)  # leave this process's own work out of the average
+    time.sleep(_GPU_WINDOW_SEC)  # leave this process's own work out of the average
     try:
         load = torch.cuda.utilization(device)
     except Exception:  # the packages of NVML and AMD SMI may be missing, and raise their own errors
@@ -105,20 +110,11 @@ def other_work(device: str) -> str | None:
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 
-def _busy_percent() -> float:
-    """Measure the load of all processors; psutil does the same, and a bare image lacks it."""
-    before = _busy_and_all()
-    time.sleep(_CPU_WINDOW_SEC)
-    busy, whole = (now - then for now, then in zip(_busy_and_all(), before, strict=True))
-    return 100 * busy / max(1, whole)
-
-
-def _busy_and_all() -> tuple[int, int]:
-    user, nice, system, idle, waits, *interrupts = map(
-        int, _CPU_TIMES.read_text().split("\n")[0].split()[1:9]
-    )
-    busy = user + nice + system + sum(interrupts)
-    return busy, busy + idle + waits
+def _cpu_times() -> tuple[int, int]:
+    """Return the time that all processors were busy and idle, in the kernel's ticks."""
+    times = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    idle = sum(times[3:5])
+    return sum(times) - idle, idle
 
 
 def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:
@@ -178,7 +174,7 @@ def describe_environment(
         "gpu_uuid": None if gpu is None else str(gpu.uuid),
         "world_size": world_size,
         "fingerprints": list(fingerprints),
-        "arithmetic_settings": arithmetic_settings(),
+        "arithmetic_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
@@ -191,6 +187,44 @@ def describe_environment(
         "timing_valid": why_not is None,
         "timing_why_not": why_not,
     }
+
+
+@cache
+def fingerprint(device: str) -> str:
+    """Return the fingerprint of a device's arithmetic, with as many threads as this process has now.
+
+    It is a hash of the bits of what a step is made of, on small fixed operands. A run's id does not hold the
+    machine. But oneDNN, MKL, ATen and the libraries of GPUs choose their instructions and the order of their
+    sums by the machine, by their version and by environment variables. Runs of equal fingerprints add in the
+    same order, as far as these products show it. An operator that a device lacks counts as one more kind of
+    arithmetic.
+    """
+    import torch
+    from torch.nn import functional
+
+    from ablate.backends.cpu_bf16 import multiply_in_fp32
+
+    def numbers(rows: int, start: int) -> torch.Tensor:
+        """Return numbers in [-0.5, 0.5) that are the same everywhere: integers over a power of two."""
+        places = torch.arange(start, start + rows * 320, dtype=torch.int64)
+        return ((places * 2654435761 % 2**32).to(torch.float64) / 2**32 - 0.5).float().view(rows, 320)
+
+    multiply_in_fp32()
+    parts = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w = numbers(96, 1).to(device, dtype), numbers(112, 7).to(device, dtype)
+        heads = x[:64].view(1, 4, 16, 320)[..., :32]
+        try:
+            y = x @ w.t()
+            results = (
+                y, y @ w, y.t() @ x,
+                functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
+                torch.softmax(x, -1), functional.silu(x), torch.rsqrt(x.pow(2).mean(-1)),
+            )  # fmt: skip
+            parts += [one.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for one in results]
+        except RuntimeError as error:
+            parts.append(type(error).__name__.encode())
+    return hash_of(b"".join(parts))[:12]
 
 
 def _version(package: str) -> str | None:

@@ -17,25 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import first_line
 from ablate.base.files import read_json, write_json_atomic
-from ablate.execute.worker import LOST_PEER, RunTask, TaskEnd, end_of, execute_run, follow_run, lost_run
+from ablate.execute.worker import LOST_PEER, TaskEnd, end_of, execute_run, follow_run, lost_run
 from ablate.store import RunDir
 
 if TYPE_CHECKING:
+    from ablate.execute.pending_runs import RunRequest
     from ablate.train.group import Group
 
 
-def execute_together(task: RunTask) -> TaskEnd:
+def execute_together(task: RunRequest) -> TaskEnd:
     """Execute one run on as many devices as its resources ask for, and wait for its end."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    wanted = task.resources
-    run = RunDir(task.run_dir)
-    end_path = run.path / f".end-{uuid.uuid4().hex[:8]}"
-    scratch = f".ray-train-{uuid.uuid4().hex[:8]}"
+    wanted, run = task.resources, RunDir(task.run_dir)
+    scratch = run.path / f".ray-train-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         _member,
-        train_loop_config={"task": task, "end_path": end_path},
+        train_loop_config={"task": task, "ends": scratch},
         torch_config=TorchConfig(
             backend="nccl" if wanted.gpus else "gloo", timeout_s=round(2 * wanted.hang_after_sec)
         ),
@@ -44,29 +43,23 @@ def execute_together(task: RunTask) -> TaskEnd:
             use_gpu=bool(wanted.gpus),
             resources_per_worker={"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom},
         ),
-        run_config=ray.train.RunConfig(name=scratch, storage_path=str(run.path)),
+        run_config=ray.train.RunConfig(name=scratch.name, storage_path=str(run.path)),
     )
-    fault = "a process of the run ended"
+    fault, ends = "a process of the run ended", {}
+    scratch.mkdir()
     try:
         trainer.fit()
     except Exception as error:  # what a process raised, in one of Ray's many wrappers
         fault = first_line(error)
     finally:
-        shutil.rmtree(run.path / scratch, ignore_errors=True)
-    return _end(run, end_path, fault)
-
-
-def _end(run: RunDir, end_path: Path, fault: str) -> TaskEnd:
-    """Combine the ends of the processes: another one's own fault explains more than the first's lost peer."""
-    ends = {}
-    for path in sorted(run.path.glob(f"{end_path.name}*")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            ends[path] = TaskEnd(**read_json(path))
-        with contextlib.suppress(OSError):
-            path.unlink()
-    end = ends.pop(end_path, None) or lost_run(run, fault)
-    cause = next((other for other in ends.values() if other.message != LOST_PEER), None)
-    if cause is None or not end.transient:
+        for path in sorted(scratch.glob("end-*.json")):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                ends[path.name] = TaskEnd(**read_json(path))
+        shutil.rmtree(scratch, ignore_errors=True)
+    end = ends.pop("end-0.json", None) or lost_run(run, fault)
+    # Another process's own fault explains more than that the first one lost it.
+    cause = next((other for other in ends.values() if other.message != LOST_PEER), end)
+    if not end.transient:
         return end
     if not cause.transient:
         with contextlib.suppress(OSError, ValueError):
@@ -84,8 +77,8 @@ def _member(config: dict[str, Any]) -> None:
     device = str(get_device())
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # FSDP2 gathers on the process's current one
-    task = replace(config["task"], device=device)
-    group = join_group(device)
+    task, group = replace(config["task"], device=device), join_group(device)
+    end_path = Path(config["ends"]) / f"end-{group.rank}.json"
     if group.rank > 0:
         unknown: int | None = None
         step = group.first(unknown)
@@ -94,7 +87,7 @@ def _member(config: dict[str, Any]) -> None:
         try:
             follow_run(task, group, step)
         except Exception as error:
-            write_json_atomic(Path(f"{config['end_path']}.{group.rank}"), asdict(end_of(error)))
+            write_json_atomic(end_path, asdict(end_of(error)))
             raise
         return
     begun: list[int] = []
@@ -109,6 +102,6 @@ def _member(config: dict[str, Any]) -> None:
     finally:
         if not begun:  # the others still wait for the first message
             group.first(None)
-    write_json_atomic(config["end_path"], asdict(end))
+    write_json_atomic(end_path, asdict(end))
     if begun and (end.state == "failed" or end.transient):
         raise RuntimeError(end.message)  # makes Ray Train end the others, which wait for this process

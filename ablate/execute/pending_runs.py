@@ -10,35 +10,38 @@ study may raise ``OSError``.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.execute.environment import code_digest
+from ablate.execute.environment import code_digest, fingerprint
 from ablate.store import END_STATES, RunDir, StudyStore
 from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from ablate.data import TokenFiles
     from ablate.plan import Plan
     from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
 
+DEFAULT_TRAINER = "ablate.train:train"
 _DRAFT = ".taken"
-_OWN = ("checkpoints", "stop", "weights")
+_OWN = ("checkpoints", "stop", "weights", ".*")
 """Files that belong to the process that executes the run, or are large, and are not copied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the executor needs of one run. ``tokens_dir``: None for a trainer that reads no tokens.
+    """A run to execute. ``tokens_dir``: None for a trainer that reads no tokens.
 
-    ``keep_weights``: leave the final weights in the run's folder.
+    ``keep_weights``: leave the final weights in the run's folder. The driver sets the fields from ``run_dir``
+    on, for the worker; its paths are on the shared storage. ``given_up``: the attempt whose holder was found
+    dead. ``prefix``: the folder of the state that a fresh run begins with, and its step. ``prefixes``:
+    folders by the tokens after which a state is kept there.
     """
 
     run_id: str
@@ -48,6 +51,14 @@ class RunRequest:
     resources: ResourcesConfig
     diagnostics: Diagnostics | None = None
     keep_weights: bool = False
+    run_dir: Path = Path()
+    stop_path: Path = Path("stop")
+    device: str = "cpu"
+    git_commit: str | None = None
+    trainer: str = DEFAULT_TRAINER
+    given_up: int = 0
+    prefix: tuple[Path, int] | None = None
+    prefixes: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +94,21 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
     ]
 
 
-def missing_runs(
-    store: StudyStore, runs: Sequence[RunRequest], *, retry_failed: bool = False
-) -> list[RunRequest]:
-    """Select the runs without a result; failed ones only with ``retry_failed``."""
-    done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
-    return [run for run in runs if store.run(run.run_id).state() not in done]
-
-
 def find_todo(
     store: StudyStore,
     requests: Sequence[RunRequest],
-    unneeded: Callable[[], Mapping[str, str]],
+    unneeded: Callable[[], Mapping[str, str]] = dict,
     *,
     retry_failed: bool = False,
     take: bool = False,
 ) -> Todo:
-    """Find the requests that are left to execute.
+    """Find the requests without a result; failed ones only with ``retry_failed``.
 
     ``unneeded`` returns the ids of runs whose results are not needed. ``take``: copy results from other
     studies of the storage; only allowed while no other process runs the study.
     """
-    missing = missing_runs(store, requests, retry_failed=retry_failed)
+    done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
+    missing = [run for run in requests if store.run(run.run_id).state() not in done]
     settled = unneeded()
     needed = [run for run in missing if run.run_id not in settled]
     taken = copy_results(store, needed) if take else {}
@@ -128,18 +132,11 @@ def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Ma
 def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> dict[str, StudyStore]:
     """Return the study of the storage that has a result, for each run that has one elsewhere."""
     found: dict[str, StudyStore] = {}
-    try:
-        neighbours = sorted(path for path in store.path.parent.iterdir() if path.name != store.path.name)
-    except OSError:
-        return found
-    for neighbour in map(StudyStore, neighbours):
-        try:
-            there = {entry.name for entry in os.scandir(neighbour.path / "runs")}
-        except OSError:
-            continue
+    for folder in sorted(store.path.parent.glob("*/runs")):
+        neighbour = StudyStore(folder.parent)
+        there = neighbour.begun() if neighbour.path.name != store.path.name else ()
         for run_id, resources in runs.items():
-            new = run_id in there and run_id not in found
-            if new and _would_be_ours(neighbour.run(run_id), code_digest(), resources):
+            if run_id in there and run_id not in found and _would_be_ours(neighbour.run(run_id), resources):
                 found[run_id] = neighbour
     return found
 
@@ -150,18 +147,19 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     Call it only while no other process runs the study. A run that has begun here is not copied, nor one
     whose weights are to be kept: a result has them only where it was trained.
     """
-    fresh = {
-        run.run_id: run
-        for run in missing
-        if not run.keep_weights and not Leases(store.run(run.run_id).attempts).latest()
-    }
-    found = find_elsewhere(store, {run_id: run.resources for run_id, run in fresh.items()})
+
+    def has_begun(run_id: str) -> bool:
+        return bool(Leases(store.run(run_id).attempts).latest())
+
+    fresh = {run.run_id: run for run in missing if not run.keep_weights and not has_begun(run.run_id)}
     taken = {}
-    for run_id, neighbour in found.items():
-        # Check again: another process may have begun the run during the copies.
-        begun = Leases(store.run(run_id).attempts).latest()
-        alike = fresh[run_id].resources.gpus or _is_our_arithmetic(neighbour.run(run_id))
-        if alike and not begun and _copy(neighbour.run(run_id), store.run(run_id), fresh[run_id]):
+    for run_id, neighbour in find_elsewhere(
+        store, {run_id: run.resources for run_id, run in fresh.items()}
+    ).items():
+        source, request = neighbour.run(run_id), fresh[run_id]
+        alike = request.resources.gpus or source.environment().get("fingerprints") == [fingerprint("cpu")]
+        # Another process may have begun the run during the copies.
+        if alike and not has_begun(run_id) and _copy(source, store.run(run_id), request):
             taken[run_id] = neighbour.path.name
     return taken
 
@@ -171,12 +169,12 @@ def taken_text(taken: Mapping[str, str]) -> str:
     return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
 
 
-def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
+def _would_be_ours(run: RunDir, resources: ResourcesConfig) -> bool:
     try:
         environment = run.environment()
         return (
             run.status().state in END_STATES
-            and environment.get("code") == code
+            and environment.get("code") == code_digest()
             and (environment.get("gpu") is not None) == (resources.gpus > 0)
             and environment.get("world_size") == resources.devices_per_run
             and run.state() in END_STATES  # last: it reads the run's files
@@ -185,19 +183,12 @@ def _would_be_ours(run: RunDir, code: str, resources: ResourcesConfig) -> bool:
         return False
 
 
-def _is_our_arithmetic(run: RunDir) -> bool:
-    """Whether this processor trained a run, or one whose sums are the same."""
-    from ablate.execute.fingerprint import fingerprint
-
-    return run.environment().get("fingerprints") == [fingerprint("cpu")]
-
-
 def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:
     """Copy a result; tell whether it was whole."""
     draft = RunDir(target.path.parent / _DRAFT / target.run_id)
     shutil.rmtree(draft.path.parent, ignore_errors=True)  # left by a killed driver
     try:
-        shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN, ".*"))
+        shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
         if draft.state() not in END_STATES:
             return False  # altered since it was looked at
         draft.create(asdict(request.config))  # paths of the data may be other ones here

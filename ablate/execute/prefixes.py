@@ -11,6 +11,7 @@ started.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.execute.environment import code_digest
@@ -21,8 +22,7 @@ from ablate.store import END_STATES
 from ablate.store.checkpoints import newest_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.run.config import ResourcesConfig, RunConfig
@@ -36,8 +36,7 @@ class Prefixes:
     """The prefixes of ``runs``, which are executed here, and of ``planned`` ones, which may be so later."""
 
     def __init__(self, store: StudyStore, runs: Sequence[RunRequest], planned: Planned = ()) -> None:
-        self._store = store
-        self._folder = store.prefixes.resolve()
+        self._store, self._folder = store, store.prefixes.resolve()
         self._configs = {run.run_id: run.config for run in runs}
         here = [(run.run_id, run.config, run.resources) for run in runs]
         everyone = [*here, *(one for one in planned if one[0] not in self._configs)]
@@ -46,71 +45,58 @@ class Prefixes:
         # Which layers are diagnosed depends on the whole recipe, also before its phases begin.
         if changes and all(run.diagnostics is None for run in runs):
             found = shared_prefixes(
-                everyone, salt=code_digest(), is_there=self._is_there, can_hold=self._can_hold
+                everyone,
+                salt=code_digest(),
+                is_there=lambda key: (self._folder / key).exists(),
+                can_hold=lambda run_id, step: run_id in self._configs and self._step(run_id) < step,
             )
             self._found = {run_id: prefix for run_id, prefix in found.items() if self._is_open(run_id)}
-        self._kept = kept_by(self._found)
-        self._begun = frozenset(run_id for run_id in self._found if self._has_begun(run_id))
+        self._begun = {run_id for run_id in self._found if self._step(run_id)}
 
     def _is_open(self, run_id: str) -> bool:
         return self._store.run(run_id).status().state not in END_STATES
 
-    def _is_there(self, key: str) -> bool:
-        return (self._folder / key).exists()
+    def _step(self, run_id: str) -> int:
+        return newest_step(self._store.run(run_id).checkpoints)
 
-    def _can_hold(self, run_id: str, step: int) -> bool:
-        """Whether a run still comes by a step, in this execution."""
-        return run_id in self._configs and newest_step(self._store.run(run_id).checkpoints) < step
-
-    def of(self, run_id: str) -> tuple[Path, int] | None:
-        """Return the folder of the prefix that a run begins with, and its step; None if it has none."""
-        prefix = self._found.get(run_id)
-        return None if prefix is None else (self._folder / prefix.key, prefix.step)
-
-    def kept(self, run_id: str) -> Mapping[int, Path]:
-        """Return the tokens after which a run keeps its state for others, with the folders for it."""
-        steps = self._kept.get(run_id, {})
-        if not steps:
-            return {}
-        per_step = _tokens_per_step(self._configs[run_id])
-        return {step * per_step: self._folder / key for step, key in steps.items()}
+    def filled_in(self, run: RunRequest) -> RunRequest:
+        """Return a run with the prefix that it begins with, and with those that it keeps for others."""
+        prefix, kept = self._found.get(run.run_id), kept_by(self._found).get(run.run_id, {})
+        return replace(
+            run,
+            prefix=None if prefix is None else (self._folder / prefix.key, prefix.step),
+            prefixes={step * _tokens_per_step(run.config): self._folder / key for step, key in kept.items()},
+        )
 
     def waits_for(self, run_id: str) -> str | None:
         """Return the run that a run has to wait for, None if there is none or its prefix is there."""
         prefix = self._found.get(run_id)
-        if prefix is None or run_id in self._begun or self._is_there(prefix.key):
+        if prefix is None or run_id in self._begun or (self._folder / prefix.key).exists():
             return None
         return prefix.holder
 
     def why_it_cannot_begin(self, run_id: str) -> str | None:
         """Return why a run cannot begin: what it forks from ended before the fork. None if it can."""
-        config = self._configs[run_id]
-        parent, prefix = config.parent, self._found.get(run_id)
-        if parent is None or config.fork is None or self._has_begun(run_id):
+        config, prefix = self._configs[run_id], self._found.get(run_id)
+        if config.parent is None or config.fork is None or self._step(run_id):
             return None
-        if prefix is not None and self._is_there(prefix.key):
+        if prefix is not None and (self._folder / prefix.key).exists():
             return None
-        forked = self._store.run(id_of(parent))
-        status = forked.status()
-        step = max(status.step, newest_step(forked.checkpoints))
+        forked = id_of(config.parent)
+        status = self._store.run(forked).status()
+        step = max(status.step, self._step(forked))
         # A run without a state to wait for trains as its parent itself, and may fare better than that one.
         final = ("diverged",) if prefix is None else ("diverged", "failed")
         if status.state not in final or step * _tokens_per_step(config) > config.fork.tokens:
             return None
-        what = f"the run that it forks from, {forked.run_id}, {status.state} before the fork"
-        return f"{what}: {status.message}" if status.message else what
-
-    def _has_begun(self, run_id: str) -> bool:
-        return newest_step(self._store.run(run_id).checkpoints) > 0
+        return f"the run that it forks from, {forked}, {status.state} before the fork: {status.message}"
 
     def clean(self) -> None:
         """Remove the prefixes that no run without a result begins with."""
         needed = {prefix.key for run_id, prefix in self._found.items() if self._is_open(run_id)}
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+        for path in self._folder.glob("*") if needed else [self._folder]:
             if path.name not in needed:
                 shutil.rmtree(path, ignore_errors=True)
-        if not needed:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _tokens_per_step(config: RunConfig) -> int:

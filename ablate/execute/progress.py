@@ -6,12 +6,13 @@ Each read continues where the last one ended in a run's metrics, so it costs onl
 from __future__ import annotations
 
 import contextlib
+import heapq
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from ablate.store import END_STATES
-from ablate.store.leases import Leases
 from ablate.store.metrics import new_lines, parse_rows
 
 if TYPE_CHECKING:
@@ -19,31 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.store import RunDir, State, Status, StudyStore
-    from ablate.store.leases import Attempt
     from ablate.store.plan_file import LockedArm, LockedRun
 
-
 _FIRST_LOOK_BYTES = 1 << 13
-_ENDED_OF_AN_ARM = 3
-_KINDS = 2
-"""Training steps and evaluations."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Seconds from a worker's start of a run to its first token, and for each token from then on."""
-
-    sec_to_begin: float
-    sec_per_token: float
-
-    def seconds(self, tokens: int, *, begun: bool) -> float:
-        """Return the time for these tokens."""
-        return tokens * self.sec_per_token + (0.0 if begun else self.sec_to_begin)
+_SHOWN = {"train": ("loss", "tokens_per_sec"), "eval": ("val_loss",)}
+_LEFT = ("pending", "interrupted", "damaged")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """One run at one moment. Losses are in nats per token."""
+    """One run at one moment. Losses are in nats per token.
+
+    ``pace``: seconds per token from the worker's start on, with loading and evaluations.
+    """
 
     run_id: str
     arm: str
@@ -55,7 +44,7 @@ class RunProgress:
     val_loss: float | None = None
     tokens_per_sec: float | None = None
     message: str | None = None
-    pace: Pace | None = None
+    pace: float | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -72,11 +61,8 @@ class _Tail:
     file: int = 0
     offset: int = 0
     tokens: int = 0
-    step: int = 0
     time_unix: float = 0.0
-    values: dict[str, float] = field(default_factory=dict)
-    first: tuple[float, int] | None = None
-    """Time and tokens of the file's first row."""
+    values: dict[str, Any] = field(default_factory=dict)
 
     def read(self, path: Path) -> None:
         """Take in the rows after the offset; the last of each kind says all that is shown."""
@@ -84,16 +70,12 @@ class _Tail:
         seen = set()
         for line in reversed(lines):
             with contextlib.suppress(KeyError, TypeError):  # a damaged line, or a cut one
-                if (kind := (row := parse_rows([line])[0])["kind"]) in seen:
-                    continue
-                names = ("val_loss",) if kind == "eval" else ("loss", "tokens_per_sec")
-                values, tokens = {name: row[name] for name in names}, row["tokens"]
-                self.values |= values
-                self.tokens = max(self.tokens, tokens)
-                self.step = max(self.step, row.get("step", 0))
-                self.time_unix = max(self.time_unix, row.get("time_unix", 0.0))
-                seen.add(kind)
-            if len(seen) == _KINDS:
+                if (kind := (row := parse_rows([line])[0])["kind"]) not in seen:
+                    tokens, values = row["tokens"], {name: row[name] for name in _SHOWN[kind]}
+                    self.tokens, self.values = max(self.tokens, tokens), self.values | values
+                    self.time_unix = max(self.time_unix, row.get("time_unix", 0.0))
+                    seen.add(kind)
+            if len(seen) == len(_SHOWN):
                 return
 
 
@@ -111,8 +93,6 @@ class ProgressReader:
         self._examines_files = examines_files
         self._executor_alive = executor_alive
         self._tails: dict[str, _Tail] = {}
-        self._ended: dict[str, set[str]] = {}
-        self._attempts: dict[tuple[str, int], Attempt] = {}
         plan = store.plan()
         self._runs = list(plan.runs())
         self.may_end_sooner = plan.stop is not None
@@ -125,12 +105,20 @@ class ProgressReader:
         wanted = None if only is None else set(only)
         begun = self._store.begun()
         return [
-            self._read(arm, run) if run.id in begun else _not_begun(arm, run)
+            self._read(arm, run, has_begun=run.id in begun)
             for arm, run in self._runs
             if wanted is None or run.id in wanted
         ]
 
-    def _read(self, arm: LockedArm, planned: LockedRun) -> RunProgress:
+    def _read(self, arm: LockedArm, planned: LockedRun, *, has_begun: bool) -> RunProgress:
+        shown: dict[str, Any] = {
+            "run_id": planned.id,
+            "arm": arm.name,
+            "seed": planned.seed,
+            "budget": arm.tokens or 0,
+        }
+        if not has_begun:
+            return RunProgress(**shown, state="pending", tokens=0)
         run = self._store.run(planned.id)
         status = run.examined() if self._examines_files else run.status()
         tail = _Tail() if status.state == "damaged" else self._tail(run)
@@ -138,46 +126,13 @@ class ProgressReader:
         if state == "running" and self._executor_alive is False:
             state, message = "interrupted", "its executor is gone"
         return RunProgress(
-            run_id=run.run_id,
-            arm=arm.name,
-            seed=planned.seed,
+            **shown,
             state=state,
             tokens=max(tail.tokens, status.tokens),
-            budget=arm.tokens or 0,
             message=message,
-            pace=self._pace(run, arm.name, status, tail) if self._executor_alive else None,
+            pace=_pace(status, tail) if self._executor_alive else None,
             **tail.values,
         )
-
-    def _pace(self, run: RunDir, arm: str, status: Status, tail: _Tail) -> Pace | None:
-        """Return the pace of a run's latest attempt, None before its first evaluation.
-
-        Of an arm's ended runs a few are enough.
-        """
-        if "val_loss" not in tail.values or not tail.step:
-            return None
-        if status.state in END_STATES:
-            known = self._ended.setdefault(arm, set())
-            if run.run_id not in known and len(known) == _ENDED_OF_AN_ARM:
-                return None
-            known.add(run.run_id)
-        key = run.run_id, status.attempt
-        if key not in self._attempts:
-            record = Leases(run.attempts).read(status.attempt)
-            if record is None or record.fingerprint is None:  # where it went on from is not noted yet
-                return None
-            self._attempts[key] = record
-        attempt = self._attempts[key]
-        if tail.first is None:
-            tail.first = _first_row(run.metrics_path)
-        begun, tokens = tail.first
-        if begun <= attempt.started_unix:  # rows of an attempt before
-            begun, tokens = attempt.started_unix, attempt.resumed_from_step * tail.tokens // tail.step
-        if tail.tokens <= tokens or tail.time_unix <= begun:
-            return None
-        pace = (tail.time_unix - begun) / (tail.tokens - tokens)
-        waited = begun - attempt.started_unix - pace * tokens
-        return Pace(sec_to_begin=max(0.0, waited), sec_per_token=pace)
 
     def _tail(self, run: RunDir) -> _Tail:
         tail = self._tails.setdefault(run.run_id, _Tail())
@@ -199,20 +154,47 @@ class ProgressReader:
         return tail
 
 
-def _first_row(path: Path) -> tuple[float, int]:
-    """Return time and tokens of a file's first row."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        row = parse_rows(new_lines(path, most_bytes=1)[0])[0]
-        return float(row["time_unix"]), int(row["tokens"])
-    return 0.0, 0
+def _pace(status: Status, tail: _Tail) -> float | None:
+    """Return a run's seconds per token, None before its first evaluation.
 
-
-def _not_begun(arm: LockedArm, run: LockedRun) -> RunProgress:
-    return RunProgress(
-        run_id=run.id, arm=arm.name, seed=run.seed, state="pending", tokens=0, budget=arm.tokens or 0
-    )
+    A run that was interrupted has the pace of its newest rows: the time between is none of it.
+    """
+    if "val_loss" not in tail.values or not tail.tokens:
+        return None
+    if status.attempt > 1 or status.started_unix is None:
+        rate = tail.values.get("tokens_per_sec")
+        return 1 / rate if rate else None
+    end = status.ended_unix if status.state in END_STATES else None
+    return max(0.0, (end or tail.time_unix) - status.started_unix) / tail.tokens
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:
     """Return the number of runs in each state that occurs."""
     return dict(Counter(run.state for run in runs))
+
+
+def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
+    """Return the time until all these runs have ended, as many at once as now; None while it is unknown.
+
+    An arm whose pace is unknown has the mean of the others. Runs that failed or were stopped are not waited
+    for.
+    """
+    runs = list(runs)
+    by_arm: dict[str, list[float]] = {}
+    for run in runs:
+        if run.pace is not None:
+            by_arm.setdefault(run.arm, []).append(run.pace)
+    paces = {arm: fmean(own) for arm, own in by_arm.items()}
+
+    def left(run: RunProgress) -> float:
+        pace = paces.get(run.arm, fmean(paces.values())) if run.pace is None else run.pace
+        return pace * max(0, run.budget - run.tokens)
+
+    going = [run for run in runs if run.state == "running"]
+    if not going or not paces:
+        return None
+    free = [left(run) for run in going]
+    heapq.heapify(free)
+    for run in sorted((run for run in runs if run.state in _LEFT), key=lambda run: run.seed):
+        heapq.heapreplace(free, free[0] + left(run))
+    return max(free)

@@ -64,34 +64,28 @@ def submit(
             (work / "study.yaml").write_bytes(text)
             # The package's links to backends, reports and studies become real folders.
             shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
-            _submit_once_there_is_an_agent(
-                client,
-                entrypoint=shlex.join(
+            job: dict[str, Any] = {
+                "entrypoint": shlex.join(
                     ["python", "-m", "ablate", "run", "study.yaml", "--address", "auto", "--storage", storage]
                 ),
-                submission_id=identity,
-                runtime_env={
+                "submission_id": identity,
+                "runtime_env": {
                     "working_dir": str(work), "py_modules": [str(package)], "env_vars": dict(environment),
                 },
-                metadata={"ablate_study": name},
-            )  # fmt: skip
+                "metadata": {"ablate_study": name},
+            }  # fmt: skip
+            give_up = time.monotonic() + _AGENT_SEC
+            while True:
+                try:
+                    client.submit_job(**job)
+                    break
+                except RuntimeError as error:  # a head node that has just started has no agent yet
+                    if "No available agent" not in str(error) or time.monotonic() > give_up:
+                        raise
+                    time.sleep(1)
     except RuntimeError as error:  # Ray's client has no other
         raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
     return identity, False
-
-
-def _submit_once_there_is_an_agent(client: Any, **job: Any) -> None:
-    """Submit a job; a cluster that has just started refuses until the agent on its head node is up."""
-    give_up = time.monotonic() + _AGENT_SEC
-    while True:
-        try:
-            client.submit_job(**job)
-        except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > give_up:
-                raise
-            time.sleep(1)
-        else:
-            return
 
 
 def check_server(address: str, *, insecure: bool) -> None:
@@ -102,11 +96,11 @@ def check_server(address: str, *, insecure: bool) -> None:
     Raises:
         UserError: nobody, or somebody else, answers there, or it is open to all.
     """
+    expected = "expected the dashboard of Ray's head node, as http://HOST:8265"
     if not address.startswith(("http://", "https://")):
-        raise UserError(f"--address: {address} is no dashboard's address (expected http://HOST:8265)")
-    opener = urllib.request.build_opener()
+        raise UserError(f"--address: {address} is no dashboard's address", hint=expected)
     try:
-        with opener.open(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC) as answer:
+        with urllib.request.urlopen(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC) as answer:  # noqa: S310
             is_ray = isinstance(parse_json(answer.read()), list)
     except urllib.error.HTTPError as error:
         if error.code not in _NOT_THERE:
@@ -115,11 +109,9 @@ def check_server(address: str, *, insecure: bool) -> None:
     except (ValueError, http.client.HTTPException):
         is_ray = False
     except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {reason}") from None
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
     if not is_ray:
-        hint = "expected the dashboard of Ray's head node, as http://HOST:8265"
-        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs ({hint})")
+        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs", hint=expected)
     if not insecure:
         raise UserError(
             f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "

@@ -29,7 +29,7 @@ from ablate.train.group import Layout
 from ablate.train.throughput import StepTimes, time_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.backends.device import Device
     from ablate.plan import PlannedArm
@@ -57,13 +57,22 @@ def measure(
                 "tokens/s stand in the report; devices_per_run: 1 with a smaller batch times one device)"
             )
     others = other_work(device)
-    modes = {arm.name: _mode(arm, device) for arm in arms}
+    configs = {arm.name: arm.config.with_seed(arm.runs[0].seed) for arm in arms}
+    modes = {}
+    for arm in arms:
+        with _named(arm):
+            modes[arm.name] = overall_mode(fit_choices(configs[arm.name], arm.resources, device))
     times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
     threads = torch.get_num_threads()
     try:
         for arm in (*arms, *reversed(arms)):
             torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
-            times[arm.name].append(_time(arm, device, settings))
+            layout = Layout(checkpoint_activations=arm.resources.activation_checkpointing)
+            with _named(arm):
+                timed = time_steps(configs[arm.name], device=device, layout=layout, **asdict(settings))
+            times[arm.name].append(timed)
+            if torch.device(device).type == "cuda":
+                torch.cuda.empty_cache()
             done(arm.name)
     finally:
         torch.set_num_threads(threads)
@@ -75,8 +84,8 @@ def measure(
     medians = {name: statistics.median(own) for name, own in rates.items()}
     speeds = []
     for arm in arms:
-        own, median, threads = rates[arm.name], medians[arm.name], arm.resources.cpus
-        why_not = why_not_valid(modes[arm.name], device_of(device), threads=threads, others=others)
+        own, median, cpus = rates[arm.name], medians[arm.name], arm.resources.cpus
+        why_not = why_not_valid(modes[arm.name], device_of(device), threads=cpus, others=others)
         peaks = [one.peak_memory_bytes for one in times[arm.name] if one.peak_memory_bytes is not None]
         speed = Speed(
             arm=arm.name,
@@ -86,7 +95,7 @@ def measure(
             spread=(max(own) - min(own)) / median,
             over_baseline=median / medians[baseline] if baseline in medians else None,
             peak_memory_bytes=max(peaks, default=None),
-            threads=threads,
+            threads=cpus,
             backend_mode=modes[arm.name],
             timing_valid=why_not is None,
             why_not=why_not,
@@ -95,22 +104,16 @@ def measure(
     return speeds, others
 
 
-def _time(arm: PlannedArm, device: str, settings: SpeedSettings) -> StepTimes:
+@contextlib.contextmanager
+def _named(arm: PlannedArm) -> Iterator[None]:
+    """Say of which arm a fault is."""
     try:
-        return time_steps(
-            arm.config.with_seed(arm.runs[0].seed),
-            device=device,
-            layout=Layout(checkpoint_activations=arm.resources.activation_checkpointing),
-            **asdict(settings),
-        )
-    except ValueError as error:
-        raise UserError(f"arm '{arm.name}': {error}") from None
+        yield
     except torch.cuda.OutOfMemoryError:
         hint = "a smaller training.micro_batch_size needs less"
-        raise UserError(f"arm '{arm.name}': out of GPU memory ({hint})") from None
-    finally:
-        if torch.device(device).type == "cuda":
-            torch.cuda.empty_cache()
+        raise UserError(f"arm '{arm.name}': out of GPU memory", hint=hint) from None
+    except (ValueError, UnfitDeviceError) as error:
+        raise UserError(f"arm '{arm.name}': {error}") from None
 
 
 def record(
@@ -133,13 +136,6 @@ def record(
         measured_unix=time.time(),
         arms=tuple(speeds),
     )
-
-
-def _mode(arm: PlannedArm, device: str) -> str:
-    try:
-        return overall_mode(fit_choices(arm.config.with_seed(arm.runs[0].seed), arm.resources, device))
-    except UnfitDeviceError as error:
-        raise UserError(f"arm '{arm.name}': {error}") from None
 
 
 def _clock_mhz(kind: str) -> float | None:

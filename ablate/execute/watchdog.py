@@ -1,6 +1,6 @@
-"""Threads beside a training run: ``Watch`` shows that the worker lives, ``Usage`` samples what it uses.
+"""Threads beside a training run: ``Watch`` shows that the worker lives, ``sampled`` notes what it uses.
 
-How it fails: neither raises. ``Watch`` ends a process that hangs. ``Usage`` leaves unknown values out; a file
+How it fails: neither raises. ``Watch`` ends a process that hangs. Samples leave unknown values out; a file
 that cannot be written has gaps.
 """
 
@@ -11,14 +11,14 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ablate.base.files import append_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ablate.store.leases import Lease
@@ -30,51 +30,42 @@ EVERY_SEC = 10.0
 _MIB = 1 << 20
 
 
-class _Beside:
-    """A thread during a ``with`` block, which ends soon after ``_done`` is set."""
-
-    def __init__(self, name: str) -> None:
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def _run(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+@contextlib.contextmanager
+def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``work`` in a thread during the block; it ends soon after the event is set."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(done,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
-class Watch(_Beside):
+class Watch(contextlib.ExitStack):
     """Beats a lease during a ``with`` block, and notes when the run was taken over (``lost``).
 
     It ends the process if the trainer makes no progress for too long: nothing else can end a call that never
     returns. The next attempt resumes from the last checkpoint.
     """
 
-    def __init__(self, lease: Lease, *, hang_after_sec: float, on_hang: Callable[[str], None]) -> None:
+    def __init__(self, lease: Lease, hang_after_sec: float, on_hang: Callable[[str], None]) -> None:
         """``on_hang`` is called with one line before the process is ended."""
-        super().__init__("ablate-watch")
-        self._lease = lease
-        self._hang_after_sec = hang_after_sec
-        self._on_hang = on_hang
+        super().__init__()
+        self._lease, self._hang_after_sec, self._on_hang = lease, hang_after_sec, on_hang
         self._progress_sec = time.monotonic()
         self.lost = False
         self.tokens = 0
+        self.enter_context(_beside(self._watch))
 
     def progress(self, tokens: int | None = None) -> None:
         """Record that the run made progress, and its tokens."""
         self._progress_sec = time.monotonic()
-        if tokens is not None:
-            self.tokens = tokens
+        self.tokens = self.tokens if tokens is None else tokens
 
-    def _run(self) -> None:
-        pause = min(BEAT_SEC, self._hang_after_sec / 4)
-        while not self._done.wait(pause):
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(min(BEAT_SEC, self._hang_after_sec / 4)):
             self._lease.beat()
             self.lost = self.lost or not self._lease.is_mine()
             idle = time.monotonic() - self._progress_sec
@@ -83,46 +74,41 @@ class Watch(_Beside):
                 os._exit(EXIT_HUNG)
 
 
-class Usage(_Beside):
-    """Takes samples during a ``with`` block, every ten seconds and once at the end.
+def sampled(
+    path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC
+) -> contextlib.AbstractContextManager[None]:
+    """Take samples during a ``with`` block, every ten seconds and once at the end.
 
     They are no results and not among the metrics: they differ each time, and a resumed run adds to them.
+    ``tokens`` returns the run's tokens so far.
     """
 
-    def __init__(self, path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC) -> None:
-        """``tokens`` returns the run's tokens so far."""
-        super().__init__("ablate-usage")
-        self._path = path
-        self._tokens = tokens
-        self._every_sec = every_sec
-        self._process = psutil.Process()
-
-    def _run(self) -> None:
+    def sample(done: threading.Event) -> None:
+        process = psutil.Process()
         psutil.cpu_percent()  # both measure from their last call, this one from the same thread's
-        self._process.cpu_percent()
-        # An incomplete line is ended, so that the next sample starts a new one.
-        with contextlib.suppress(OSError), self._path.open("rb+") as file:
+        process.cpu_percent()
+        with contextlib.suppress(OSError), path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
+            if file.read(1) != b"\n":  # an incomplete line spoils no other
                 file.write(b"\n")
-        while not self._done.wait(self._every_sec):
-            self._sample()
-        self._sample()
+        going = True
+        while going:
+            going = not done.wait(every_sec)
+            memory = psutil.virtual_memory()
+            row = {
+                "kind": "system",
+                "time_unix": time.time(),
+                "tokens": tokens(),
+                "cpu_utilization_percentage": psutil.cpu_percent(),
+                "process_cpu_percentage": process.cpu_percent(),  # 100 is one core
+                "process_memory_usage_megabytes": round(process.memory_info().rss / _MIB, 1),
+                "system_memory_usage_megabytes": round(memory.used / _MIB, 1),
+                "system_memory_usage_percentage": memory.percent,
+            }
+            with contextlib.suppress(OSError):
+                append_line(path, row | gpus())
 
-    def _sample(self) -> None:
-        memory = psutil.virtual_memory()
-        row = {
-            "kind": "system",
-            "time_unix": time.time(),
-            "tokens": self._tokens(),
-            "cpu_utilization_percentage": psutil.cpu_percent(),
-            "process_cpu_percentage": self._process.cpu_percent(),  # 100 is one core
-            "process_memory_usage_megabytes": round(self._process.memory_info().rss / _MIB, 1),
-            "system_memory_usage_megabytes": round(memory.used / _MIB, 1),
-            "system_memory_usage_percentage": memory.percent,
-        }
-        with contextlib.suppress(OSError):
-            append_line(self._path, row | gpus())
+    return _beside(sample)
 
 
 def gpus() -> dict[str, float]:

@@ -17,55 +17,33 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, first_line
 from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
-from ablate.execute.pending_runs import RunRequest
+from ablate.execute.pending_runs import DEFAULT_TRAINER
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import begin_with, drop_checkpoints, load_newest
-from ablate.store.leases import STALE_SEC, Leases
+from ablate.store.leases import Leases
 from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    from ablate.execute.pending_runs import RunRequest
     from ablate.store.checkpoints import Checkpoint
     from ablate.store.leases import Lease
     from ablate.train.group import Group
 
     Begin = Callable[[int], Group]
 
-DEFAULT_TRAINER = "ablate.train:train"
 EXIT_GPU = 74
 """Exit code of a worker whose GPU failed (EX_IOERR)."""
 LOST_PEER = "another process of the run is gone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunTask(RunRequest):
-    """The input of a worker; paths are on the shared storage.
-
-    ``given_up``: the attempt whose holder the driver has found dead. ``prefix``: the folder of the state that
-    a fresh run begins with, and its step. ``prefixes``: folders by the tokens after which a state is kept
-    there.
-    """
-
-    run_dir: Path
-    stop_path: Path
-    device: str
-    git_commit: str | None
-    trainer: str = DEFAULT_TRAINER
-    stale_sec: float = STALE_SEC
-    given_up: int = 0
-    prefix: tuple[Path, int] | None = None
-    prefixes: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +62,7 @@ class _TakenOverError(Exception):
     """Another process executes the run now: this attempt must not write any more."""
 
 
-def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
+def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     """Execute one run. Never raises for a fault of the run itself.
 
     ``begin`` is called when all is ready, with the step after which training begins. It returns the group of
@@ -96,8 +74,7 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         drop_checkpoints(run.checkpoints)
         return TaskEnd(state=state)
-    leases = Leases(run.attempts, task.stale_sec)
-    lease = leases.claim(task.given_up)
+    lease = Leases(run.attempts).claim(task.given_up)
     if lease is None:
         return TaskEnd(state="elsewhere")
     # Another process may have ended the run between the check and the claim.
@@ -117,16 +94,13 @@ def execute_run(task: RunTask, begin: Begin | None = None) -> TaskEnd:
         return TaskEnd(state="interrupted", transient=isinstance(error, OSError), message=message)
 
 
-def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
-    started = time.time()
-    status = Status(
-        state="running", attempt=lease.record.attempt, started_unix=run.status().started_unix or started
-    )
+def _attempt(task: RunRequest, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
+    started = run.status().started_unix or time.time()
+    status = Status(state="running", attempt=lease.record.attempt, started_unix=started)
     run.write_status(status)
-    log = run.attempt_log(lease.record.attempt)
     transient, broken_gpu = False, False
     with (
-        log.open("w", encoding="utf-8") as file,
+        run.attempt_log(status.attempt).open("w", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
@@ -160,20 +134,20 @@ def _attempt(task: RunTask, run: RunDir, lease: Lease, begin: Begin | None) -> T
 
 
 def _train(
-    task: RunTask, run: RunDir, lease: Lease, status: Status, begin: Begin | None
+    task: RunRequest, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether it was preempted."""
-    from ablate.execute.watchdog import Usage, Watch
+    from ablate.execute.watchdog import Watch, sampled
 
     resources, terminated = task.resources, threading.Event()
 
     def give_up(message: str) -> None:
         print(message, flush=True)
-        if not lease.is_mine():
-            return
-        with contextlib.suppress(OSError):
-            run.write_status(replace(status, state="interrupted", message=message, ended_unix=time.time()))
-            lease.end("interrupted", message)
+        if lease.is_mine():
+            with contextlib.suppress(OSError):
+                ended = replace(status, state="interrupted", message=message, ended_unix=time.time())
+                run.write_status(ended)
+                lease.end("interrupted", message)
 
     def write(writer: MetricsWriter, row: dict[str, Any]) -> None:
         watch.progress(row.get("tokens"))
@@ -187,16 +161,16 @@ def _train(
         return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
 
     with (
-        Watch(lease, hang_after_sec=resources.hang_after_sec, on_hang=give_up) as watch,
-        Usage(run.system_path, lambda: watch.tokens),
+        Watch(lease, resources.hang_after_sec, give_up) as watch,
+        sampled(run.system_path, lambda: watch.tokens),
+        contextlib.ExitStack() as files,
     ):
         # The worker shows that it lives while these are loaded.
         import torch
 
         from ablate.backends.preflight import fit_choices, run_self_tests
         from ablate.backends.select import overall_mode
-        from ablate.execute.environment import describe_environment, other_work
-        from ablate.execute.fingerprint import fingerprint
+        from ablate.execute.environment import describe_environment, fingerprint, other_work
         from ablate.train.group import ALONE
 
         torch.set_num_threads(resources.cpus)
@@ -204,22 +178,12 @@ def _train(
         # Looked at before our own first work. Emulated timing is no timing anyway.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        start, passed_over = load_newest(run.checkpoints)
-        if start is None and task.prefix is not None:
-            folder, shared = task.prefix
-            try:
-                begin_with(folder, shared, run.path)
-                print(f"its first {shared} steps are those of other runs: taken from {folder.name}")
-                start, _ = load_newest(run.checkpoints)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                passed_over.append(f"prefix {folder.name}: {error}")
-        for line in passed_over:
-            print(line)
+        start = _newest(task, run)
         step, before = (start.step, start.fingerprints) if start else (0, ())
         own = fingerprint(task.device)
         fingerprints = (*(one for one in before if one != own), own)
         lease.note(own, step)
-        if start is not None:
+        if step:
             print(f"going on from the checkpoint after step {step}", flush=True)
         if len(fingerprints) > 1:
             print(f"steps before it were trained by other arithmetic: {', '.join(before)}; here it is {own}")
@@ -229,41 +193,55 @@ def _train(
         )  # fmt: skip
         write_record(run.environment_path, environment)
         kept = start.rows if start else {}
-        rows: AbstractContextManager[MetricsWriter | None] = contextlib.nullcontext()
-        if task.diagnostics is not None:
-            rows = MetricsWriter(run.diagnostics_path, kept.get(run.diagnostics_path.name, 0))
-        with (
-            rows as diagnoses,
-            MetricsWriter(run.metrics_path, kept.get(run.metrics_path.name, 0)) as metrics,
-            on_signal(lambda *_: terminated.set(), signal.SIGTERM),  # schedulers send it before they kill
-        ):
-            result = _call_trainer(
-                task,
-                begin(step) if begin else ALONE,
-                start,
-                rows=[metrics, *([diagnoses] if diagnoses else [])],
-                lease=lease,
-                fingerprints=fingerprints,
-                on_metrics=partial(write, metrics),
-                should_stop=should_stop,
-                diagnosed=partial(write, diagnoses) if diagnoses else None,
-            )
-            hashes = {rows.name: rows.sync()[1] for rows in (metrics, diagnoses) if rows}
+        metrics, *diagnoses = rows = [
+            files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
+            for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
+        ]
+        # Schedulers send it before they kill.
+        files.enter_context(on_signal(lambda *_: terminated.set(), signal.SIGTERM))
+        result = _call_trainer(
+            task,
+            begin(step) if begin else ALONE,
+            start,
+            rows=rows,
+            lease=lease,
+            fingerprints=fingerprints,
+            on_metrics=partial(write, metrics),
+            should_stop=should_stop,
+            diagnosed=partial(write, diagnoses[0]) if diagnoses else None,
+        )
+        hashes = {writer.name: writer.sync()[1] for writer in rows}
     if result.state == "interrupted" and watch.lost:
         raise _TakenOverError
+    preempted = result.state == "interrupted" and terminated.is_set()
     ended = replace(
         status,
         state=result.state,
         tokens=result.tokens,
         step=result.step,
-        message=result.message,
+        message="preempted (SIGTERM)" if preempted else result.message,
         files=hashes,
     )
-    preempted = result.state == "interrupted" and terminated.is_set()
-    return (replace(ended, message="preempted (SIGTERM)") if preempted else ended), preempted
+    return ended, preempted
 
 
-def follow_run(task: RunTask, group: Group, step: int) -> None:
+def _newest(task: RunRequest, run: RunDir) -> Checkpoint | None:
+    """Return the checkpoint to go on from; a fresh run may begin with a state of another."""
+    start, passed_over = load_newest(run.checkpoints)
+    if start is None and task.prefix is not None:
+        folder, step = task.prefix
+        try:
+            begin_with(folder, step, run.path)
+            print(f"its first {step} steps are those of other runs: taken from {folder.name}")
+            start, _ = load_newest(run.checkpoints)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            passed_over.append(f"prefix {folder.name}: {error}")
+    for line in passed_over:
+        print(line)
+    return start
+
+
+def follow_run(task: RunRequest, group: Group, step: int) -> None:
     """Train along with the process that executes a run, starting after ``step``.
 
     Raises:
@@ -276,15 +254,13 @@ def follow_run(task: RunTask, group: Group, step: int) -> None:
     restrict_umask()
     end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
-    run = RunDir(task.run_dir)
-    start = load_step(run.checkpoints, step) if step else None
+    start = load_step(RunDir(task.run_dir).checkpoints, step) if step else None
     _call_trainer(task, group, start, on_metrics=lambda _: None, should_stop=lambda: False)
 
 
 def lost_run(run: RunDir, fault: str) -> TaskEnd:
     """Return the end of a task whose process died: from its ledger, or as lost."""
-    state = run.state()
-    if state in END_STATES:
+    if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
     leases = Leases(run.attempts)
     record = leases.read(leases.latest())
@@ -293,7 +269,7 @@ def lost_run(run: RunDir, fault: str) -> TaskEnd:
 
 
 def _call_trainer(
-    task: RunTask,
+    task: RunRequest,
     group: Group,
     start: Checkpoint | None,
     *,
@@ -301,7 +277,7 @@ def _call_trainer(
     lease: Lease | None = None,
     fingerprints: Sequence[str] = (),
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
-    **callbacks: Any,
+    **options: Any,
 ) -> Any:
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.data import load, open_tokens
@@ -315,11 +291,11 @@ def _call_trainer(
         from ablate.train.group import Layout
 
         call = train
-        callbacks["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
+        options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
         if (settings := task.diagnostics) is not None and diagnosed is not None:
             from ablate.diagnose.recorder import Recorder
 
-            callbacks["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+            options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
     result = call(
         task.config,
         tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
@@ -335,7 +311,7 @@ def _call_trainer(
             every_tokens=resources.checkpoint_every_tokens,
             prefixes=task.prefixes,
         ),
-        **callbacks,
+        **options,
     )
     if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
         from ablate.train.weights import save_weights
@@ -358,14 +334,12 @@ def on_signal(handle: Callable[[int, FrameType | None], object], *numbers: int) 
             signal.signal(number, one)
 
 
-_PASSING = (
-    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
-)  # fmt: skip
-_GPU_WORDS = ("CUDA error", "HIP error", "CUDA driver", "NVML")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PASSING = (*_FULL, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR)
 
 
 def _is_gpu_fault(error: Exception) -> bool:
-    return any(word in str(error) for word in _GPU_WORDS)
+    return any(word in str(error) for word in ("CUDA error", "HIP error", "CUDA driver", "NVML"))
 
 
 def _is_lost_peer(error: Exception) -> bool:
@@ -378,30 +352,27 @@ def _is_lost_peer(error: Exception) -> bool:
 
 def end_of(error: Exception) -> TaskEnd:
     """Return the end of a process that raised this error; a bug or too little memory does not pass."""
-    may_pass = _is_gpu_fault(error) or _is_lost_peer(error)
     if isinstance(error, OSError):
         may_pass = error.errno in _PASSING
-    return TaskEnd(
-        state="interrupted" if may_pass else "failed", transient=may_pass, message=_one_line(error)
-    )
+    else:
+        may_pass = _is_gpu_fault(error) or _is_lost_peer(error)
+    state: State = "interrupted" if may_pass else "failed"
+    return TaskEnd(state=state, transient=may_pass, message=_one_line(error))
 
 
 def _one_line(error: Exception) -> str:
     """Describe a run's fault in one line, with the usual remedy if there is one."""
     from ablate.backends.preflight import UnfitDeviceError
 
-    lines = str(error).strip().splitlines() or ["no message"]
-    if isinstance(error, UnfitDeviceError):
-        return lines[0]
-    if isinstance(error, UserError):
-        return lines[0]
-    name = type(error).__name__
+    line, name = first_line(error), type(error).__name__
+    if isinstance(error, UserError | UnfitDeviceError):
+        return line
     if name == "OutOfMemoryError":
-        return f"out of GPU memory ({lines[0]}); a smaller training.micro_batch_size needs less"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"out of GPU memory ({line}); a smaller training.micro_batch_size needs less"
+    if isinstance(error, OSError) and error.errno in _FULL:
         return "no space left on the storage; free some and run the same command again"
     if _is_lost_peer(error):
         return LOST_PEER
     if _is_gpu_fault(error):
-        return f"the GPU failed: {lines[0]}; `ablate check cuda` tests it"
-    return f"{name}: {lines[0]}"
+        return f"the GPU failed: {line}; `ablate check cuda` tests it"
+    return f"{name}: {line}"

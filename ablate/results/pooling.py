@@ -6,7 +6,7 @@ data or evaluation. So a run is set apart (counted as no result, named in the re
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
 - ``code``: from the sources that most runs of the study were trained by;
 - ``device``: from the kind of GPU (or none) that most runs were trained on;
-- ``arithmetic``: from the fingerprint that most runs have (``ablate.execute.fingerprint``), also where a run
+- ``arithmetic``: from the fingerprint that most runs have (``ablate.execute.environment``), also where a run
   was resumed on another machine than it began on;
 - ``world_size``: from the number of devices that most runs had.
 

@@ -95,4 +95,4 @@ def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
         "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
     )
     assert _one_line(UnfitDeviceError("no such path")) == "no such path"
-    assert _one_line(KeyError()) == "KeyError: no message"
+    assert _one_line(KeyError("a")) == "KeyError: 'a'"

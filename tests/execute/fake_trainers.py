@@ -27,15 +27,16 @@ def quick(config, on_metrics, *, tokens, should_stop, checkpoints, device):
     return TrainResult(state="finished", tokens=30, step=3)
 
 
-def odd_seeds_fail(config, *args, **options):
-    if config.seed % 2:
+def one_fails_and_one_diverges(config, on_metrics, **options):
+    """Seed 1 has a bug, seed 2 diverges, seed 3 is too large."""
+    if config.seed == 1:
         print("about to fail")
         raise RuntimeError("a bug in the trainer\nwith a second line")
-    return quick(config, *args, **options)
-
-
-def diverges(config, on_metrics, **options):
-    return TrainResult(state="diverged", tokens=10, step=1, message="non-finite training loss")
+    if config.seed == 2:
+        return TrainResult(state="diverged", tokens=10, step=1, message="non-finite training loss")
+    if config.seed == 3 and first_time(options["checkpoints"]):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+    return quick(config, on_metrics, **options)
 
 
 def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, checkpoints, device):
@@ -67,40 +68,34 @@ def first_time(checkpoints):
     return True
 
 
-def dies_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        on_metrics(train_row(1, 1, 9.0))
-        os.kill(os.getpid(), signal.SIGKILL)
-    return quick(config, on_metrics, **options)
+def _once(fault):
+    """Return a trainer that has a fault after its first row, if the run was never here before."""
+
+    def trainer(config, on_metrics, **options):
+        if first_time(options["checkpoints"]):
+            on_metrics(train_row(1, 1, 9.0))
+            fault(options["should_stop"])
+        return quick(config, on_metrics, **options)
+
+    return trainer
 
 
-def hangs_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        on_metrics(train_row(1, 1, 9.0))
-        time.sleep(600)
-    return quick(config, on_metrics, **options)
+def _ask_on(should_stop):
+    while not should_stop():
+        time.sleep(0.1)
 
 
-def asks_on_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        on_metrics(train_row(1, 1, 9.0))
-        while not options["should_stop"]():
-            time.sleep(0.1)
-    return quick(config, on_metrics, **options)
+def _raise(error):
+    raise error
 
 
-def never_returns_to_python_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        on_metrics(train_row(1, 1, 9.0))
-        ctypes.PyDLL(None).sleep(600)  # a call that keeps Python's lock
-    return quick(config, on_metrics, **options)
-
-
-def is_stopped_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        on_metrics(train_row(1, 1, 9.0))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return quick(config, on_metrics, **options)
+dies_once = _once(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+hangs_once = _once(lambda _: time.sleep(600))
+asks_on_once = _once(_ask_on)
+never_returns_to_python_once = _once(lambda _: ctypes.PyDLL(None).sleep(600))  # it keeps Python's lock
+is_stopped_once = _once(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+gpu_fails_once = _once(lambda _: _raise(RuntimeError("CUDA error: an illegal memory access was encountered")))
+disk_is_full_once = _once(lambda _: _raise(OSError(errno.ENOSPC, "No space left on device")))
 
 
 def starts_others(config, on_metrics, **options):
@@ -132,24 +127,6 @@ def leaves_a_child(config, on_metrics, **options):
     while config.seed >= 2 and not (run.parent / "go").exists():
         time.sleep(0.05)
     return quick(config, on_metrics, **options)
-
-
-def gpu_fails_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    return quick(config, on_metrics, **options)
-
-
-def disk_is_full_once(config, on_metrics, **options):
-    if first_time(options["checkpoints"]):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    return quick(config, on_metrics, **options)
-
-
-def out_of_memory(config, *args, **options):
-    if config.seed == 1:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-    return quick(config, *args, **options)
 
 
 def slow(config, on_metrics, **options):

@@ -19,7 +19,8 @@ import torch._dynamo
 
 from ablate.data import prepare
 from ablate.execute.environment import code_digest
-from ablate.execute.worker import RunTask, execute_run
+from ablate.execute.pending_runs import RunRequest
+from ablate.execute.worker import execute_run
 from ablate.recipes import PRESETS
 from ablate.run.config import (
     DataConfig,
@@ -56,12 +57,11 @@ def data() -> DataConfig:
     return DataConfig(source="stdlib", tokenizer="bytes", max_bytes=200_000)
 
 
-def task_of(run: RunDir, storage: Path, **resources: object) -> RunTask:
+def task_of(run: RunDir, storage: Path, **resources: object) -> RunRequest:
     files = prepare(data(), storage / "tokens")
-    return RunTask(
+    return RunRequest(
         run_id=run.run_id, arm="only", run_dir=run.path, stop_path=storage / "stop",
         config=config_from_json(run.config()), tokens_dir=files.folder,
-        device="cpu", git_commit=None,
         resources=ResourcesConfig(**{"checkpoint_every_sec": 0.0, **resources}),
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def kill_after(pid: int, seconds: float) -> int:
     return wait_for(pid)
 
 
-def execute_and_die_at(task: RunTask, operation: int) -> Callable[[], object]:
+def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]:
     """Return work that is killed just before its n-th operation on a file of the run."""
 
     def work() -> None:

@@ -93,20 +93,6 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
             process.wait()
 
 
-def test_a_limit_of_addresses_is_named_as_the_reason(monkeypatch, tmp_path):
-    starts = []
-    monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
-    monkeypatch.setattr(cluster, "_address_limit", lambda: 6 << 30)
-    monkeypatch.setattr("ray.init", lambda **_: starts.append(1) or 1 / 0)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with (
-        pytest.raises(UserError, match=r"6\.0 GiB of addresses .*ulimit -v unlimited"),
-        cluster.connection(None),
-    ):
-        pass
-    assert starts == [1]
-
-
 @pytest.mark.usefixtures("local_ray")
 def test_a_head_that_is_gone_ends_the_wait_and_is_named(study, monkeypatch):
     store, requests = study

@@ -1,10 +1,11 @@
-"""What a run's record says of the code that trained it, and whether a timing says something of a device."""
+"""What a run's record says of its code and arithmetic, and whether a timing is a device's own."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import types
 from importlib.resources import files
 from pathlib import Path
@@ -20,48 +21,36 @@ from ablate.execute import environment
 from ablate.execute.environment import (
     code_digest,
     describe_environment,
+    fingerprint,
     git_commit,
     other_work,
     why_not_valid,
 )
 
 GPU = Device(kind="cuda", arch="sm_90", name="NVIDIA H100 80GB HBM3")
+PART = Device(kind="cuda", arch="sm_80", name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
 CPU = Device(kind="cpu", arch="cpu", name="CPU")
+CORES = len(os.sched_getaffinity(0))
 
 
-def test_the_digest_covers_the_sources_that_can_change_a_result_and_no_others():
-    root = files("ablate")
-    names = {
-        name for part in environment._RESULT_SOURCES for name, _ in environment._sources(root / part, part)
-    }
-    assert {
-        "layers/linear.py",
-        "train/loop.py",
-        "backends/kernel/kernel.cpp",
-        "backends/triton/gemm.py",
-        "data/batches.py",
-        "recipes/presets/amd.py",
-        "run/config.py",
-        "models/decoder.py",
-    } <= names
-    assert not any(name.startswith(("reports", "cli", "track", "plan")) for name in names)
-    assert len(code_digest()) == 12
-
-
-def test_the_digest_changes_with_such_a_source_alone(monkeypatch, tmp_path):
+def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypatch, tmp_path):
     shutil.copytree(Path(str(files("ablate"))), tmp_path / "ablate", symlinks=False)
     monkeypatch.setattr(environment, "files", lambda _name: tmp_path / "ablate")
 
-    def digest():
+    def digest_with(name):
+        with (tmp_path / "ablate" / name).open("a") as file:
+            file.write("\n")
         code_digest.cache_clear()
         return code_digest()
 
-    before = digest()
-    (tmp_path / "ablate" / "reports" / "words" / "words.py").write_text("changed = True\n")
-    assert digest() == before
-    with (tmp_path / "ablate" / "train" / "loop.py").open("a") as file:
-        file.write("# changed\n")
-    assert digest() != before
+    found = [digest_with("reports/__init__.py")]
+    assert digest_with("cli/__init__.py") == found[0]
+    sources = (
+        "layers/linear.py", "train/loop.py", "backends/kernel/kernel.cpp", "backends/triton/gemm.py",
+        "data/batches.py", "recipes/presets/amd.py", "run/config.py", "models/decoder.py",
+    )  # fmt: skip
+    found += map(digest_with, sources)
+    assert len(set(found)) == len(found)
     code_digest.cache_clear()
 
 
@@ -80,36 +69,48 @@ def test_an_installed_package_inside_a_users_repository_has_no_commit(tmp_path, 
     assert git_commit() is not None
 
 
-def choice(mode):
-    return Choice(gemm="fprop", operands="bf16", backend="emulated", mode=mode, detail="d")
+def described(mode, where, others=None):
+    choice = Choice(gemm="fprop", operands="bf16", backend="emulated", mode=mode, detail="d")
+    return describe_environment([choice], [], where, None, others=others, fingerprints=["a1"])
 
 
 def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
-    found = describe_environment([choice("emulated")], [], "cpu", None, others=None, fingerprints=["a1"])
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(environment, "_version", {"triton-rocm": "3.9.0"}.get)  # as ROCm names it
+    found = described("emulated", "cpu")
     assert (found["timing_valid"], found["timing_why_not"]) == (False, "emulated arithmetic")
     assert (found["gpu_uuid"], found["fingerprints"]) == (None, ["a1"])
+    assert (found["triton"], found["ray"]) == ("3.9.0", None)
+    assert found["arithmetic_settings"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     gpu = types.SimpleNamespace(name="H100", uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: gpu)
-    monkeypatch.setattr(devices, "device_of", lambda _where: Device(kind="cuda", arch="sm_90", name="H100"))
+    monkeypatch.setattr(devices, "device_of", lambda _where: GPU)
     for others in (None, "the GPU is 40 % busy"):
-        found = describe_environment([choice("native")], [], "cuda", None, others=others, fingerprints=["a1"])
+        found = described("native", "cuda", others)
         assert (found["gpu"], found["gpu_uuid"]) == ("H100", "GPU-1")
         assert (found["timing_valid"], found["timing_why_not"]) == (others is None, others)
 
 
-def test_triton_is_told_under_the_name_that_rocm_gives_it(monkeypatch):
-    monkeypatch.setattr(environment, "_version", {"triton-rocm": "3.9.0"}.get)
-    found = describe_environment([choice("emulated")], [], "cpu", None, others=None, fingerprints=["a1"])
-    assert (found["triton"], found["ray"]) == ("3.9.0", None)
+@pytest.mark.parametrize(
+    ("mode", "device", "threads", "others", "said"),
+    [
+        ("native", GPU, CORES + 1, None, None),  # the GPU does the work
+        ("emulated", GPU, 1, "x", "emulated arithmetic"),
+        ("upcast", GPU, 1, None, "upcast arithmetic"),
+        ("native", GPU, 1, "the GPU is 40 % busy", "the GPU is 40 % busy"),
+        ("native", PART, 1, None, "a part of a GPU (MIG)"),
+        ("native", CPU, CORES, None, None),
+        ("native", CPU, CORES + 1, None, f"{CORES + 1} threads on {CORES} CPU cores"),
+    ],
+)
+def test_every_reason_is_named(mode, device, threads, others, said):
+    assert why_not_valid(mode, device, threads=threads, others=others) == said
 
 
 def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
-    def silent(_device):
-        raise ModuleNotFoundError("pynvml does not seem to be installed")
-
     waits = []
     monkeypatch.setattr(environment.time, "sleep", waits.append)
-    monkeypatch.setattr(torch.cuda, "utilization", silent)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _device: 1 / 0)
     assert "not known" in other_work("cuda:0")
     for load, said in ((3, None), (80, "the GPU is 80 % busy")):
         monkeypatch.setattr(torch.cuda, "utilization", lambda _device, load=load: load)
@@ -118,41 +119,35 @@ def test_a_gpu_that_does_not_tell_is_not_called_idle(monkeypatch):
 
 
 @pytest.mark.parametrize(("load", "said"), [(4, None), (55, "the processors are 55 % busy")])
-def test_processors_tell_their_load(monkeypatch, tmp_path, load, said):
-    """Of 400 ticks, ``load`` percent go to the six kinds of work, and some of the rest wait for a disk."""
-    times = tmp_path / "stat"
-
-    def work(_seconds):
-        times.write_text(
-            f"cpu  {1000 + 2 * load} 10 {200 + load} {9000 + 390 - 4 * load} 60 {load} 7 0 99 0\ncpu0"
-        )
-
-    times.write_text("cpu  1000 10 200 9000 50 0 7 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    monkeypatch.setattr(environment, "_CPU_TIMES", times)
-    monkeypatch.setattr(environment.time, "sleep", work)
+def test_processors_tell_their_load(monkeypatch, load, said):
+    times = iter([(1210, 9050), (1210 + 4 * load, 9050 + 400 - 4 * load)])
+    monkeypatch.setattr(environment, "_cpu_times", lambda: next(times))
+    monkeypatch.setattr(environment.time, "sleep", lambda _: None)
     assert other_work("cpu") == said
 
 
 def test_the_load_is_what_psutil_reads():
     then = psutil.cpu_times()
-    busy, whole = environment._busy_and_all()
+    found = environment._cpu_times()
     now = psutil.cpu_times()
-    tick = os.sysconf("SC_CLK_TCK")
-    for seconds, low, high in (
-        (busy / tick, *(sum(t) - t.idle - t.iowait - t.guest - t.guest_nice for t in (then, now))),
-        (whole / tick, *(sum(t) - t.guest - t.guest_nice for t in (then, now))),
+    for ticks, read in zip(
+        found,
+        (lambda t: sum(t) - t.idle - t.iowait - t.guest - t.guest_nice, lambda t: t.idle + t.iowait),
+        strict=True,
     ):
-        assert low - 0.1 <= seconds <= high + 0.1
+        assert read(then) - 0.1 <= ticks / os.sysconf("SC_CLK_TCK") <= read(now) + 0.1
 
 
-def test_every_reason_is_named():
-    cores = len(os.sched_getaffinity(0))
-    assert why_not_valid("native", GPU, threads=cores + 1, others=None) is None  # the GPU does the work
-    assert why_not_valid("emulated", GPU, threads=1, others="x") == "emulated arithmetic"
-    assert why_not_valid("upcast", GPU, threads=1, others=None) == "upcast arithmetic"
-    assert why_not_valid("native", GPU, threads=1, others="the GPU is 40 % busy") == "the GPU is 40 % busy"
-    part = Device(kind="cuda", arch="sm_80", name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
-    assert why_not_valid("native", part, threads=1, others=None) == "a part of a GPU (MIG)"
-    assert why_not_valid("native", CPU, threads=cores, others=None) is None
-    said = why_not_valid("native", CPU, threads=cores + 1, others=None)
-    assert said == f"{cores + 1} threads on {cores} CPU cores"
+@pytest.mark.exhaustive
+def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkeypatch):
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    code = "from ablate.execute.environment import fingerprint; print(fingerprint('cpu'))"
+
+    def found_with(**variables):
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, env=os.environ | variables, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert found_with() == fingerprint("cpu")
+    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != fingerprint("cpu")

@@ -26,7 +26,7 @@ from kill import (
 )
 
 from ablate.base.files import read_record, write_record
-from ablate.execute import fingerprint
+from ablate.execute import environment
 from ablate.execute.worker import execute_run
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_with_other_arithmetic_says_so_everywhere(storage, mo
     task = task_of(run, storage)
     assert wait_for(in_child(execute_and_die_at(task, 60))) == -signal.SIGKILL
     ours = Leases(run.attempts).read(1).fingerprint
-    monkeypatch.setattr(fingerprint, "fingerprint", lambda _device: "ffffffffffff")
+    monkeypatch.setattr(environment, "fingerprint", lambda _device: "ffffffffffff")
     assert wait_for(in_child(lambda: execute_run(task))) == 0
     second = Leases(run.attempts).read(2)
     assert second.resumed_from_step
@@ -182,14 +182,6 @@ def test_a_run_that_goes_on_with_other_arithmetic_says_so_everywhere(storage, mo
     assert run.environment()["fingerprints"] == [ours, "ffffffffffff"]
     said = f"steps before it were trained by other arithmetic: {ours}; here it is ffffffffffff"
     assert said in run.attempt_log(2).read_text()
-
-
-def test_a_finished_run_is_never_run_again(storage, undisturbed):
-    run = fresh(storage, "whole1", 1)
-    task = task_of(run, storage)
-    for _ in range(2):
-        assert wait_for(in_child(lambda: execute_run(task))) == 0
-    assert Leases(run.attempts).latest() == 1
 
 
 FULL_DISK = """

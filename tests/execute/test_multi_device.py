@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from ablate.base.errors import UserError
 from ablate.execute import driver
 from ablate.execute.driver import execute_study
 from ablate.recipes import RecipeSpec, resolve
@@ -52,15 +51,6 @@ def check_whole(run, attempts):
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("local_ray")
-def test_a_run_on_two_devices(study):
-    store, (request,) = of_two(study)
-    result = execute_study(store, [request], trainer="fake_trainers:together")
-    assert set(result.states.values()) == {"finished"}
-    check_whole(store.run(request.run_id), attempts=1)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("local_ray")
 def test_a_fork_on_two_devices_begins_with_the_state_of_both(study):
     store, (request,) = of_two(study)
     config = request.config
@@ -95,12 +85,3 @@ def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(study, which)
     status = store.run(request.run_id).status()
     assert (status.state, status.message) == ("failed", f"ValueError: a bug in the {which} process")
     assert len(ledger(store.run(request.run_id))) == 1
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_more_devices_than_there_are_is_one_line(study):
-    store, requests = study
-    request = dataclasses.replace(requests[0], resources=ResourcesConfig(devices_per_run=64))
-    with pytest.raises(UserError, match=r"64 × \(1 CPUs.*which the cluster does not have") as caught:
-        execute_study(store, [request])
-    assert "\n" not in str(caught.value)

@@ -58,6 +58,12 @@ def cluster(tmp_path_factory):
         yield address, environment
 
 
+@pytest.fixture(autouse=True)
+def no_token_of_ones_own(monkeypatch):
+    """Nothing is left in this process that would let Ray ask for a token from now on."""
+    monkeypatch.setattr("ablate.execute.cluster.use_token", lambda: None)
+
+
 def submit(cluster, folder, *more):
     address, environment = cluster
     return subprocess.run(
@@ -95,8 +101,8 @@ class FakeClient:
     """Ray's client for jobs: each job that is submitted runs until it is told to end."""
 
     def __init__(self):
-        self.jobs = {}
-        self.submitted = []
+        self.jobs, self.submitted = {}, []
+        self.starting, self.refuses = 0, False
 
     def list_jobs(self):
         return [SimpleNamespace(submission_id=identity) for identity in self.jobs]
@@ -109,6 +115,11 @@ class FakeClient:
 
     def submit_job(self, **job):
         assert job["submission_id"] not in self.jobs
+        if self.refuses:
+            raise RuntimeError("no such thing")
+        self.starting -= 1
+        if self.starting > 0:
+            raise RuntimeError("Request failed with status code 500: No available agent to submit job")
         self.jobs[job["submission_id"]] = "RUNNING"
         self.submitted.append(job)
 
@@ -118,12 +129,21 @@ class FakeClient:
         yield "two\n"
 
 
-def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(tmp_path, monkeypatch):
+@pytest.fixture
+def sent(tmp_path, monkeypatch):
+    """The path of a study, a made-up client, and whether the server is looked at."""
     (tmp_path / "sent.yaml").write_text(STUDY)
     client = FakeClient()
     monkeypatch.setattr(submitting, "client_at", lambda _address: client)
+    return tmp_path / "sent.yaml", client
+
+
+def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(sent, monkeypatch):
+    path, client = sent
     monkeypatch.setattr(submitting, "check_server", lambda *_, **__: None)
-    options = (tmp_path / "sent.yaml", "--address", "x", "--storage", "/shared")
+    monkeypatch.setattr(submitting.time, "sleep", lambda _seconds: None)
+    options = (path, "--address", "x", "--storage", "/shared")
+    client.starting = 2
     first = call(*options, "--no-follow")
     assert first.exit_code == 0
     assert "submitted." in first.output
@@ -133,32 +153,25 @@ def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_agai
     assert "is there already." in second.output
     assert f"one\ntwo\nJob {job['submission_id']}: succeeded" in second.output
     assert client.submitted == [job]
-    third = call(*options)
-    assert "submitted." in third.output
+    assert "submitted." in call(*options).output
     assert [one["submission_id"] for one in client.submitted] == [job["submission_id"]] * 2
+    client.jobs, client.refuses = {}, True
+    with pytest.raises(UserError, match=r"^x: the job was refused: no such thing$"):
+        call(*options)
 
 
-def test_a_login_is_not_shown_to_all_who_open_rays_pages(tmp_path):
-    (tmp_path / "sent.yaml").write_text(STUDY)
-    command = ["submit", str(tmp_path / "sent.yaml"), "--address", "http://127.0.0.1:1", "--storage", "/s"]
-    with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD") as caught:
-        CliRunner().invoke(
-            cli, [*command, "--tracking-uri", "https://ann:s3cret@host"], catch_exceptions=False,
-            standalone_mode=False,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--storage", "shared"], "expected an absolute path that all nodes share"),
+        (["--storage", "/s", "--tracking-uri", "https://ann:s3cret@host"], "MLFLOW_TRACKING_PASSWORD"),
+        (["--storage", "/s"], r"cannot reach Ray's dashboard at http://127\.0\.0\.1:1"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line(sent, options, said):
+    with pytest.raises(UserError, match=said) as caught:
+        call(sent[0], "--address", "http://127.0.0.1:1", *options)
     assert "s3cret" not in str(caught.value)
-
-
-def test_what_cannot_be_submitted_is_one_line(tmp_path):
-    path = tmp_path / "sent.yaml"
-    path.write_text(STUDY)
-    with pytest.raises(UserError, match="expected an absolute path that all nodes share"):
-        call(path, "--address", "http://127.0.0.1:1", "--storage", "shared")
-    with pytest.raises(UserError, match=r"cannot reach Ray's dashboard at http://127\.0\.0\.1:1"):
-        call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
-    path.write_text(STUDY.replace("fprop]", "fprob]"))
-    with pytest.raises(UserError, match="expected fprop, dgrad or wgrad"):
-        call(path, "--address", "http://127.0.0.1:1", "--storage", tmp_path)
 
 
 @contextlib.contextmanager
@@ -191,11 +204,9 @@ def server(status, answer):
         (404, b"", "what answers there is no Ray dashboard that takes jobs"),
     ],
 )
-def test_what_answers_is_looked_at_before_rays_client_waits(tmp_path, monkeypatch, status, answer, said):
-    (tmp_path / "sent.yaml").write_text(STUDY)
-    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
+def test_what_answers_is_looked_at_before_rays_client_waits(sent, status, answer, said):
     with server(status, answer) as address:
-        options = (tmp_path / "sent.yaml", "--address", address, "--storage", "/s", "--no-follow")
+        options = (sent[0], "--address", address, "--storage", "/s", "--no-follow")
         with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
             assert call(*options).exit_code == 0
         takes_it = said is None or "code" in said
@@ -203,14 +214,12 @@ def test_what_answers_is_looked_at_before_rays_client_waits(tmp_path, monkeypatc
             assert call(*options, "--insecure").exit_code == 0
 
 
-def test_a_port_where_another_program_listens_is_told_at_once(tmp_path, monkeypatch):
-    (tmp_path / "sent.yaml").write_text(STUDY)
-    monkeypatch.setattr(submitting, "client_at", lambda _address: FakeClient())
-    options = (tmp_path / "sent.yaml", "--storage", "/s", "--insecure", "--address")
+def test_a_port_where_another_program_listens_is_told_at_once(sent, monkeypatch):
+    options = (sent[0], "--storage", "/s", "--insecure", "--address")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(submitting, "_ANSWER_SEC", 0.1)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {address}: timed out$"):
+        with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {address}: .*timed out"):
             call(*options, address)
         silent.accept()[0].close()
         greet = threading.Thread(target=lambda: silent.accept()[0].sendall(b"SSH-2.0-OpenSSH\r\n"))
@@ -219,9 +228,7 @@ def test_a_port_where_another_program_listens_is_told_at_once(tmp_path, monkeypa
         with pytest.raises(UserError, match=f"^{address}: what answers there is no Ray dashboard"):
             call(*options, address)
         greet.join()
-    with pytest.raises(
-        UserError, match=r"^--address: head:8265 is no dashboard's address \(expected http://"
-    ):
+    with pytest.raises(UserError, match=r"^--address: head:8265 is no dashboard's address \(expected the"):
         call(*options, "head:8265")
 
 
@@ -239,24 +246,3 @@ def test_the_id_is_that_of_what_is_run():
     assert one == job_id("My study", b"x", "/s")
     assert len({one, job_id("My study", b"y", "/s"), job_id("My study", b"x", "/t")}) == 3
     assert job_id("…", b"", "").startswith("ablate-study-")
-
-
-def test_a_cluster_whose_agent_is_not_up_yet_is_asked_again(monkeypatch):
-    asked = []
-
-    class Client:
-        def submit_job(self, **job):
-            asked.append(job)
-            if len(asked) < 3:
-                raise RuntimeError("Request failed with status code 500: No available agent to submit job")
-
-    monkeypatch.setattr(submitting.time, "sleep", lambda _seconds: None)
-    submitting._submit_once_there_is_an_agent(Client(), entrypoint="x")
-    assert asked == [{"entrypoint": "x"}] * 3
-
-    class Refusing:
-        def submit_job(self, **_job):
-            raise RuntimeError("no such thing")
-
-    with pytest.raises(RuntimeError, match="no such thing"):
-        submitting._submit_once_there_is_an_agent(Refusing())

@@ -1,0 +1,129 @@
+"""What the worker keeps beside a run: samples of the machine, checkpoints when they are due, diagnostics."""
+
+import json
+import math
+import sys
+import types
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from ablate.execute import checkpointing
+from ablate.execute.checkpointing import Keeper
+from ablate.execute.watchdog import gpus, sampled
+from ablate.execute.worker import execute_run
+from ablate.run.diagnostics import Diagnostics
+from ablate.store import RunDir
+from ablate.store.checkpoints import load_newest
+from ablate.store.metrics import MetricsWriter
+from ablate.track.describe import points
+from ablate.train import Snapshot
+from tests.execute.kill import task_of, tiny_config
+from tests.waiting import wait_until
+
+
+def rows(path):
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("time_unix", "tokens_per_sec")} for row in found]
+
+
+def test_samples_at_an_interval_and_at_the_end(tmp_path):
+    path, told = tmp_path / "system.jsonl", iter(range(0, 10_000, 100))
+    path.write_text('{"kind": "sys')  # a line that was cut off
+    with sampled(path, lambda: next(told), every_sec=0.1):
+        wait_until(lambda: math.gamma(5) and len(path.read_text().splitlines()) > 1)
+    cut, *lines = path.read_text().splitlines()
+    found = list(map(json.loads, lines))
+    assert cut == '{"kind": "sys'
+    assert len(found) >= 2
+    assert [row["tokens"] for row in found] == [100 * i for i in range(len(found))]
+    assert all(row["process_memory_usage_megabytes"] > 1 for row in found)
+    assert all(0 <= row["system_memory_usage_percentage"] <= 100 for row in found)
+    names = {point.key for row in found for point in points(row)}
+    assert {"system/cpu_utilization_percentage", "system/process_cpu_percentage"} <= names
+    assert not any("tokens" in name or "time" in name for name in names)
+    with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
+        pass
+
+
+def test_gpus_as_far_as_they_tell_and_are_in_use(monkeypatch):
+    def only_first(index):
+        if index:
+            raise RuntimeError("the driver does not tell")
+        return 75
+
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True, device_count=lambda: 2, utilization=only_first,
+        mem_get_info=lambda index: ((8 - 2 * index) << 30, 10 << 30), power_draw=lambda _index: 412_500,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    found = gpus()
+    assert found == {
+        "gpu_0_memory_usage_megabytes": 2048.0, "gpu_0_memory_usage_percentage": 20.0,
+        "gpu_0_utilization_percentage": 75, "gpu_0_power_usage_watts": 412.5,
+        "gpu_1_memory_usage_megabytes": 4096.0, "gpu_1_memory_usage_percentage": 40.0,
+    }  # fmt: skip
+    row = {"kind": "system", "tokens": 1, "time_unix": 1.0, **found}
+    assert {point.key for point in points(row)} == {f"system/{name}" for name in found}
+    cuda.is_initialized = lambda: False
+    assert gpus() == {}
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
+        yield lambda **options: Keeper(tmp_path / "c", [metrics], None, **{"every_sec": 60.0} | options)
+
+
+def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, monkeypatch):
+    every = keeper(every_tokens=100)
+    asked = (64, 99, 100, 164, 228, 292, 420)
+    assert [tokens for tokens in asked if every.due(tokens)] == [100, 228, 420]
+    now = [0.0]
+    monkeypatch.setattr(checkpointing.time, "monotonic", lambda: now[0])
+    every = keeper(every_sec=10.0)
+    for cost, time, due in ((0.0, 0.0, False), (0.0, 10.0, True), (1.0, 49.9, False), (1.0, 50.1, True)):
+        every._cost_sec, now[0] = cost, time
+        assert every.due(1) == due
+
+
+def test_an_attempt_that_was_taken_over_writes_no_checkpoint(keeper, tmp_path):
+    snapshot = Snapshot(step=3, tensors={"w": torch.ones(2)}, numbers={})
+    for mine in (False, True):
+        keeper(lease=types.SimpleNamespace(is_mine=lambda mine=mine: mine)).save(snapshot)
+        assert (tmp_path / "c").exists() == mine
+    assert load_newest(tmp_path / "c")[0].step == 3
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(name, **more):
+        run = RunDir(tmp_path / name)
+        run.create(asdict(tiny_config(seed=1, steps=6)))
+        return run, replace(task_of(run, tmp_path), **more)
+
+    return make
+
+
+def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(make, tmp_path):
+    diagnostics = Diagnostics(every_tokens=128, draws=2)
+    plain, task = make("plain")
+    assert execute_run(task).state == "finished"
+    assert not plain.diagnostics_path.exists()
+    whole, task = make("whole", diagnostics=diagnostics)
+    assert execute_run(task).state == "finished"
+    assert rows(whole.metrics_path) == rows(plain.metrics_path)
+    assert {row["step"] for row in rows(whole.diagnostics_path)} == {0, 2, 4}
+    assert {row["gemm"] for row in rows(whole.diagnostics_path)} == {"dgrad", "wgrad"}
+    broken, task = make("broken", diagnostics=diagnostics)
+    stop = tmp_path / "stop"
+    for _ in range(3):
+        stop.touch()
+        assert execute_run(task).state == "interrupted"
+    with broken.diagnostics_path.open("a") as file:  # what came after the checkpoint is cut, as metrics are
+        file.write('{"kind":"diagnosis","step":5}\n{"cut')
+    stop.unlink()
+    assert execute_run(task).state == "finished"
+    assert rows(broken.metrics_path) == rows(plain.metrics_path)
+    assert rows(broken.diagnostics_path) == rows(whole.diagnostics_path)
