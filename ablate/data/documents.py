@@ -16,10 +16,8 @@ import gzip
 import io
 import re
 import zlib
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import parse_json
@@ -37,6 +35,7 @@ _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 28
 """Bytes; some kilobytes of gzip can hold a line that no memory does."""
 _GZIP_BUFFER = 1 << 15  # at most lost at a damaged place; lines are counted before it
+_ONE_A_LINE = "expected one JSON object a line"
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
@@ -45,30 +44,22 @@ def file_documents(file: SourceFile, text_field: str | None, report: Callable[[i
 
     ``report`` receives the number of bytes read so far.
     """
-    if text_field is None:
-        return text_documents(file, report)
-    return json_documents(file, text_field, report)
+    return _text(file, report) if text_field is None else _json_lines(file, text_field, report)
 
 
-def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
-    """Yield the documents of a text file; ``report`` receives the number of bytes read so far."""
+def _text(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    with _open(file) as opened:
-        buffer = ""
-        cutting = False
-        while block := opened.content.read(_BLOCK):
-            report(opened.raw.tell())
-            opened.line += block.count(b"\n")
-            buffer += decoder.decode(block)
-            cutting = cutting or len(buffer) > WHOLE_CHARACTERS
-            if cutting:
-                start = 0
-                while len(buffer) - start > PIECE_CHARACTERS[1]:
-                    end = _cut(buffer, start)
-                    yield buffer[start:end]
-                    start = end
-                buffer = buffer[start:]
-        buffer += decoder.decode(b"", final=True)
+    buffer, is_long = "", False
+    for _, block in _read(file, report, by_line=False):
+        buffer += decoder.decode(block)
+        is_long = is_long or len(buffer) > WHOLE_CHARACTERS
+        start = 0
+        while is_long and len(buffer) - start > PIECE_CHARACTERS[1]:
+            end = _cut(buffer, start)
+            yield buffer[start:end]
+            start = end
+        buffer = buffer[start:]
+    buffer += decoder.decode(b"", final=True)
     if buffer:
         yield buffer
 
@@ -76,44 +67,23 @@ def text_documents(file: SourceFile, report: Callable[[int], None]) -> Iterator[
 def _cut(text: str, start: int) -> int:
     """Return the end of the piece that begins at ``start``."""
     low, high = start + PIECE_CHARACTERS[0], start + PIECE_CHARACTERS[1]
-    blank = _BLANK_LINE.search(text, low, high)
-    if blank:
+    if blank := _BLANK_LINE.search(text, low, high):
         return blank.end()
-    for mark in ("\n", " "):
-        at = text.rfind(mark, low, high)
-        if at >= 0:
-            return at + 1
-    return high
+    return text.rfind("\n", low, high) + 1 or text.rfind(" ", low, high) + 1 or high
 
 
-def json_documents(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
-    """Yield the text of each JSON line, with or without gzip."""
-    with _open(file) as opened:
-        read = partial(opened.content.readline, _LONGEST_LINE + 1)
-        for number, line in enumerate(iter(read, b""), start=1):
-            if len(line) > _LONGEST_LINE:
-                hint = "expected one JSON object a line"
-                raise UserError(
-                    f"a line of over {_LONGEST_LINE:,} bytes", file=file.path, line=number, hint=hint
-                )
-            if number % 256 == 0:
-                report(opened.raw.tell())
-            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if content.strip():
-                yield _json_text(file, number, content, text_field)
-            opened.line = number
-        report(opened.raw.tell())
-
-
-def _json_text(file: SourceFile, number: int, line: bytes, text_field: str) -> str:
-    try:
-        value = parse_json(line.decode("utf-8", "replace"))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        hint = "expected one JSON object a line"
-        raise UserError("is not a JSON object", file=file.path, line=number, hint=hint)
-    return text_of(value, text_field, file.path, number)
+def _json_lines(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
+    for number, line in _read(file, report, by_line=True):
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not content.strip():
+            continue
+        try:
+            row = parse_json(content.decode("utf-8", "replace"))
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError("is not a JSON object", file=file.path, line=number, hint=_ONE_A_LINE)
+        yield text_of(row, text_field, file.path, number)
 
 
 def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str:
@@ -125,30 +95,26 @@ def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str
     return text
 
 
-@dataclass(kw_only=True)
-class _Opened:
-    """A file's content, the raw file whose position is the progress, and the last valid line, for errors."""
-
-    content: BinaryIO
-    raw: BinaryIO
-    line: int = 0
-
-
-@contextmanager
-def _open(file: SourceFile) -> Iterator[_Opened]:
+def _read(file: SourceFile, report: Callable[[int], None], *, by_line: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the content in lines or blocks, each with the number of the line that it begins in."""
     line = 0
     try:
         with open(file.path, "rb") as raw:  # noqa: PTH123
-            packed = file.path.endswith(".gz")
-            content = io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) if packed else raw
-            opened = _Opened(content=content, raw=raw)
-            try:
-                yield opened
-            finally:
-                line = opened.line
+            is_packed = file.path.endswith(".gz")
+            content = io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) if is_packed else raw
+            read = partial(content.readline, _LONGEST_LINE + 1) if by_line else partial(content.read, _BLOCK)
+            for chunk in iter(read, b""):
+                if len(chunk) > _LONGEST_LINE:
+                    what = f"a line of over {_LONGEST_LINE:,} bytes"
+                    raise UserError(what, file=file.path, line=line + 1, hint=_ONE_A_LINE)
+                yield line + 1, chunk
+                line += chunk.count(b"\n")
+                if not by_line or line % 256 == 0:
+                    report(raw.tell())
+            report(raw.tell())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         hint = "the download or copy is incomplete; fetch the file again"
-        what = f"gzip data is damaged{' after this line' if line else ''}: {error}"
+        what = f"gzip data is damaged after this line: {error}" if line else f"gzip data is damaged: {error}"
         raise UserError(what, file=file.path, line=line or None, hint=hint) from error
     except OSError as error:
         raise unreadable(file.path, error) from error

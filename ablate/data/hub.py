@@ -1,21 +1,26 @@
-"""Hugging Face data sets, streamed: ``paths: [name]`` or ``paths: [name, configuration]``.
+"""Hugging Face data sets and tokenisers, from a local folder or the hub.
 
-Hashing a data set on the hub would download all of it, so its commit represents its content: the one pinned
-by ``name@commit``, else the hub's current one. A pinned data set can be planned offline. A local folder is
-hashed like any other and never uses the network; it holds files that ``load_dataset`` reads, or the output of
-``save_to_disk``. The training text is the split ``train``; ``validation_paths`` may name another split.
+A data set is streamed: ``paths: [name]`` or ``paths: [name, configuration]``. Hashing one on the hub would
+download all of it, so its commit represents its content: the one pinned by ``name@commit``, else the hub's
+current one. A pinned data set can be planned offline. A local folder is hashed like any other and never uses
+the network; it holds files that ``load_dataset`` reads, or the output of ``save_to_disk``. The training text
+is the split ``train``; ``validation_paths`` may name another. ``fetch`` writes the stream as JSON lines, which
+can then be read again like other files.
 
-A stream has one reader. ``fetch`` writes it as shards of JSON lines, which are then processed like other
-files.
+Planning needs a tokeniser's vocabulary size and a hash. Both come from its ``tokenizer.json``, so the
+``tokenizers`` package is not imported here. The end-of-text token is the ``eos_token`` of
+``tokenizer_config.json``, else a special token with one of the usual names.
 
-How it fails: ``UserError`` if ``datasets`` is not installed, the hub is unreachable, the data set,
-configuration or split does not exist, or a row has no text field.
+How it fails: ``UserError`` if ``datasets`` is not installed, the hub is unreachable, what was named does not
+exist, a row has no text field, or a tokeniser has no end-of-text token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,23 +28,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ablate.base.errors import UserError, first_line
-from ablate.data.cache import find, keep, key_of
+from ablate.base.files import parse_json
 from ablate.data.documents import text_of
-from ablate.data.sources import SourceFile, find_files, stat_file
+from ablate.data.pieces import Pieces
+from ablate.data.sources import SourceFile, find_files, stat_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import BinaryIO
 
     from ablate.run.config import DataConfig
 
 Found = TypeVar("Found")
 
-TRAIN_SPLIT = "train"
-SHARD_FIELD = "text"
+FETCHED_FIELD = "text"
 
-_SHARD_BYTES = 64 << 20
+_PIECE_BYTES = 64 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +67,12 @@ class HubSource:
         }
 
 
-def locate(data: DataConfig) -> HubSource:
+def find_data_set(data: DataConfig) -> HubSource:
     """Return the data set that ``data.paths`` names."""
     paths, validation_paths = data.paths, data.validation_paths
     if len(paths) > 2 or len(validation_paths) > 1:
-        raise UserError(
-            "data.source: hub takes one data set",
-            hint="paths: [name] or [name, configuration]; validation_paths: [split]",
-        )
+        hint = "paths: [name] or [name, configuration]; validation_paths: [split]"
+        raise UserError("data.source: hub takes one data set", hint=hint)
     if importlib.util.find_spec("datasets") is None:
         raise UserError("data.source: hub needs the package 'datasets'", hint="pip install -e '.[hub]'")
     name, _, revision = paths[0].partition("@")
@@ -93,13 +96,10 @@ def _commit(name: str, revision: str) -> str:
     from huggingface_hub import HfApi
 
     try:
-        commit = HfApi().dataset_info(name, revision=revision or None, timeout=20).sha
+        return str(HfApi().dataset_info(name, revision=revision or None, timeout=20).sha)
     except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
         hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
         raise _unusable(name, error, hint) from error
-    if commit is None:
-        raise UserError(f"the hub names no commit of data set '{name}'", hint="pin one as name@commit")
-    return commit
 
 
 def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> Iterator[str]:
@@ -111,54 +111,42 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
     except UserError:
         raise
     except Exception as error:
-        raise _unusable(
-            source.name, error, f"check the name, the configuration and the split '{split}'"
-        ) from error
+        hint = f"check the name, the configuration and the split '{split}'"
+        raise _unusable(source.name, error, hint) from error
 
 
 def fetch(
     source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None], *, key: str
-) -> list[tuple[SourceFile, str]]:
-    """Write the training split as shards of JSON lines with the field ``SHARD_FIELD``.
+) -> SourceFile:
+    """Write the training split as JSON lines with the field ``FETCHED_FIELD``; return the file.
 
-    ``report`` receives bytes of text. ``key`` identifies the content. Shards that an earlier attempt finished
-    are kept, and their rows are skipped.
-
-    Returns:
-        Each shard with its content hash.
+    ``report`` receives bytes of text. ``key`` identifies the content. Rows that an earlier attempt wrote are
+    kept, and skipped in the stream.
     """
-    shards: list[tuple[SourceFile, str]] = []
-    rows = text_bytes = 0
-    stream: Iterator[str] | None = None
-    ended = False
+    path = folder / "fetched.jsonl"
+    pieces = Pieces(path, folder / "fetched.pieces", key)
+    before = pieces.total("text_bytes")
+    lines: list[bytes] = []
+    size = 0
 
-    def enough(size: int) -> bool:
-        return data.max_bytes is not None and size >= data.max_bytes
+    def write(*, ended: bool) -> None:
+        nonlocal before, size
+        pieces.append(b"".join(lines), rows=len(lines), text_bytes=size, ended=ended)
+        lines.clear()
+        before, size = before + size, 0
 
-    def write(file: BinaryIO) -> dict[str, Any]:
-        count = size = 0
-        for text in stream or ():
-            file.write(json.dumps({SHARD_FIELD: text}).encode() + b"\n")
-            count += 1
+    if not (pieces.records and pieces.records[-1]["ended"]):
+        for text in documents(source, "train", data.text_field, pieces.total("rows")):
+            lines.append(json.dumps({FETCHED_FIELD: text}).encode() + b"\n")
             if text.strip():  # as ``max_bytes`` counts it
                 size += len(text.encode("utf-8", "replace"))
-            report(text_bytes + size)
-            if size >= _SHARD_BYTES or enough(text_bytes + size):
-                return {"rows": count, "text_bytes": size, "ended": False}
-        return {"rows": count, "text_bytes": size, "ended": True}
-
-    while not ended and not enough(text_bytes):
-        path = folder / f"{key_of([key, len(shards)])}.jsonl"
-        record = find(path) if stream is None else None
-        if record is None:
-            stream = stream or documents(source, TRAIN_SPLIT, data.text_field, rows)
-            record = keep(path, write)
-        shards.append((stat_file(str(path.absolute()), path.name), record["sha256"]))
-        rows += record["rows"]
-        text_bytes += record["text_bytes"]
-        ended = record.get("ended", False)
-        report(text_bytes)
-    return shards
+            report(before + size)
+            if before + size >= (data.max_bytes or math.inf):
+                break
+            if size >= _PIECE_BYTES:
+                write(ended=False)
+        write(ended=True)
+    return stat_file(str(path.absolute()), path.name)
 
 
 def _rows(source: HubSource, split: str) -> Any:
@@ -174,7 +162,7 @@ def _rows(source: HubSource, split: str) -> Any:
         what, hint = "what save_to_disk wrote has no configurations", f"paths: [{source.name}]"
         raise UserError(what, file=source.name, hint=hint)
     saved = datasets.load_from_disk(source.name)
-    splits = dict(saved) if has_splits else {TRAIN_SPLIT: saved}
+    splits = dict(saved) if has_splits else {"train": saved}
     if split not in splits:
         raise UserError(f"has no split '{split}'", file=source.name, hint=f"splits here: {', '.join(splits)}")
     return splits[split]
@@ -196,3 +184,87 @@ def cached_first(fetch: Callable[[bool], Found], what: str, hint: str) -> Found:
         return fetch(False)
     except Exception as error:
         raise UserError(f"{what}: {first_line(error)}", hint=hint) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfTokenizer:
+    """A tokeniser's file and the data that planning needs."""
+
+    name: str
+    json_path: Path
+    vocab_size: int
+    end_of_text: str
+    content_hash: str
+
+    def identity(self) -> dict[str, str]:
+        """Return everything that can change the tokens: the file's content, but not its location."""
+        return {"hf": self.content_hash, "end_of_text": self.end_of_text}
+
+
+def find_tokenizer(name: str) -> HfTokenizer:
+    """Return the tokeniser of a path or a hub name."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        json_path, config_path = path / "tokenizer.json", path / "tokenizer_config.json"
+    elif path.is_file():
+        json_path, config_path = path, path.with_name("tokenizer_config.json")
+    elif name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
+        raise UserError(
+            "no such tokenizer file or folder", file=name, hint="relative paths start at the study file"
+        )
+    else:
+        json_path, config_path = _from_hub(name)
+    try:
+        content = json_path.read_bytes()
+    except FileNotFoundError:
+        hint = "only fast tokenizers can be used; save one with tokenizers' Tokenizer.save"
+        raise UserError("no such file", file=json_path, hint=hint) from None
+    except OSError as error:
+        raise unreadable(json_path, error) from error
+    try:
+        value = parse_json(content)
+        tokens = value["model"]["vocab"]
+        if isinstance(tokens, list):  # Unigram: [[piece, score], …]
+            tokens = {piece: index for index, (piece, _) in enumerate(tokens)}
+        tokens |= {token["content"]: token["id"] for token in value.get("added_tokens") or []}
+        vocab_size = max(tokens.values()) + 1
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = "expected the file that tokenizers' Tokenizer.save writes"
+        raise UserError("is not a tokenizer", file=json_path, hint=hint) from error
+    return HfTokenizer(
+        name=name,
+        json_path=json_path,
+        vocab_size=vocab_size,
+        end_of_text=_end_of_text(json_path, config_path, tokens),
+        content_hash=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _from_hub(name: str) -> tuple[Path, Path]:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    def fetch(local: bool) -> tuple[Path, Path]:
+        if not local:  # This call fails at once when offline; the download would try for half a minute.
+            HfApi().model_info(name, timeout=20)
+        json_path = Path(hf_hub_download(name, "tokenizer.json", local_files_only=local))
+        config_path = json_path.with_name("tokenizer_config.json")
+        with suppress(Exception):  # optional: the end-of-text token may be found by name
+            config_path = Path(hf_hub_download(name, config_path.name, local_files_only=local))
+        return json_path, config_path
+
+    hint = "check the name and the connection, or give the path of a tokenizer.json"
+    return cached_first(fetch, f"tokenizer '{name}' is neither a path nor to be had from the hub", hint)
+
+
+def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> str:
+    try:
+        named = parse_json(config_path.read_bytes()).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    if isinstance(named, dict):
+        named = named.get("content")
+    for candidate in (named, *_USUAL_END_TOKENS):
+        if candidate in tokens:
+            return str(candidate)
+    hint = "put a tokenizer_config.json with eos_token beside it"
+    raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError
-from ablate.data import hf_tokenizer, hub
-from ablate.data.held_out import validation_tokens
+from ablate.data.hub import HfTokenizer, HubSource, find_data_set, find_tokenizer
 from ablate.data.sources import (
     JSON_SUFFIXES,
     TEXT_SUFFIXES,
@@ -41,6 +40,17 @@ RULES_VERSION = 1
 BYTES_VOCABULARY = 256
 # BPE: the 256 bytes and the end-of-text token.
 BPE_MINIMUM = 257
+
+_SHARE = 0.015
+_AT_MOST = 0.1
+_AT_LEAST_BYTES = 384 * 1024
+AT_LEAST_TOKENS = 98_304
+"""The tokens of 384 KiB of text at four bytes per token."""
+
+_WHOLE_BYTES, _PIECE_BYTES = 65_536, 16_384
+"""A text file up to this size is one document; of a longer one a piece is (``ablate.data.documents``)."""
+_BYTES_PER_TOKEN = {"bytes": (1, 1), "bpe": (2, 5), "hf": (2, 5)}
+"""By tokeniser, at least and usually at most."""
 
 _SUFFIXES = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFFIXES}
 
@@ -70,8 +80,8 @@ class Corpus:
     train: tuple[SourceFile, ...] = ()
     train_hashes: tuple[str, ...] = ()
     validation: tuple[SourceFile, ...] = ()
-    hub: hub.HubSource | None = None
-    hf: hf_tokenizer.HfTokenizer | None = None
+    hub: HubSource | None = None
+    hf: HfTokenizer | None = None
 
 
 def identify(data: DataConfig) -> DataIdentity:
@@ -87,8 +97,8 @@ def resolve(data: DataConfig) -> Corpus:
     """Return the identity with the files, hub revision and tokeniser that it describes."""
     if wrong := [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]:
         raise UserError(*wrong)
-    hub_source = hub.locate(data) if data.source == "hub" else None
-    hf = hf_tokenizer.locate(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
+    hub_source = find_data_set(data) if data.source == "hub" else None
+    hf = find_tokenizer(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
         what = f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}"
         raise UserError(what, file=hf.json_path, hint="is it the one that was meant?")
@@ -131,7 +141,7 @@ def resolve(data: DataConfig) -> Corpus:
             digest=digest,
             vocab_size=vocab_size,
             num_bytes=num_bytes,
-            validation_tokens=None if hub_source else validation_tokens(data, train, validation),
+            validation_tokens=None if hub_source else _validation_tokens(data, train, validation),
         ),
         train=tuple(file for file, _ in hashed_train),
         train_hashes=tuple(content_hash for _, content_hash in hashed_train),
@@ -207,3 +217,34 @@ def _check_no_shared_file(
         if digest in in_training:
             what = f"has the same content as the training file {in_training[digest].path}"
             raise UserError(what, file=file.path, hint="validate on other tokens")
+
+
+def held_out_size(total: int, at_least: int = _AT_LEAST_BYTES) -> int:
+    """Return the part of ``total`` to hold out, in the same unit."""
+    return int(max(_SHARE * total, min(at_least, _AT_MOST * total)))
+
+
+def _validation_tokens(
+    data: DataConfig, train: Sequence[SourceFile], validation: Sequence[SourceFile]
+) -> tuple[int, int] | None:
+    """Return about how many validation tokens there will be, least and most; None where sizes do not tell.
+
+    They do not for compressed files. Exact for files of tokens.
+    """
+    files = validation or train
+    if not files or any(file.path.endswith((".gz", ".parquet")) for file in files):
+        return None
+    size = min(sum(file.size for file in files), data.max_bytes or 1 << 62)
+    if data.source == "tokens":
+        tokens = size // (2 if data.token_dtype == "uint16" else 4)  # noqa: S105  a data type, no password
+        tokens = tokens if validation else held_out_size(tokens, AT_LEAST_TOKENS)
+        return tokens, tokens
+    least = most = size
+    if not validation:
+        last = max(file.size if file.size <= _WHOLE_BYTES else _PIECE_BYTES for file in files)
+        one = min(file.size if data.source != "jsonl" and file.size <= _WHOLE_BYTES else 0 for file in files)
+        # The last document that is held out is held out whole, and one stays for training.
+        most = max(0, min(held_out_size(size) + last, size - one))
+        least = min(held_out_size(size), most)
+    few, many = _BYTES_PER_TOKEN[data.tokenizer]
+    return least // many, most // few

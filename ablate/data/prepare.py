@@ -4,9 +4,9 @@ The folder is written under a temporary name and renamed when it is complete, so
 complete folder or none. A file lock makes a second process wait instead of repeating the work. On a file
 system without locks both work, and the first rename wins. A damaged folder is replaced.
 
-An interrupted preparation of text leaves finished parts in ``<cache>/.<hash of the data section>.parts/``.
-The next one with the same section continues from there, even if a damaged file was replaced meanwhile.
-Without locks, other processes at work would be unknown, so nothing is kept.
+An interrupted preparation of text leaves its finished pieces in ``<cache>/.<digest>.<host>/``, and the next
+one of the same corpus on this host goes on from there. Without locks, other processes at work would be
+unknown, so nothing is kept.
 
 ``meta.json`` is written last: a folder without it is not prepared, and one whose files do not have its hashes
 is damaged. Files are hashed when they are first opened on a machine, and again when their times change. A
@@ -27,13 +27,12 @@ import socket
 import stat
 import time
 import uuid
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
-from ablate.data.cache import key_of, remove_unfinished
 from ablate.data.identity import Corpus, resolve
 from ablate.data.sources import content_hashes, hash_file, stat_file
 
@@ -82,13 +81,11 @@ def prepare(
     *,
     progress: OnProgress | None = None,
     notice: Callable[[str], None] = lambda _: None,
-    num_workers: int | None = None,
 ) -> TokenFiles:
     """Return the corpus's token files; make them first if they are missing or damaged.
 
     ``progress`` receives the fraction done and the current stage several times a second, ``notice`` a
-    sentence about damaged files. ``num_workers`` processes tokenise text, by default one per core; the files
-    are the same for any number.
+    sentence about damaged files. A thread for each core tokenises text ($RAYON_NUM_THREADS).
 
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
@@ -98,15 +95,15 @@ def prepare(
     report = progress or (lambda _fraction, _what: None)
     files = _ready(folder, corpus)
     if files is None:
-        if (folder / _META).exists() and (fault := _fault(folder)):
-            notice(f"{fault}; the tokens are prepared anew.")
+        if (folder / _META).exists():
+            try:
+                load(folder)
+            except UserError as error:
+                notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             with _alone(folder, lambda: report(0.0, "another process prepares these tokens")) as locked:
-                # Leftovers of dead processes on this host: only the lock's holder works here.
-                for left in cache_dir.glob(f"{_partial_prefix(folder)}*") if locked else ():
-                    shutil.rmtree(left, ignore_errors=True)
-                files = _ready(folder, corpus) or _make(data, corpus, folder, num_workers, report)
+                files = _ready(folder, corpus) or _make(data, corpus, folder, report, keep=locked)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
@@ -195,26 +192,22 @@ def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
         files = load(folder)
     except UserError:
         return None
-    in_place = files.train.parent != folder
-    moved = in_place and str(files.train) != corpus.train[0].path
-    return files if files.digest == corpus.identity.digest and not moved else None
+    is_moved = files.train.parent != folder and str(files.train) != corpus.train[0].path
+    return None if is_moved or files.digest != corpus.identity.digest else files
 
 
-def _fault(folder: Path) -> str | None:
+def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, *, keep: bool) -> TokenFiles:
+    """Make the folder under another name; with ``keep`` this goes on from what an earlier attempt left."""
+    mine = "" if keep else f".{uuid.uuid4().hex[:8]}"
+    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}{mine}")
+    partial.mkdir(exist_ok=True)
+    (partial / _META).unlink(missing_ok=True)
     try:
-        load(folder)
-    except UserError as error:
-        return f"{folder}: {error.problems[0].what}"
-    return None
-
-
-def _make(
-    data: DataConfig, corpus: Corpus, folder: Path, num_workers: int | None, progress: OnProgress
-) -> TokenFiles:
-    partial = folder.with_name(f"{_partial_prefix(folder)}{uuid.uuid4().hex[:8]}")
-    partial.mkdir()
-    try:
-        meta = _write_tokens(data, corpus, partial, num_workers, progress)
+        if data.source == "tokens":
+            from ablate.data.pretokenised import prepare_tokens as write
+        else:
+            from ablate.data.tokenise import prepare_text as write
+        meta = write(data, corpus, partial, progress)
         if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
         for path in partial.iterdir():
@@ -225,41 +218,9 @@ def _make(
         write_record(partial / _META, {"format": _FORMAT, "hashes": hashes, **of_corpus, **meta})
         _publish(partial, folder, corpus)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not keep or not any(partial.glob("scratch/*.pieces")):
+            shutil.rmtree(partial, ignore_errors=True)
     return load(folder)
-
-
-def _write_tokens(
-    data: DataConfig, corpus: Corpus, partial: Path, num_workers: int | None, progress: OnProgress
-) -> dict[str, Any]:
-    if data.source == "tokens":
-        from ablate.data.pretokenised import prepare_tokens
-
-        total = max(1, corpus.identity.num_bytes)
-        return prepare_tokens(
-            data, corpus, partial, lambda done: progress(min(1.0, done / total), "checking tokens")
-        )
-    from ablate.data.tokenise import prepare_text
-
-    with _kept_parts(data, partial, progress) as kept:
-        return prepare_text(data, corpus, partial, kept, num_workers, progress)
-
-
-@contextmanager
-def _kept_parts(data: DataConfig, partial: Path, progress: OnProgress) -> Iterator[Path]:
-    """Yield the folder of earlier attempts' results; remove it when this attempt succeeds."""
-    named = partial.with_name(f"{key_of(asdict(data))[:_DIGEST_CHARACTERS]}.parts")
-    with _alone(named, lambda: progress(0.0, "another process prepares text of this data section")) as locked:
-        folder = named.with_name(f".{named.name}") if locked else partial / "parts"
-        folder.mkdir(exist_ok=True)
-        remove_unfinished(folder)
-        try:
-            yield folder
-        except BaseException:
-            with suppress(OSError):  # not empty: the next attempt continues from it
-                folder.rmdir()
-            raise
-        shutil.rmtree(folder)
 
 
 def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:
@@ -290,10 +251,6 @@ def _alone(folder: Path, waiting: Callable[[], None]) -> Iterator[bool]:
             except OSError:  # a file system without locks
                 break
         yield locked
-
-
-def _partial_prefix(folder: Path) -> str:
-    return f".{folder.name}.{socket.gethostname()}."
 
 
 def _damaged(folder: Path, what: str) -> UserError:

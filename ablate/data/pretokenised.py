@@ -16,25 +16,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.errors import UserError
-from ablate.data.held_out import AT_LEAST_TOKENS, held_out_size
+from ablate.data.identity import AT_LEAST_TOKENS, held_out_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from ablate.data.identity import Corpus
     from ablate.data.sources import SourceFile
+    from ablate.data.tokenise import OnProgress
     from ablate.run.config import DataConfig
 
 _CHUNK_TOKENS = 1 << 22
 _NPY_MAGIC = b"\x93NUMPY"
 
 
-def prepare_tokens(
-    data: DataConfig, corpus: Corpus, folder: Path, report: Callable[[int], None]
-) -> dict[str, Any]:
+def prepare_tokens(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
     """Write the required token files and return their part of ``meta.json``."""
     parts = [_map(file, data.token_dtype) for file in corpus.train]
     limit = None if data.max_bytes is None else max(1, data.max_bytes // parts[0].itemsize)
@@ -50,7 +49,7 @@ def prepare_tokens(
         for chunk in _chunks(files, data.token_dtype, corpus.identity.vocab_size, start, stop):
             yield chunk
             done += chunk.nbytes
-            report(done)
+            progress(min(1.0, done / max(1, corpus.identity.num_bytes)), "checking tokens")
 
     in_place = len(corpus.train) == 1
     train_chunks = checked(corpus.train, 0, total - held_out)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
+import itertools
 import os
 import re
 import sysconfig
@@ -22,13 +22,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import Problem, UserError
-from ablate.base.files import cache_folder, parse_json, write_bytes_atomic
+from ablate.base.errors import Problem, UserError, likely
+from ablate.base.files import cache_folder, read_record, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi",
@@ -39,11 +39,10 @@ TOKEN_SUFFIXES = (".bin", ".tokens")
 
 # Tests repeat each other and hold odd encodings; the other folders are not the library's own text.
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-
+_STDLIB_GENERATED = ("_sysconfigdata", "config-", "sitecustomize.py")
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _LONGEST_RANGE = 1_000_000
-_FORMAT = 1
 _RACY_NS = 2_000_000_000
 
 
@@ -65,19 +64,14 @@ def stdlib_files() -> list[SourceFile]:
     builds have equal corpora.
     """
     root = sysconfig.get_path("stdlib")
-
-    def wanted(name: str) -> bool:
-        top = name.split("/", 1)[0]
-        generated = top.startswith(("_sysconfigdata", "config-")) or top == "sitecustomize.py"
-        return name.endswith(".py") and not generated
-
-    files = list(_walk(root, wanted, skipped=_STDLIB_SKIPPED)) if os.path.isdir(root) else []  # noqa: PTH112
+    files = [
+        file
+        for file in (_walk(root, (".py",), skipped=_STDLIB_SKIPPED) if os.path.isdir(root) else ())  # noqa: PTH112
+        if not file.name.startswith(_STDLIB_GENERATED)
+    ]
     if not files:
-        raise UserError(
-            "this Python has no source files of its standard library",
-            file=root,
-            hint="use data.source: text with data.paths",
-        )
+        what = "this Python has no source files of its standard library"
+        raise UserError(what, file=root, hint="use data.source: text with data.paths")
     return files
 
 
@@ -100,40 +94,41 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFi
     return sorted(found.values(), key=lambda file: (file.name, file.path))
 
 
-def _expand(text: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  Path.resolve would follow links
     if os.path.isdir(path):  # noqa: PTH112
-        files = list(_walk(path, lambda name: name.lower().endswith(suffixes) if suffixes else True))
+        files = list(_walk(path, suffixes))
         if not files:
-            kinds = f"; looked for {', '.join(suffixes)}" if suffixes else ""
-            hint = f"name the files, or a glob such as '{text.rstrip('/')}/*'{kinds}"
+            hint = f"looked for {', '.join(suffixes) or 'any file'}; name the files, or a glob"
             raise UserError("the folder has no file of this source", file=text, hint=hint)
-        yield from files
-    elif os.path.lexists(path):
-        yield stat_file(path, os.path.basename(path))  # noqa: PTH119
-    elif _RANGE.search(path):
-        yield from _expand_range(text, path, suffixes)
-    elif glob.has_magic(path):
-        matches = [match for match in glob.iglob(path, recursive=True) if os.path.isfile(match)]  # noqa: PTH113, PTH207
-        if not matches:
-            raise UserError("no file matches", file=text, hint="relative paths start at the study file")
+        return files
+    if os.path.lexists(path):
+        return [stat_file(path, os.path.basename(path))]  # noqa: PTH119
+    if numbers := _RANGE.search(path):
+        return _expand_range(text, path, numbers, suffixes)
+    relative = "relative paths start at the study file"
+    if glob.has_magic(path):
         base = _fixed_part(path, glob.has_magic)
-        for match in matches:
-            yield stat_file(match, os.path.relpath(match, base))
-    else:
-        raise UserError("no such file or folder", file=text, hint=_nearest(Path(path)))
+        files = [
+            stat_file(match, os.path.relpath(match, base))
+            for match in glob.iglob(path, recursive=True)  # noqa: PTH207
+            if os.path.isfile(match)  # noqa: PTH113
+        ]
+        if not files:
+            raise UserError("no file matches", file=text, hint=relative)
+        return files
+    folder, name = os.path.split(path)
+    siblings = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+    raise UserError("no such file or folder", file=text, hint=likely(name, siblings, relative))
 
 
 def _fixed_part(path: str, varies: Callable[[str], object]) -> Path:
     """Return the folder above the first varying part of a pattern."""
-    parts = Path(path).parts
-    return Path(*parts[: next(number for number, part in enumerate(parts) if varies(part))])
+    return Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
 
 
-def _expand_range(text: str, path: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+def _expand_range(text: str, path: str, found: re.Match[str], suffixes: tuple[str, ...]) -> list[SourceFile]:
     """Expand the first range of a path as a shell does; each number must exist."""
-    found = _RANGE.search(path)
-    assert found is not None
     first, last = int(found[1]), int(found[2])
     if not first <= last < first + _LONGEST_RANGE:
         what, hint = f"{found[0]} is no range of shards", "the first number, then the last, as {00000..00255}"
@@ -141,48 +136,37 @@ def _expand_range(text: str, path: str, suffixes: tuple[str, ...]) -> Iterator[S
     width = len(found[1]) if found[1].startswith("0") else 1
     base = _fixed_part(path, _RANGE.search)
     files: list[SourceFile] = []
-    missing: list[int] = []
+    missing: list[str] = []
     for number in range(first, last + 1):
         member = f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}"
         try:
-            members = list(_expand(member, suffixes))
+            members = _expand(member, suffixes)
         except UserError:
             if _RANGE.search(member) or os.path.lexists(member):  # the original error says more
                 raise
-            missing.append(number)
+            missing.append(f"{number:0{width}}")
         else:
             files += (replace(file, name=os.path.relpath(file.path, base)) for file in members)
     if missing:
-        shown = ", ".join(_runs([f"{number:0{width}}" for number in missing]))
+        shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
         what = f"{len(missing)} of the {last - first + 1} shards are missing: {shown}"
         raise UserError(what, file=text, hint="fetch them, or name a range that is there")
-    yield from files
+    return files
 
 
-def _runs(numbers: Sequence[str]) -> Iterator[str]:
-    """Shorten ascending numbers: 3, 5–9."""
-    start = 0
-    for index, number in enumerate(numbers):
-        if index + 1 == len(numbers) or int(numbers[index + 1]) != int(number) + 1:
-            yield number if start == index else f"{numbers[start]}–{number}"
-            start = index + 1
+def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -> Iterator[SourceFile]:
+    """Yield the files under a folder that end so (all, if there are no suffixes), but no hidden ones."""
 
-
-def _walk(
-    root: str, wanted: Callable[[str], bool], skipped: set[str] | frozenset[str] = frozenset()
-) -> Iterator[SourceFile]:
     def refuse(error: OSError) -> None:
-        raise UserError(
-            f"cannot read the folder: {error.strerror}", file=error.filename, hint="check its rights"
-        )
+        what = f"cannot read the folder: {error.strerror}"
+        raise UserError(what, file=error.filename, hint="check its rights")
 
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
-        prefix = os.path.relpath(folder, root)
         for name in names:
-            relative = name if prefix == "." else f"{prefix}/{name}"
-            if not name.startswith(".") and wanted(relative):
-                yield stat_file(f"{folder}/{name}", relative)
+            if not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes)):
+                path = f"{folder}/{name}"
+                yield stat_file(path, path[len(root) :].lstrip("/"))
 
 
 def stat_file(path: str, name: str) -> SourceFile:
@@ -198,21 +182,7 @@ def stat_file(path: str, name: str) -> SourceFile:
 
 def unreadable(path: str | Path, error: OSError) -> UserError:
     """Convert an ``OSError`` on one of the corpus's files to a ``UserError``."""
-    hint = "check the file's rights" if isinstance(error, PermissionError) else "check the file"
-    return UserError(f"cannot read: {error.strerror or error}", file=path, hint=hint)
-
-
-def _nearest(path: Path) -> str:
-    import difflib
-
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    try:
-        siblings = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        siblings = []
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f"did you mean {close[0]}?" if close else "relative paths start at the study file"
+    return UserError(f"cannot read: {error.strerror or error}", file=path, hint="check the file")
 
 
 def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
@@ -224,25 +194,24 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     entries racy). There is one cache file per corpus, in the user's cache (``ablate.base.files``); a damaged
     or unwritable one is ignored and only costs time.
     """
-    try:
+    known: dict[str, list[Any]] = {}
+    cache: Path | None = None
+    with suppress(OSError, ValueError, KeyError, RuntimeError):  # none, damaged, or no home folder
         cache = cache_folder("hashes") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    except RuntimeError:  # no home folder
-        cache = None
-    known = _read_hashes(cache)
-    fresh: dict[str, list[int | str]] = {}
+        known = read_record(cache)["files"]
+    fresh: dict[str, list[Any]] = {}
     result = []
     for file in files:
         stamp = [file.size, file.mtime_ns, file.ctime_ns]
-        entry, began_ns = known.get(file.path), time.time_ns()
-        is_known = entry is not None and entry[:3] == stamp
-        digest = str(entry[3]) if entry is not None and is_known else hash_file(file.path)
+        began_ns, (*before, digest) = time.time_ns(), known.get(file.path, [None])
+        if is_new := before != stamp:
+            digest = hash_file(file.path)
         result.append(digest)
-        if is_known or began_ns - max(stamp[1:]) >= _RACY_NS:
+        if not is_new or began_ns - max(stamp[1:]) >= _RACY_NS:
             fresh[file.path] = [*stamp, digest]
     if cache is not None and fresh != known:
-        text = json.dumps({"format": _FORMAT, "files": fresh}, separators=(",", ":"))
         with suppress(OSError):  # read-only home: the next plan hashes again
-            write_bytes_atomic(cache, text.encode())
+            write_record(cache, {"files": fresh})
     return result
 
 
@@ -253,17 +222,3 @@ def hash_file(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def _read_hashes(cache: Path | None) -> dict[str, list[int | str]]:
-    if cache is None:
-        return {}
-    try:
-        value = parse_json(cache.read_bytes())
-        if value["format"] != _FORMAT:
-            return {}
-        entries: dict[str, list[int | str]] = value["files"]
-        sound = all(len(entry) == 4 and len(str(entry[3])) == 64 for entry in entries.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return entries if sound else {}

@@ -18,18 +18,22 @@ from __future__ import annotations
 import hashlib
 import mmap
 from array import array
+from contextlib import nullcontext
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ablate.base.errors import UserError
-from ablate.data.held_out import held_out_size
+from ablate.data.identity import held_out_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    Hashes = NDArray[np.uint64]
 
 NEAR_COPY = 0.5
 LONG_LINE_BYTES = 32
@@ -51,113 +55,81 @@ def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
             return
 
 
-def hash_all(texts: Iterable[bytes]) -> NDArray[np.uint64]:
+def hash_all(texts: Iterable[bytes]) -> Hashes:
     """Return a hash of each text that, unlike Python's own, is the same in every process."""
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
-class DocumentTable:
-    """A hash and a length for each document; the hash ignores surrounding white space."""
+class Documents:
+    """``hashes`` [documents] without surrounding white space, ``lengths`` [documents] in bytes.
 
-    def __init__(self) -> None:
-        self._hashes = bytearray()
-        self._lengths = array("q")
-        self.num_bytes = 0
-
-    def add(self, text: bytes) -> None:
-        """Add a document."""
-        self._hashes += hashlib.blake2b(text.strip(), digest_size=8).digest()
-        self._lengths.append(len(text))
-        self.num_bytes += len(text)
-
-    @property
-    def hashes(self) -> NDArray[np.uint64]:
-        """One content hash per document, in the order of the source."""
-        return np.frombuffer(bytes(self._hashes), dtype=">u8").astype(np.uint64)
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Bytes of each document."""
-        return np.array(self._lengths, dtype=np.int64)
-
-
-class Spool(DocumentTable):
-    """A file of documents: ``fill`` it once, then read any document by its index.
-
-    Validation text is needed in another order than the source's, and twice: as tokens, and line by line to
-    find near copies. In memory are 16 bytes per document.
+    With a path also the texts, in that file: validation text is needed in another order than the source's,
+    and twice, as tokens and line by line. In memory are 16 bytes for each document.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def fill(self, texts: Iterable[bytes]) -> None:
-        """Write documents."""
-        with self.path.open("wb") as file:
+    def __init__(self, texts: Iterable[bytes], path: Path | None = None) -> None:
+        digests, lengths = bytearray(), array("q")
+        with path.open("wb") if path else nullcontext() as file:
             for text in texts:
-                file.write(text)
-                self.add(text)
+                digests += hashlib.blake2b(text.strip(), digest_size=8).digest()
+                lengths.append(len(text))
+                if file:
+                    file.write(text)
+        self.hashes: Hashes = np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64)
+        self.lengths: NDArray[np.int64] = np.array(lengths, dtype=np.int64)
+        self._path = path
 
-    def texts(self, indices: NDArray[np.int64]) -> Iterator[bytes]:
+    def texts(self, indices: Iterable[int]) -> Iterator[bytes]:
         """Yield documents in the order of ``indices``."""
-        if not len(indices):  # an empty file cannot be mapped
-            return
-        ends = np.cumsum(self.lengths)
-        starts = ends - self.lengths
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        ends = np.cumsum(self.lengths).tolist()
+        assert self._path is not None
+        with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             for index in indices:
-                yield view[starts[index] : ends[index]]
+                yield view[ends[index] - self.lengths[index] : ends[index]]
 
 
-def hold_out(
-    hashes: NDArray[np.uint64], lengths: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of (training, validation) documents.
-
-    Training documents keep their order and their copies. Validation documents are sorted by hash, which
-    mixes the source, so that the beginning is as good a sample as the whole.
-    """
+def hold_out(hashes: Hashes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of the validation documents, sorted by hash: the beginning is a fair sample, too."""
     distinct, first = np.unique(hashes, return_index=True)
     if len(distinct) < 2:
         raise UserError(
             f"too little text for a validation set: {len(distinct)} distinct documents",
             hint="add text to data.paths, or name other text in data.validation_paths",
         )
-    sizes = np.cumsum(lengths[first])
     wanted = held_out_size(int(lengths.sum()))
-    count = min(int(np.searchsorted(sizes, wanted)) + 1, len(distinct) - 1)
-    return np.flatnonzero(hashes > distinct[count - 1]), first[:count]
+    count = int(np.searchsorted(np.cumsum(lengths[first]), wanted)) + 1
+    return first[: min(count, len(distinct) - 1)]
 
 
-def line_hashes(texts: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return the sorted unique hashes of all long lines, for ``near_copies``.
+class ValidationSide:
+    """What training text must not have: sorted hashes of the validation documents and of their long lines."""
 
-    Hashes instead of lines, because validation text may be large and every worker needs them.
-    """
-    return np.unique(
-        np.concatenate([np.empty(0, np.uint64), *(hash_all(_long_lines(text)) for text in texts)])
-    )
+    def __init__(self, validation: Documents) -> None:
+        self.documents: Hashes = np.unique(validation.hashes)
+        lines = (hash_all(_long_lines(text)) for text in validation.texts(range(len(validation.lengths))))
+        self.lines: Hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *lines]))
+
+    def leave_out(self, texts: Sequence[bytes]) -> tuple[list[bytes], int]:
+        """Return those texts that are training documents, and the number of near copies left out."""
+        known = _is_among(hash_all(text.strip() for text in texts), self.documents)
+        others = list(compress(texts, ~known))
+        near = self.near_copies(others)
+        return list(compress(others, ~near)), int(near.sum())
+
+    def near_copies(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return for each text whether half of its long lines, by bytes, are validation text's."""
+        lines = [(number, line) for number, text in enumerate(texts) for line in set(_long_lines(text))]
+        owners = np.array([number for number, _ in lines], dtype=np.int64)
+        lengths = np.array([len(line) for _, line in lines], dtype=np.float64)
+        shared = _is_among(hash_all(line for _, line in lines), self.lines)
+        total_bytes, shared_bytes = (
+            np.bincount(owners, weights, minlength=len(texts)) for weights in (lengths, lengths * shared)
+        )
+        return shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
 
 
-def near_copies(texts: Sequence[bytes], seen: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return for each training document whether it is a near copy of validation text.
-
-    ``seen`` is the result of ``line_hashes`` for the validation text.
-    """
-    lines = [(number, line) for number, text in enumerate(texts) for line in set(_long_lines(text))]
-    owners = np.array([number for number, _ in lines], dtype=np.int64)
-    lengths = np.array([len(line) for _, line in lines], dtype=np.float64)
-    shared = is_among(hash_all(line for _, line in lines), seen)
-    total_bytes, shared_bytes = (
-        np.bincount(owners, weights, minlength=len(texts)) for weights in (lengths, lengths * shared)
-    )
-    return shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
-
-
-def is_among(hashes: NDArray[np.uint64], sorted_hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return for each hash whether it occurs in the sorted hashes, which may be a memory map."""
+def _is_among(hashes: Hashes, sorted_hashes: Hashes) -> NDArray[np.bool_]:
     if not len(sorted_hashes):
         return np.zeros(len(hashes), dtype=np.bool_)
     places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)

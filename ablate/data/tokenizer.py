@@ -60,9 +60,11 @@ class JsonTokenizer:
         end = [self._end_id]
         return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Path:
         """Write ``tokenizer.json``, which decodes the tokens, beside them."""
-        self._tokenizer.save(str(folder / "tokenizer.json"))
+        path = folder / "tokenizer.json"
+        self._tokenizer.save(str(path))
+        return path
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
@@ -96,7 +98,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
 
 
 def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
-    """Open a ``tokenizer.json`` of a BPE, or one found by ``hf_tokenizer.locate``."""
+    """Open a ``tokenizer.json`` of a BPE, or one found by ``hub.find_tokenizer``."""
     from tokenizers import Tokenizer as Backend
 
     return JsonTokenizer(Backend.from_file(str(path)), end_of_text)

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.files import parse_json
-from ablate.data import hf_tokenizer, open_tokens, prepare
+from ablate.data import hub, open_tokens, prepare
 from ablate.data.batches import batch, sequence_starts
-from ablate.data.documents import json_documents, text_documents
+from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
@@ -115,7 +115,7 @@ def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
     """Return the first tokens of some text."""
     tokenizer: Tokenizer = ByteTokenizer()
     if data.tokenizer_path is not None:
-        found = hf_tokenizer.locate(data.tokenizer_path)
+        found = hub.find_tokenizer(data.tokenizer_path)
         tokenizer = open_json(found.json_path, found.end_of_text)
     if data.source == "stdlib":
         files = stdlib_files()
@@ -124,11 +124,8 @@ def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
     pieces: list[np.ndarray[Any, Any]] = [np.zeros(0, dtype=np.int64)]
     there = 0
     for file in files:
-        if data.source == "jsonl":
-            documents = json_documents(file, data.text_field, lambda _: None)
-        else:
-            documents = text_documents(file, lambda _: None)
-        for document in documents:
+        field = data.text_field if data.source == "jsonl" else None
+        for document in file_documents(file, field, lambda _: None):
             pieces.append(tokenizer.encode([document.encode()]).astype(np.int64))
             there += len(pieces[-1])
             if there >= count:
@@ -258,4 +255,4 @@ def _data(data: str | None, tokenizer: str | None) -> DataConfig:
 
 def _vocabulary(data: DataConfig) -> int:
     path = data.tokenizer_path
-    return BYTES_VOCABULARY if path is None else hf_tokenizer.locate(path).vocab_size
+    return BYTES_VOCABULARY if path is None else hub.find_tokenizer(path).vocab_size

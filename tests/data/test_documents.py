@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
 from ablate.data import documents
-from ablate.data.documents import PIECE_CHARACTERS, WHOLE_CHARACTERS, json_documents, text_documents
+from ablate.data.documents import PIECE_CHARACTERS, WHOLE_CHARACTERS, file_documents
 from ablate.data.sources import find_files
 
 
@@ -18,12 +18,7 @@ def source(path):
 
 def read_text(path, content):
     path.write_bytes(content)
-    return list(text_documents(source(path), lambda _n: None))
-
-
-def test_a_short_file_is_one_document(tmp_path):
-    text = ("word " * 9 + "\n\n") * 1000
-    assert read_text(tmp_path / "a.txt", text.encode()) == [text]
+    return list(file_documents(source(path), None, lambda _n: None))
 
 
 @given(
@@ -69,14 +64,14 @@ def test_text_may_be_compressed_and_progress_is_told(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(content))
     seen = []
-    assert "".join(text_documents(source(path), seen.append)).encode() == content
+    assert "".join(file_documents(source(path), None, seen.append)).encode() == content
     assert seen == sorted(seen)
     assert seen[-1] == path.stat().st_size
 
 
 def read_json(path, content):
     path.write_bytes(content)
-    return list(json_documents(source(path), "text", lambda _n: None))
+    return list(file_documents(source(path), "text", lambda _n: None))
 
 
 def test_json_lines_with_a_mark_blank_lines_and_bad_bytes(tmp_path):
@@ -134,4 +129,4 @@ def test_a_file_that_vanished_is_named(tmp_path):
     file = source(path)
     path.unlink()
     with pytest.raises(UserError, match=r"a\.jsonl: cannot read: No such file"):
-        list(json_documents(file, "text", lambda _n: None))
+        list(file_documents(file, "text", lambda _n: None))

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from ablate.base.errors import UserError
-from ablate.data import hub, identify, open_tokens, parts, prepare
+from ablate.data import hub, identify, open_tokens, prepare
 from ablate.run.config import DataConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -20,23 +21,6 @@ def local(tmp_path, write_json, texts):
     write_json(folder / "train.jsonl", texts[:50], field="body")
     write_json(folder / "validation.jsonl", texts[45:], field="body")
     return DataConfig(source="hub", paths=[str(folder)], text_field="body")
-
-
-def test_a_local_folder_is_read_through_datasets(local, tmp_path, texts):
-    files = prepare(local, tmp_path / "cache")
-    train, validation = open_tokens(files)
-    both = bytes(train.astype(np.uint8)) + bytes(validation.astype(np.uint8))
-    assert sorted(both.decode().split("\0")[:-1]) == sorted(texts[:50])
-
-
-def test_another_split_is_the_validation_text_and_left_out_of_training(local, tmp_path, texts):
-    data = DataConfig(**{**vars_of(local), "validation_paths": ["validation"]})
-    assert identify(data).digest != identify(local).digest
-    files = prepare(data, tmp_path / "cache")
-    train, validation = open_tokens(files)
-    assert bytes(validation.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[45:])
-    assert bytes(train.astype(np.uint8)).decode() == "".join(text + "\0" for text in texts[:45])
-    assert json.loads((files.folder / "meta.json").read_text())["copies_left_out"] == 5
 
 
 @pytest.fixture
@@ -73,8 +57,9 @@ def test_what_datasets_wrote_is_read(saved, tmp_path, texts, form):
 
 
 @pytest.mark.parametrize("form", ["splits", "parquet"])
-def test_another_split_of_what_datasets_wrote(saved, tmp_path, texts, form):
+def test_another_split_is_the_validation_text_and_left_out_of_training(saved, tmp_path, texts, form):
     data = replace(saved(form), validation_paths=["validation"])
+    assert identify(data).digest != identify(replace(data, validation_paths=[])).digest
     assert documents_of(prepare(data, tmp_path / "cache")) == [texts[:45], texts[45:]]
 
 
@@ -92,13 +77,12 @@ def test_what_a_saved_data_set_does_not_have_is_named(saved, tmp_path):
 
 @pytest.mark.parametrize("form", ["one", "parquet", "jsonl"])
 @pytest.mark.parametrize("max_bytes", [None, 30_000])
-def test_a_stream_that_broke_goes_on_behind_the_last_whole_shard(
+def test_a_stream_that_broke_goes_on_behind_the_last_whole_piece(
     saved, local, tmp_path, form, max_bytes, monkeypatch
 ):
     data = replace(local if form == "jsonl" else saved(form), max_bytes=max_bytes)
     whole = prepare(data, tmp_path / "whole")
-    monkeypatch.setattr(hub, "_SHARD_BYTES", 4000)
-    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    monkeypatch.setattr(hub, "_PIECE_BYTES", 4000)
     real, rows = hub.text_of, []
 
     def count(row, field, name, number):
@@ -111,21 +95,17 @@ def test_a_stream_that_broke_goes_on_behind_the_last_whole_shard(
     with pytest.raises(UserError, match="cannot be read: the network is gone"):
         prepare(data, tmp_path / "cache")
     again = len(rows)
-    files = prepare(data, tmp_path / "cache", num_workers=2)
-    assert rows[again] == 21  # five shards of four rows are whole
+    files = prepare(data, tmp_path / "cache")
+    assert rows[again] == 21  # five pieces of four rows are whole
     assert len(rows) - again < 32
     for name in ("train.bin", "validation.bin"):
         assert (files.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def vars_of(data):
-    return {name: getattr(data, name) for name in data.__dataclass_fields__}
-
-
 def test_a_missing_field_and_a_missing_split_are_named(local, tmp_path):
     with pytest.raises(UserError, match=r"my-data-set:1: no text in field 'text' \(fields here: body, url"):
         prepare(DataConfig(source="hub", paths=local.paths), tmp_path / "cache")
-    wrong = DataConfig(**{**vars_of(local), "validation_paths": ["valid"]})
+    wrong = replace(local, validation_paths=["valid"])
     with pytest.raises(UserError, match=r"my-data-set' cannot be read: .*the split 'valid'"):
         prepare(wrong, tmp_path / "cache")
 
@@ -207,4 +187,119 @@ def test_errors(remote, monkeypatch):
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install -e '\.\[hub\]'\)"):
-        hub.locate(DataConfig(source="hub", paths=["x"], max_bytes=1))
+        hub.find_data_set(DataConfig(source="hub", paths=["x"], max_bytes=1))
+
+
+# Tokenisers
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tokeniser with a gap in its ids and an end token of its own name."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer.add_special_tokens(["<|fin|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|fin|>"}}))
+    return tmp_path
+
+
+def test_a_folder_and_its_file_are_the_same_tokenizer(folder):
+    by_folder = hub.find_tokenizer(str(folder))
+    by_file = hub.find_tokenizer(str(folder / "tokenizer.json"))
+    assert by_folder.identity() == by_file.identity()
+    assert (by_folder.vocab_size, by_folder.end_of_text) == (4, "<|fin|>")
+
+
+def test_usual_end_tokens_are_known_without_a_configuration(folder):
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
+        hub.find_tokenizer(str(folder))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert hub.find_tokenizer(str(folder)).end_of_text == "</s>"
+
+
+def test_a_unigram_vocabulary_is_a_list(tmp_path):
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("</s>", -2.0)], unk_id=0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert hub.find_tokenizer(str(tmp_path)).vocab_size == 3
+
+
+def test_identity_follows_content_not_place(folder, tmp_path, write_texts):
+    corpus = write_texts(tmp_path / "corpus")
+
+    def digest(path):
+        data = DataConfig(source="text", paths=[str(corpus)], tokenizer="hf", tokenizer_path=str(path))
+        return identify(data).digest
+
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    first = digest(folder)
+    assert digest(other) == first
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|more|>"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    assert digest(other) != first
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": 3}}'])
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not a tokenizer \(expected the file"):
+        hub.find_tokenizer(str(tmp_path))
+
+
+def test_missing_paths_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"no such tokenizer file or folder"):
+        hub.find_tokenizer(str(tmp_path / "nothing.json"))
+    with pytest.raises(UserError, match=r"tokenizer\.json: no such file \(only fast tokenizers"):
+        hub.find_tokenizer(str(tmp_path))
+
+
+@pytest.fixture
+def tokenizer_hub(monkeypatch, folder):
+    """Return what was asked of a hub that has the tokeniser of ``folder`` as someone/some-model."""
+    asked = []
+
+    def model_info(_self, name, *, timeout=None):
+        asked.append(("info", name))
+        if name != "someone/some-model":
+            raise ConnectionError("no route\nto host")
+
+    def download(name, file, *, local_files_only=False):
+        asked.append((file, "local" if local_files_only else "remote"))
+        if local_files_only and not (folder / "cached").exists():
+            raise FileNotFoundError("not cached")
+        if not (folder / file).exists():
+            raise LookupError("404")
+        return str(folder / file)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return asked
+
+
+def test_offline_a_name_says_what_to_do(tokenizer_hub):
+    with pytest.raises(UserError) as error:
+        hub.find_tokenizer("someone/elsewhere")
+    assert str(error.value) == (
+        "tokenizer 'someone/elsewhere' is neither a path nor to be had from the hub: no route "
+        "(check the name and the connection, or give the path of a tokenizer.json)"
+    )
+    assert ("tokenizer.json", "remote") not in tokenizer_hub  # that would retry for half a minute
+
+
+def test_a_name_is_downloaded_with_its_configuration(tokenizer_hub, folder):
+    assert hub.find_tokenizer("someone/some-model").identity() == hub.find_tokenizer(str(folder)).identity()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="has no end-of-text token"):
+        hub.find_tokenizer("someone/some-model")
+
+
+def test_a_name_in_the_local_hub_cache_needs_no_network(tokenizer_hub, folder):
+    (folder / "cached").touch()
+    assert hub.find_tokenizer("someone/some-model").identity() == hub.find_tokenizer(str(folder)).identity()
+    assert tokenizer_hub == [("tokenizer.json", "local"), ("tokenizer_config.json", "local")]

@@ -36,40 +36,19 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_stdlib_identity_is_stable():
-    first = identify(DataConfig())
-    assert first == identify(DataConfig())
-    assert first.vocab_size == 256
-    assert first.num_bytes > 5_000_000
-
-
-def test_the_place_of_the_corpus_does_not_count(corpus, tmp_path):
+def test_neither_place_nor_order_of_the_corpus_counts(corpus, tmp_path, monkeypatch):
     shutil.copytree(corpus, tmp_path / "elsewhere" / "copy")
     one = digest(source="text", paths=[str(corpus)])
     assert one == digest(source="text", paths=[str(tmp_path / "elsewhere" / "copy")])
-
-
-def test_a_relative_path_is_the_same_corpus(corpus, monkeypatch):
     monkeypatch.chdir(corpus.parent)
-    assert digest(source="text", paths=["corpus"]) == digest(source="text", paths=[str(corpus)])
+    assert one == digest(source="text", paths=["corpus/01*", "corpus/0[02-5]*"])
 
 
-def test_the_order_of_paths_does_not_count(corpus):
-    a, b = str(corpus / "000.txt"), str(corpus / "001.txt")
-    assert digest(source="text", paths=[a, b]) == digest(source="text", paths=[b, a])
-
-
-def test_one_changed_byte_counts(corpus):
-    before = digest(source="text", paths=[str(corpus)])
-    path = corpus / "030.txt"
-    content = bytearray(path.read_bytes())
-    content[500] ^= 1
-    path.write_bytes(bytes(content))
-    assert digest(source="text", paths=[str(corpus)]) != before
-
-
-def test_a_new_a_lost_and_a_renamed_file_count(corpus):
+def test_a_changed_a_new_a_lost_and_a_renamed_file_count(corpus):
     digests = [digest(source="text", paths=[str(corpus)])]
+    path = corpus / "030.txt"
+    path.write_bytes(path.read_bytes().swapcase())
+    digests.append(digest(source="text", paths=[str(corpus)]))
     (corpus / "new.txt").write_text("x")
     digests.append(digest(source="text", paths=[str(corpus)]))
     (corpus / "new.txt").rename(corpus / "newer.txt")
@@ -77,7 +56,7 @@ def test_a_new_a_lost_and_a_renamed_file_count(corpus):
     (corpus / "newer.txt").unlink()
     (corpus / "000.txt").unlink()
     digests.append(digest(source="text", paths=[str(corpus)]))
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 5
 
 
 def test_every_relevant_field_counts(tmp_path, corpus, write_json, texts):

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -6,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from ablate.base.errors import UserError
-from ablate.data import open_tokens, prepare
-from ablate.data.tokenizer import train_bpe
-from ablate.data.workers import Workers
+from ablate.data import open_tokens, prepare, tokenise
+from ablate.data.pieces import Pieces
+from ablate.data.tokenizer import END_OF_TEXT, ByteTokenizer, train_bpe
 from ablate.run.config import DataConfig
 
 
@@ -22,58 +25,39 @@ def sides(data, cache):
     ), meta
 
 
-def test_sides_are_disjoint_and_whole(tmp_path, write_texts, texts):
-    data = DataConfig(source="text", paths=[str(write_texts(tmp_path / "corpus"))])
-    train, validation, meta = sides(data, tmp_path / "cache")
-    assert sorted(train + validation) == sorted(texts)
-    assert meta["train_documents"] == len(train) == 60 - len(validation)
-    assert meta["copies_left_out"] == 0
-    assert meta["train_bytes"] + meta["validation_bytes"] == sum(len(text.encode()) for text in texts)
+@pytest.fixture
+def jsonl(tmp_path, write_json):
+    """Return a data section of JSON lines with these documents."""
+
+    def make(documents, **fields):
+        return DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", documents))], **fields)
+
+    return make
 
 
-def test_copies_of_a_document_stay_on_one_side(tmp_path, write_json, texts):
-    copies = [*texts, *[f"\n{text}  \n" for text in texts], *texts]
-    data = DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", copies))])
-    train, validation, meta = sides(data, tmp_path / "cache")
-    assert not {text.strip() for text in train} & {text.strip() for text in validation}
-    assert len({text.strip() for text in validation}) == len(validation) > 0
-    assert len(train) == 3 * (60 - len(validation))
-    assert meta["copies_left_out"] == 2 * len(validation)
-
-
-def test_validation_paths_are_kept_whole_and_left_out_of_training(tmp_path, write_json, texts):
-    train_path = write_json(tmp_path / "train.jsonl", texts[:50])
-    validation_path = write_json(tmp_path / "valid.jsonl", texts[40:])
-    data = DataConfig(source="jsonl", paths=[str(train_path)], validation_paths=[str(validation_path)])
-    train, validation, meta = sides(data, tmp_path / "cache")
-    assert validation == texts[40:]
-    assert train == texts[:40]
-    assert meta["copies_left_out"] == 10
-
-
-def test_a_near_copy_of_a_validation_document_is_left_out(tmp_path, write_json, texts):
+def test_copies_of_a_document_stay_on_one_side_and_near_copies_are_left_out(jsonl, tmp_path, texts):
     signed = [f"Posted again by {n}\n{text}\nRegards" for n, text in enumerate(texts)]
-    data = DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", [*texts, *signed]))])
-    train, validation, meta = sides(data, tmp_path / "cache")
+    documents = [*texts, *[f"\n{text}  \n" for text in texts], *signed, "a\0b"]
+    train, validation, meta = sides(jsonl(documents), tmp_path / "cache")
+    assert not {text.strip() for text in train} & {text.strip() for text in validation}
+    assert len({text.strip() for text in validation}) == len(validation) == meta["validation_documents"] > 0
+    assert "a\ufffdb" in train + validation  # a NUL in the text ends no document
+    assert meta["copies_left_out"] > 0
     assert meta["near_copies_left_out"] > 0
+    left_out = meta["copies_left_out"] + meta["near_copies_left_out"]
+    assert len(train) + len(validation) + left_out == len(documents)
     lines = {line for text in validation for line in text.split("\n") if len(line) > 32}
     assert not any(line in lines for text in train for line in text.split("\n"))
 
 
-def test_validation_text_that_is_a_part_of_the_training_file(tmp_path):
-    lines = [f"Line {n}: " + "some words " * 7 for n in range(20_000)]
-    (tmp_path / "all.txt").write_text("\n".join(lines))
-    (tmp_path / "end.txt").write_text("\n".join(lines[19_000:]))
-    (tmp_path / "near.txt").write_text("\n".join(["A title", *lines[19_000:19_500]]))
-    data = DataConfig(
-        source="text", paths=[str(tmp_path / "all.txt")], validation_paths=[str(tmp_path / "end.txt")]
-    )
-    train, _, meta = sides(data, tmp_path / "cache")
-    assert meta["near_copies_left_out"] > 3
-    held_in = {line for text in train for line in text.split("\n")} & set(lines[19_000:])
-    assert len(held_in) < 100  # less than one piece of a file, at the border
+def test_validation_paths_are_kept_whole_and_left_out_of_training(jsonl, tmp_path, write_json, texts):
+    data = jsonl(texts[:50], validation_paths=[str(write_json(tmp_path / "valid.jsonl", texts[40:]))])
+    train, validation, meta = sides(data, tmp_path / "cache")
+    assert (train, validation) == (texts[:40], texts[40:])
+    assert meta["copies_left_out"] == 10
+    write_json(tmp_path / "s.jsonl", [f"A title\n{text}" for text in texts[40:]])
     with pytest.raises(UserError, match="all training text is nearly the same as validation text"):
-        prepare(replace(data, paths=[str(tmp_path / "near.txt")]), tmp_path / "cache")
+        prepare(data, tmp_path / "cache")
 
 
 def test_a_long_text_file_is_split_into_documents(tmp_path):
@@ -81,9 +65,11 @@ def test_a_long_text_file_is_split_into_documents(tmp_path):
     (tmp_path / "book.txt").write_text("\n\n".join(paragraphs))
     data = DataConfig(source="text", paths=[str(tmp_path / "book.txt")])
     train, validation, _ = sides(data, tmp_path / "cache")
-    found = [[p for p in "\n\n".join(texts).split("\n\n") if p.strip()] for texts in (train, validation)]
+    found = [
+        [p.strip() for p in "\n\n".join(texts).split("\n\n") if p.strip()] for texts in (train, validation)
+    ]
     assert not set(found[0]) & set(found[1])
-    assert sorted(p.strip() for side in found for p in side) == sorted(p.strip() for p in paragraphs)
+    assert sorted(found[0] + found[1]) == sorted(p.strip() for p in paragraphs)
     assert 0.09 < sum(map(len, validation)) / sum(map(len, train + validation)) < 0.15
 
 
@@ -95,96 +81,10 @@ def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, wri
     assert max(taken) > len(taken) + 10
 
 
-def test_nul_in_text_does_not_end_a_document(tmp_path, write_json, texts):
-    data = DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", [*texts, "a\0b"]))])
-    train, validation, _ = sides(data, tmp_path / "cache")
-    assert "a\ufffdb" in train + validation
-
-
-def test_bpe_learns_from_training_documents_only(tmp_path, write_json, texts):
-    train_path = write_json(tmp_path / "train.jsonl", texts)
-    validation_path = write_json(tmp_path / "valid.jsonl", ["zqzqzq " * 500])
-    data = DataConfig(
-        source="jsonl",
-        paths=[str(train_path)],
-        validation_paths=[str(validation_path)],
-        tokenizer="bpe",
-        vocab_size=400,
-    )
-    files = prepare(data, tmp_path / "cache")
-    tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
-    assert len(tokenizer.encode("zqzqzq").ids) == 6
-    assert len(tokenizer.encode("window once and").ids) < 8
-
-
-def test_bpe_never_sees_held_out_documents(tmp_path, write_json, texts, monkeypatch):
-    seen = []
-
-    def spy(documents, vocab_size):
-        seen.extend(documents)
-        return train_bpe(seen, vocab_size)
-
-    monkeypatch.setattr("ablate.data.parts.train_bpe", spy)
-    monkeypatch.setattr("ablate.data.tokenise.Workers", lambda _number: Workers(0))  # here, to be heard
-    data = DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", texts))])
-    train, validation, _ = sides(data, tmp_path / "cache")
-    prepare(replace(data, tokenizer="bpe", vocab_size=300), tmp_path / "cache")
-    assert [text.decode() for text in seen] == train
-    assert validation
-
-
-def test_bpe_round_trip_and_bytes_per_token(tmp_path, write_json, texts):
-    data = DataConfig(
-        source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", texts))], tokenizer="bpe", vocab_size=400
-    )
-    files = prepare(data, tmp_path / "cache")
-    tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
-    end = tokenizer.token_to_id("<|endoftext|>")
-    decoded = []
-    for tokens in open_tokens(files):
-        ids = np.split(tokens.astype(int), np.flatnonzero(tokens == end) + 1)[:-1]
-        decoded.append([tokenizer.decode(document[:-1].tolist()) for document in ids])
-    assert sorted(decoded[0] + decoded[1]) == sorted(texts)
-    validation_bytes = sum(len(text) for text in decoded[1])
-    assert files.validation_bytes_per_token == pytest.approx(validation_bytes / files.validation_tokens)
-    assert files.validation_bytes_per_token > 2
-
-
-def test_a_hugging_face_tokenizer(tmp_path, write_json, texts):
-    shard = str(write_json(tmp_path / "s.jsonl", texts))
-    bpe = prepare(
-        DataConfig(source="jsonl", paths=[shard], tokenizer="bpe", vocab_size=400), tmp_path / "cache"
-    )
-    trained = Tokenizer.from_file(str(bpe.folder / "tokenizer.json"))
-    trained.enable_truncation(10)
-    trained.enable_padding(length=2000)
-    trained.save(str(tmp_path / "tokenizer.json"))
-    data = DataConfig(
-        source="jsonl", paths=[shard], tokenizer="hf", tokenizer_path=str(tmp_path / "tokenizer.json")
-    )
-    hf = prepare(data, tmp_path / "cache")
-    assert hf.folder != bpe.folder
-    assert hf.vocab_size == trained.get_vocab_size()
-    assert hf.train.read_bytes() == bpe.train.read_bytes()
-    assert hf.validation.read_bytes() == bpe.validation.read_bytes()
-
-
-def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path, write_json, texts):
-    shard = str(write_json(tmp_path / "s.jsonl", texts))
-    small = DataConfig(source="jsonl", paths=[shard], tokenizer="bpe", vocab_size=65_536)
-    large = replace(small, vocab_size=65_537)
-    (two, _), (four, _) = (open_tokens(prepare(data, tmp_path / "cache")) for data in (small, large))
-    assert (two.dtype, four.dtype) == (np.uint16, np.uint32)
-    assert two.tolist() == four.tolist()
-
-
-def test_too_little_text(tmp_path):
-    (tmp_path / "a.txt").write_text("only one document")
-    with pytest.raises(UserError, match="too little text for a validation set: 1 distinct documents"):
-        prepare(DataConfig(source="text", paths=[str(tmp_path / "a.txt")]), tmp_path / "cache")
-    (tmp_path / "a.txt").write_text("")
-    with pytest.raises(UserError, match="too little text for a validation set: 0 distinct documents"):
-        prepare(DataConfig(source="text", paths=[str(tmp_path / "a.txt")]), tmp_path / "cache")
+@pytest.mark.parametrize("documents", [[], ["only one document"]])
+def test_too_little_text(jsonl, tmp_path, documents):
+    with pytest.raises(UserError, match=f"too little text for a validation set: {len(documents)} distinct"):
+        prepare(jsonl(documents), tmp_path / "cache")
 
 
 def test_real_shards_as_c4_publishes_them(shared_data, tmp_path):
@@ -204,18 +104,211 @@ def test_real_shards_as_c4_publishes_them(shared_data, tmp_path):
     assert max(sum(text[at : at + 64] in windows for at in range(len(text) - 64)) for text in validation) < 64
 
 
-def test_real_text_in_one_file(shared_data, tmp_path):
-    data = DataConfig(source="text", paths=[str(shared_data / "text" / "speeches.txt")])
-    train, validation, _ = sides(data, tmp_path / "cache")
-    assert len(train) > 100
+def test_the_embedded_default_has_text_enough_to_evaluate_on(tmp_path):
+    train, validation, meta = sides(DataConfig(), tmp_path / "cache")
     assert not set(train) & set(validation)
-    size = (shared_data / "text" / "speeches.txt").stat().st_size
-    assert abs(sum(len(text.encode()) for text in train + validation) - size) < 200
-    assert 0.09 < sum(map(len, validation)) / size < 0.12
+    assert meta["validation_tokens"] > 65_536
 
 
-def test_the_embedded_default(tmp_path):
-    data = DataConfig(max_bytes=3_000_000)
-    train, validation, _ = sides(data, tmp_path / "cache")
-    assert not set(train) & set(validation)
-    assert sum(map(len, validation)) > 250_000
+# Tokenisers
+
+
+def test_bytes_end_with_zero_and_hold_no_other():
+    ids = ByteTokenizer().encode([b"ab", b"", "c\0é".encode()])
+    assert ids.tolist() == [97, 98, 0, 0, 99, 0xEF, 0xBF, 0xBD, 0xC3, 0xA9, 0]
+
+
+def test_bpe_gives_the_text_back_and_text_cannot_spell_the_end_token(texts, tmp_path):
+    documents = [*(text.encode() for text in texts), "Ünseen <|endoftext|> 終 🙂\n".encode()]
+    tokenizer = train_bpe(documents[:-1], 300)
+    backend = Tokenizer.from_file(str(tokenizer.save(tmp_path)))
+    ids = tokenizer.encode(documents)
+    pieces = np.split(ids, np.flatnonzero(ids == backend.token_to_id(END_OF_TEXT)) + 1)[:-1]
+    assert [backend.decode(piece[:-1].tolist()).encode() for piece in pieces] == documents
+    assert ids.max() < 300
+    assert len(ids) < sum(map(len, documents)) / 1.5
+    assert 256 < train_bpe([b"aa aa"], 5000).vocab_size < 260  # too little text for the vocabulary
+
+
+def test_bpe_learns_from_training_documents_alone_up_to_a_limit(jsonl, tmp_path, texts, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        tokenise, "train_bpe", lambda sample, size: seen.append(sample) or train_bpe(sample, size)
+    )
+    data = jsonl(texts)
+    train, _, _ = sides(data, tmp_path / "cache")
+    prepare(replace(data, tokenizer="bpe", vocab_size=300), tmp_path / "cache")
+    assert [text.decode() for text in seen[0]] == train
+    monkeypatch.setattr("ablate.data.tokenizer.BPE_SAMPLE_BYTES", len(texts[0]) + 1)
+    stream = iter([text.encode() for text in texts])
+    train_bpe(stream, 300)
+    assert len(list(stream)) == len(texts) - 2
+
+
+def test_a_tokenizer_of_hugging_face_and_bytes_per_token(jsonl, tmp_path, texts):
+    data = jsonl(texts, tokenizer="bpe", vocab_size=400)
+    bpe = prepare(data, tmp_path / "cache")
+    validation_bytes = sum(len(text) for text in sides(jsonl(texts), tmp_path / "cache")[1])
+    assert bpe.validation_bytes_per_token == pytest.approx(validation_bytes / bpe.validation_tokens)
+    trained = Tokenizer.from_file(str(bpe.folder / "tokenizer.json"))
+    trained.enable_truncation(10)
+    trained.enable_padding(length=2000)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    path = str(tmp_path / "tokenizer.json")
+    hf = prepare(replace(data, tokenizer="hf", vocab_size=None, tokenizer_path=path), tmp_path / "cache")
+    assert hf.folder != bpe.folder
+    assert hf.vocab_size == trained.get_vocab_size()
+    for name in ("train.bin", "validation.bin"):
+        assert (hf.folder / name).read_bytes() == (bpe.folder / name).read_bytes()
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(jsonl, tmp_path, texts):
+    small, large = (jsonl(texts, tokenizer="bpe", vocab_size=size) for size in (65_536, 65_537))
+    (two, _), (four, _) = (open_tokens(prepare(data, tmp_path / "cache")) for data in (small, large))
+    assert (two.dtype, four.dtype) == (np.uint16, np.uint32)
+    assert two.tolist() == four.tolist()
+
+
+# After an interruption
+
+
+@pytest.fixture
+def shards(tmp_path, write_json, texts, monkeypatch):
+    """Return a folder of five shards with copies and near copies; every 20 KB of them are a piece."""
+    monkeypatch.setattr(tokenise, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(tokenise, "_BATCH_BYTES", 4_000)
+    folder = tmp_path / "corpus"
+    near = [f"Posted again by {n}\n{text}" for n, text in enumerate(texts)]
+    documents = [*texts, "", *texts[:20], *near, " \n"]
+    for n in range(5):
+        write_json(folder / f"train.{n:05}-of-00005.json.gz", documents[n::5])
+    write_json(folder / "validation.json.gz", texts[40:46])
+    return folder
+
+
+def configs(folder):
+    train = [str(folder / "train.*.json.gz")]
+    held_out = DataConfig(source="jsonl", paths=train)
+    own = replace(held_out, validation_paths=[str(folder / "validation.json.gz")])
+    return {
+        "held out": held_out,
+        "own": own,
+        "bpe": replace(own, tokenizer="bpe", vocab_size=320),
+        "cut": replace(held_out, max_bytes=60_000),
+        "text": replace(own, source="text"),
+    }
+
+
+def contents(files):
+    return {path.name: path.read_bytes() for path in files.folder.iterdir()}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Return a list that gets the number of each batch of training text that is encoded."""
+    seen = []
+    real = tokenise._encode_training
+    monkeypatch.setattr(tokenise, "_encode_training", lambda *args: seen.append(len(args[-1])) or real(*args))
+    return seen
+
+
+def stop_after(count, data, cache):
+    """Prepare, but stop as by Ctrl-C when so many pieces are written."""
+    real, written = Pieces.append, []
+
+    def append(self, piece, **said):
+        if len(written) == count:
+            raise KeyboardInterrupt
+        written.append(1)
+        real(self, piece, **said)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pieces, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(data, cache)
+    return [path for path in cache.glob(".*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("name", ["held out", "own", "bpe", "cut", "text"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupted_preparation_goes_on_behind_the_last_piece(shards, tmp_path, name, count, made):
+    data = configs(shards)[name]
+    whole = contents(prepare(data, tmp_path / "whole"))
+    all_read = sum(made)
+    assert stop_after(0, data, tmp_path / "cache") == []  # nothing to go on from
+    (left,) = stop_after(count, data, tmp_path / "cache")
+    kept = (left / "train.bin").read_bytes()
+    assert whole["train.bin"].startswith(kept)
+    made.clear()
+    assert contents(prepare(data, tmp_path / "cache")) == whole
+    assert 0 < sum(made) < all_read
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "more", "journal"])
+def test_pieces_that_were_damaged_meanwhile_are_made_again(shards, tmp_path, damage):
+    data = configs(shards)["own"]
+    whole = contents(prepare(data, tmp_path / "whole"))
+    (left,) = stop_after(3, data, tmp_path / "cache")
+    growing, journal = left / "train.bin", left / "scratch" / "train.pieces"
+    content = growing.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    growing.write_bytes(
+        {"a bit": flipped, "cut": content[:-5], "more": content + b"half"}.get(damage, content)
+    )
+    if damage == "journal":
+        journal.write_bytes(journal.read_bytes()[:-30])
+    assert contents(prepare(data, tmp_path / "cache")) == whole
+
+
+def test_a_killed_preparation_goes_on(shards, tmp_path):
+    data = configs(shards)["bpe"]
+    whole = contents(prepare(data, tmp_path / "whole"))
+    program = f"""
+import os
+from pathlib import Path
+from ablate.run.config import DataConfig
+from ablate.data import prepare, tokenise
+from ablate.data.pieces import Pieces
+tokenise.PIECE_BYTES, tokenise._BATCH_BYTES = 20_000, 4_000
+real = Pieces.append
+def append(self, piece, **said):
+    if len(self.records) == 2:
+        os.kill(os.getpid(), 9)
+    real(self, piece, **said)
+Pieces.append = append
+prepare(DataConfig(**{vars(data)!r}), Path({str(tmp_path / "cache")!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    (left,) = (path for path in (tmp_path / "cache").glob(".*") if path.is_dir())
+    assert whole["train.bin"].startswith((left / "train.bin").read_bytes())
+    assert contents(prepare(data, tmp_path / "cache")) == whole
+
+
+def test_a_damaged_shard_is_one_line_unless_it_is_behind_the_limit(shards, tmp_path):
+    data = configs(shards)["own"]
+    bad = shards / "train.00003-of-00005.json.gz"
+    bad.write_bytes(bad.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"train\.00003-of-00005\.json\.gz.*gzip data is damaged") as error:
+        prepare(data, tmp_path / "cache")
+    assert len(error.value.problems) == 1
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    prepare(replace(data, max_bytes=5_000), tmp_path / "cache")
+
+
+def test_a_shard_that_changes_between_two_readings_is_refused_and_nothing_made_from_it_is_kept(
+    shards, tmp_path, monkeypatch
+):
+    real = tokenise.ValidationSide
+
+    def meddle(*arguments):
+        path = shards / "train.00001-of-00005.json.gz"
+        path.write_bytes(path.read_bytes())
+        os.utime(path, (1, 1))
+        return real(*arguments)
+
+    monkeypatch.setattr(tokenise, "ValidationSide", meddle)
+    with pytest.raises(UserError, match=r"train\.00001.*: the corpus changed while it was read \(run again"):
+        prepare(configs(shards)["own"], tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
