@@ -4,8 +4,8 @@ A data set is streamed: ``paths: [name]`` or ``paths: [name, configuration]``. H
 download all of it, so its commit represents its content: the one pinned by ``name@commit``, else the hub's
 current one. A pinned data set can be planned offline. A local folder is hashed like any other and never uses
 the network; it holds files that ``load_dataset`` reads, or the output of ``save_to_disk``. The training text
-is the split ``train``; ``validation_paths`` may name another. ``fetch`` writes the stream as JSON lines, which
-can then be read again like other files.
+is the split ``train``; ``validation_paths`` may name another. ``fetch`` writes the stream as JSON lines, to
+be read again like other files.
 
 Planning needs a tokeniser's vocabulary size and a hash. Both come from its ``tokenizer.json``, so the
 ``tokenizers`` package is not imported here. The end-of-text token is the ``eos_token`` of
