@@ -163,7 +163,8 @@ tokenise.prepare_text = slow
 def hear(_fraction, what):
     if what == "another process prepares these tokens":
         waiting.touch()
-files = prepare(DataConfig(source="text", paths={data.paths!r}), Path({str(tmp_path / "cache")!r}), progress=hear)
+data = DataConfig(source="text", paths={data.paths!r})
+files = prepare(data, Path({str(tmp_path / "cache")!r}), progress=hear)
 print(files.folder.name)
 """
     both = [
