@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 
 def key(default: Any, description: str, **rules: Any) -> Any:
@@ -24,6 +25,11 @@ def key(default: Any, description: str, **rules: Any) -> Any:
     return field(
         default=MISSING if default is ... else default, metadata={"description": description, **rules}
     )
+
+
+def said(what: str, hint: str | None = None, *key: str | int) -> PydanticCustomError:
+    """Make an error with words of its own, for a section's checks; ``key`` leads to the part at fault."""
+    return PydanticCustomError("said", "{what}", {"what": what, "hint": hint, "key": key})
 
 
 @dataclass(frozen=True, eq=False)

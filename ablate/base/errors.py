@@ -7,10 +7,12 @@ and exits with code 2. Every other exception is a bug in ablate and keeps its tr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_Hint = TypeVar("_Hint", str, None)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -51,12 +53,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def likely(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+def likely(name: object, known: Iterable[str], otherwise: _Hint, cutoff: float = 0.6) -> str | _Hint:
     """Return the hint at the known name that is most like an unknown one, ``otherwise`` if none is."""
     import difflib  # only faults need it
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"did you mean '{close[0]}'?" if close else otherwise
+    lowered = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=cutoff)
+    return f"did you mean '{lowered[close[0]]}'?" if close else otherwise
 
 
 def one_of(words: Sequence[str]) -> str:

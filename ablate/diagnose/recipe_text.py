@@ -12,19 +12,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError, likely
 from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
-from ablate.study.messages import Faults
-from ablate.study.parse import parse
-from ablate.study.tree import find, plain
+from ablate.study.faults import Faults
+from ablate.study.source import follow, parse
 
 
 def mapping_of(text: str, *, option: str) -> dict[str, Any]:
     """Return the mapping that the text of an option says."""
     if not text.strip().startswith("{"):
         raise UserError(f"{option}: expected a mapping in braces, as {{width: 512}}, got '{text}'")
-    tree, problems = parse(text.encode(), option)
-    if problems:
-        raise UserError(*problems)
-    found: dict[str, Any] = plain(tree)
+    source = parse(text.encode(), option)
+    if source.problems:
+        raise UserError(*source.problems)
+    found: dict[str, Any] = source.data
     return found
 
 
@@ -36,14 +35,14 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
     if not text.startswith("{"):
         otherwise = "`ablate recipes` lists them; or a mapping in braces, as {gemms: [wgrad]}"
         raise UserError(f"{option}: unknown recipe '{text}' ({likely(text, SHORT_RECIPES, otherwise)})")
-    tree, problems = parse(text.encode(), option)
-    faults = Faults(option, problems)
+    source = parse(text.encode(), option)
+    faults = Faults(source)
     try:
-        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(plain(tree)))
+        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(source.data))
     except ValidationError as error:
-        faults.add_validation(error, tree, section=RecipeSpec)
+        faults.add_validation(error, (), section=RecipeSpec)
     except SenselessRecipe as error:
-        faults.add(find(tree, error.path)[0], str(error), error.hint)
+        faults.add(error.path[: follow(source.data, error.path)[1]], str(error), error.hint)
     if faults:
         raise UserError(*(replace(fault, line=None, column=None) for fault in faults.problems()))
     return recipe

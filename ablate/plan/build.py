@@ -60,8 +60,8 @@ def build_plan(
         UserError: data that cannot be used, two arms that are the same run, or a file that is a search.
     """
     if study.search is not None:
-        place, hint = study.search.lines["search"], "start it with: ablate search"
-        raise UserError(_problem(study, place, "a search, not a study", hint))
+        hint = "start it with: ablate search"
+        raise UserError(study.problem(("search",), "a search, not a study", hint))
     identities, missing = _identify_all(study, identify, without_data=without_data)
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
@@ -139,11 +139,6 @@ def build_plan(
     return tuned_plan(plan, study.tune)
 
 
-def _problem(study: Study, place: tuple[int, int], what: str, hint: str) -> Problem:
-    line, column = place
-    return Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint)
-
-
 def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelSize, tuple[LinearLayer, ...]]:
     size = model_size(model, vocab_size=vocab_size, seq_len=seq_len)
     return size, linear_layers(model, vocab_size)
@@ -197,7 +192,7 @@ def _refuse_a_guess(study: Study, vocab_size: int) -> None:
             f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
             f"{guess:.3f}, a perplexity of {vocab_size}"
         )
-        raise UserError(_problem(study, study.target_line, what, "take a target below that"))
+        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
 
 
 def _same_runs(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
@@ -218,7 +213,7 @@ def _set_apart(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
             if setting not in study.waive and own and usual and own != usual:
                 what = f"arm '{arm.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
                 hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
-                yield _problem(study, arm.lines[setting], what, hint)
+                yield study.problem(study.where(arm, setting), what, hint)
 
 
 def _shared(arm: PlannedArm) -> dict[Setting, str | None]:

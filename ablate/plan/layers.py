@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ablate.recipes import describe_layer, features_fault
 from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.architecture import layer_places
-from ablate.study.shape_checks import phase_misfits, rule_misfits
+from ablate.study.checks import phase_misfits, rule_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -86,9 +86,9 @@ class OwnCode:
         try:
             yield
         except UserError as error:
-            line, column = arm.lines[part]
-            place = partial(replace, file=self._study.shown_path, line=line, column=column)
-            raise UserError(*(one if one.file else place(one) for one in error.problems)) from error
+            study, at = self._study, self._study.where(arm, part)
+            placed = (one if one.file else study.problem(at, one.what, one.hint) for one in error.problems)
+            raise UserError(*placed) from error
 
 
 def _hf_digest(model: ModelConfig) -> str:
@@ -113,36 +113,30 @@ def check_diagnosed(study: Study, layers: Layers) -> None:
         return
     problems = []
 
-    def add(place: tuple[int, int], what: str, hint: str) -> None:
-        line, column = place
-        problem = Problem(
-            file=study.shown_path, line=line, column=column, what=f"diagnostics.{what}", hint=hint
-        )
-        problems.append(problem)
-
     known = list(dict.fromkeys(layer.name for own in layers.values() for layer in own))
     patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
-    for pattern, place in zip(patterns, study.layer_lines, strict=True):
+    for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
-            add(place, f"layers: '{pattern}' names no layer of any arm", hint)
+            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
+            problems.append(study.problem(("diagnostics", "layers", index), what, hint))
     others = study.diagnostics.other_recipes().values()
-    for index, (recipe, place) in enumerate(zip(others, study.what_if_lines, strict=True)):
+    for index, recipe in enumerate(others):
         faults = (
-            (f"what_if[{index}]: {what}; arm '{arm.name}'", hint)
+            (f"diagnostics.what_if[{index}]: {what}; arm '{arm.name}'", hint)
             for arm in study.arms
             if arm.trainer is None  # else nothing is diagnosed
             for what, hint in _misfits(recipe, layers[arm.name], arm.training.tokens, "layers")
         )
         if fault := next(faults, None):
-            add(place, *fault)
+            problems.append(study.problem(("diagnostics", "what_if", index), *fault))
     if problems:
         raise UserError(*problems)
 
 
 def _misfits(
     recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int, rules: str
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str | None]]:
     """Yield what of a recipe does not fit a model, with a remedy. ``rules``: the key of its rules."""
     where = layer_places(layers)
     for one in (*rule_misfits(where, recipe), *phase_misfits(recipe, tokens)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.recipes.policy import CONTRACTED, other_dimension
 
 if TYPE_CHECKING:
-    from ablate.recipes.policy import LayerRecipe, OperandPolicy
+    from ablate.recipes.policy import Gemm, LayerRecipe, OperandPolicy
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:
@@ -44,15 +44,20 @@ def token_group(recipe: LayerRecipe) -> int:
 
 def features_fault(recipe: LayerRecipe, name: str, *, inputs: int, outputs: int) -> str | None:
     """Say which features of a layer a block, tile or Hadamard group does not divide; None if all fit."""
+    if (found := unfit_features(recipe, inputs=inputs, outputs=outputs)) is None:
+        return None
+    side, size, divisor, gemm = found
+    return f"{side} {size} of layer {name} is not a multiple of {divisor}, as {gemm.capitalize()} needs it"
+
+
+def unfit_features(recipe: LayerRecipe, *, inputs: int, outputs: int) -> tuple[str, int, int, Gemm] | None:
+    """Return the first features that a block, tile or Hadamard group does not divide, its size and GEMM."""
     sizes = {"K": (inputs, "in-features"), "N": (outputs, "out-features")}
     for gemm, operand, policy in recipe.operands():
         needs = {CONTRACTED[gemm]: group_size(policy), other_dimension(gemm, operand): block_shape(policy)[0]}
-        for letter, (size, words) in sizes.items():
+        for letter, (size, side) in sizes.items():
             if size % (divisor := needs.get(letter, 1)):
-                return (
-                    f"{words} {size} of layer {name} is not a multiple of {divisor}, as {gemm.capitalize()} "
-                    "needs it"
-                )
+                return side, size, divisor, gemm
     return None
 
 

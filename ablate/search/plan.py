@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
 from ablate.plan import Plan, build_plan
 from ablate.search.grid import Candidate, Grid
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ablate.plan.plan import PlannedArm
     from ablate.run.config import DataConfig
     from ablate.study import Study
-    from ablate.study.search_section import Search
+    from ablate.study.search_space import Search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     first = (study.baseline, *(name for name in search.named if name in times and name != study.baseline))
     if search.trials < len(first):
         what = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
-        raise UserError(_problem(study, search, "trials", what, "these are tried first"))
+        raise UserError(study.problem(("search", "trials"), what, "these are tried first"))
     return SearchPlan(study=study, plans=kept, first=first, times=times)
 
 
@@ -120,7 +120,7 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
     baseline = plan.arm(plan.baseline)
     if search.shapes == "study" and not baseline.config.model.describes(baseline.config.trainer):
         what = "search.shapes: the step time is modelled at a study's own shapes for built-in models alone"
-        raise UserError(_problem(study, search, "shapes", what, "set shapes: llama-8b"))
+        raise UserError(study.problem(("search", "shapes"), what, "set shapes: llama-8b"))
     work = LLAMA_8B
     if search.shapes == "study":
         work = workload_of(baseline.config)
@@ -128,7 +128,7 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
         hint = f"'{baseline.name}' is {baseline.recipe}"
-        raise UserError(_problem(study, search, "hardware", what, hint))
+        raise UserError(study.problem(("search", "hardware"), what, hint))
     times, dropped = {}, []
     for arm in plan.arms:
         found = mean_token_time(work, arm.config.recipe, search.hardware, search.budgets[-1])
@@ -138,8 +138,3 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
         else:
             times[arm.name] = found / against
     return times, tuple(dropped)
-
-
-def _problem(study: Study, search: Search, key: str, what: str, hint: str) -> Problem:
-    line, column = search.lines.get(key, search.lines["search"])
-    return Problem(file=study.shown_path, line=line, column=column, what=what, hint=hint)

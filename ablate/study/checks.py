@@ -1,177 +1,248 @@
-"""Checks between the values of one arm. Each fault is reported at the value that caused it.
+"""Checks between the values of one arm, as pure functions of its sections.
 
-Single values are checked earlier, where they stand; the rules here rely on every value being in range.
+Each yields ``Misfit``s, which name the fields at fault; who knows the file gives them their places. Single
+values are checked earlier, where they stand; the rules here rely on every value being in range.
+
+A rule must match a layer, and a phase must begin within the budget: otherwise an arm would run under a name
+that is wrong.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from ablate.data.identity import field_faults
-from ablate.study.shape_checks import deoscillation_misfits, nearest, phase_misfits
-from ablate.study.tree import entries
+from ablate.recipes import features_fault
+from ablate.recipes.place import names_layer, phases_of
+from ablate.recipes.sizes import unfit_features
+from ablate.run.architecture import layer_places, linear_layers
+from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from ablate.recipes import Recipe, SenselessRecipe
-    from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
-    from ablate.study.merge import Draft
-    from ablate.study.messages import Faults
-    from ablate.study.shape_checks import Fit, Misfit
-    from ablate.study.tree import Node
+    from ablate.recipes import Recipe
+    from ablate.recipes.place import LayerPlace
+    from ablate.run.architecture import LinearLayer
+    from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
-class ArmChecks:
-    """The checks of one arm; adds the faults found to ``faults``."""
+class Misfit(NamedTuple):
+    """What does not fit, in words, and the fields that set it, as dotted paths; the first is likeliest."""
 
-    def __init__(self, draft: Draft, faults: Faults, fit: Fit) -> None:
-        self._draft = draft
-        self._faults = faults
-        self._fit = fit
+    what: str
+    hint: str | None
+    fields: tuple[str, ...]
 
-    def _add(self, section: str, what: str, *fields: str, hint: str | None = None) -> None:
-        paths = (field if "." in field else f"{section}.{field}" for field in fields)
-        self._add_at(self._draft.node_to_report(*paths), what, hint)
 
-    def _add_at(self, node: Node, what: str, hint: str | None = None) -> None:
-        arm = None if node.path[:2] == ("arms", self._draft.name) else self._draft.name
-        self._faults.add(node, what, hint, arm=arm)
+def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit]:
+    """Check a model; ``given``: the fields that are written."""
+    if model.hf is not None and model.function is not None:
+        yield Misfit("a second model: hf beside function", "give one of them", ("model.function",))
+    elif not model.is_built_in:
+        own = "hf" if model.hf is not None else "function"
+        kept = {own, "options", "allow", *(["pretrained"] if own == "hf" else [])}
+        for key in [key for key in given if key not in kept and getattr(model, key, None) is not None][:1]:
+            hint = "options: {…} changes its configuration or its arguments"
+            yield Misfit(f"{key} belongs to the built-in model, not to {own}", hint, (f"model.{key}",))
+    else:
+        yield from _built_in_misfits(model)
 
-    def lines(self) -> dict[str, tuple[int, int]]:
-        """Return line and column of what only planning can check: code, model, rules, shared settings."""
-        paths = {
-            "model": ("model.hf", "model.function"),
-            "allow": ("model.allow", "model.hf", "model.function"),
-            "trainer": ("trainer",),
-            "recipe": ("recipe.layers", "recipe"),
-            "data": ("data.paths", "data.source", "data"),
-            "tokenizer": ("data.tokenizer", "data.tokenizer_path", "data.vocab_size", "data"),
-            "evaluation": (
-                *(f"training.{key}" for key in ("eval_tokens", "eval_windows", "evaluate_in")),
-                "data.validation_paths",
-            ),
-            "device": ("resources.gpus",),
-            "world_size": ("resources.devices_per_run",),
-        }
-        nodes = {name: self._draft.node_to_report(*places) for name, places in paths.items()}
-        return {name: (node.line, node.column) for name, node in nodes.items()}
 
-    def arm(self, built: dict[str, Any], recipe: Recipe | None) -> None:
-        """Check the sections that could be built, and the recipe, against each other."""
-        model, data, training, resources = (built[s] for s in ("model", "data", "training", "resources"))
-        has_shapes = model is not None and self.model(model)
-        if training is not None:
-            self.training(training)
-            if resources is not None:
-                self.devices(training, resources)
-        if data is not None:
-            self.data(data)
-        if has_shapes and recipe is not None and model.describes(built["trainer"]):
-            self._report(self._fit.shapes(model, recipe))
-            self._report(self._fit.rules(model, recipe))
-        if training is not None and recipe is not None:
-            self.phases(training, recipe)
+def _built_in_misfits(model: ModelConfig) -> Iterator[Misfit]:
+    for key in ("pretrained", "options", "allow"):
+        if getattr(model, key):
+            yield Misfit(
+                f"{key} needs hf{'' if key == 'pretrained' else ' or function'}", None, (f"model.{key}",)
+            )
+    width, heads, is_llama = model.width, model.heads, model.architecture == "llama"
+    for key in ("kv_heads", "experts"):
+        if not is_llama and getattr(model, key) is not None:
+            yield Misfit(f"architecture gpt takes no {key}", None, (f"model.{key}", "model.architecture"))
+    if model.experts is not None and model.experts_per_token > model.experts:
+        what = f"experts_per_token {model.experts_per_token} exceeds experts {model.experts}"
+        yield Misfit(what, None, ("model.experts_per_token", "model.experts"))
+    if width % heads:
+        hint = f"the nearest width is {_nearest(width, heads * (2 if is_llama else 1))}"
+        yield Misfit(
+            f"width {width} is not a multiple of heads {heads}", hint, ("model.heads", "model.width")
+        )
+    elif is_llama and width // heads % 2:
+        what = f"head dimension {width // heads} (width / heads) is odd"
+        yield Misfit(what, "rotary positions need it even", ("model.heads", "model.width"))
+    if model.kv_heads is not None and heads % model.kv_heads:
+        what = f"heads {heads} is not a multiple of kv_heads {model.kv_heads}"
+        yield Misfit(what, None, ("model.kv_heads", "model.heads"))
 
-    def senseless(self, error: SenselessRecipe) -> None:
-        """Report a recipe that contradicts itself."""
-        is_cell = self._draft.node.path[0] == "grid"
-        hint = "exclude the cell, or set grid.senseless: drop" if is_cell else error.hint
-        path = ".".join(("recipe", *map(str, error.path)))
-        while (node := self._draft.node_to_report(path)) is self._draft.node and path:
-            path = path.rpartition(".")[0]
-        self._add_at(node, str(error), hint)
 
-    def model(self, model: ModelConfig) -> bool:
-        """Check the model and its attention shapes; return whether the layers' shapes are known."""
-        add = partial(self._add, "model")
-        given = entries(self._draft.sections.get("model"))
-        if model.hf is not None and model.function is not None:
-            add("a second model: hf beside function", "function", hint="give one of them")
-            return False
-        if not model.is_built_in:
-            own = "hf" if model.hf is not None else "function"
-            kept = {own, "options", "allow"} | ({"pretrained"} if own == "hf" else set())
-            for key in given:
-                if key not in kept and given[key] is not None:
-                    what = f"{key} belongs to the built-in model, not to {own}"
-                    verb = "changes its configuration" if own == "hf" else "reach it"
-                    add(what, key, hint=f"options: {{…}} {verb}")
-                    break
-            return False
-        for key in ("pretrained", "options", "allow"):
-            if key in given and getattr(model, key):
-                add(f"{key} needs hf{'' if key == 'pretrained' else ' or function'}", key)
-        if model.architecture == "gpt":
-            for key in ("kv_heads", "experts"):
-                if getattr(model, key) is not None:
-                    add(f"architecture gpt takes no {key}", key, "architecture")
-        if model.experts is not None and model.experts_per_token > model.experts:
-            what = f"experts_per_token {model.experts_per_token} exceeds experts {model.experts}"
-            add(what, "experts_per_token", "experts")
-        if model.width % model.heads:
-            fits = nearest(model.width, model.heads * (2 if model.architecture == "llama" else 1))
-            what = f"width {model.width} is not a multiple of heads {model.heads}"
-            add(what, "heads", "width", hint=f"the nearest width is {fits}")
-            return False
-        head_dim = model.width // model.heads
-        if head_dim % 2 and model.architecture == "llama":
-            what = f"head dimension {head_dim} (width / heads) is odd"
-            add(what, "heads", "width", hint="rotary positions need it even")
-        if model.kv_heads is not None and model.heads % model.kv_heads:
-            what = f"heads {model.heads} is not a multiple of kv_heads {model.kv_heads}"
-            add(what, "kv_heads", "heads")
-        return True
+def training_misfits(training: TrainingConfig) -> Iterator[Misfit]:
+    """Check batch, schedule and evaluation against the budget."""
+    budget, every, decay = training.tokens, training.eval_every_tokens, training.decay_tokens
+    schedule, micro_batch = training.schedule, training.micro_batch_size
+    rules: tuple[tuple[object, str, str | None, tuple[str, ...]], ...] = (
+        (
+            micro_batch and training.batch_size % micro_batch,
+            f"batch_size {training.batch_size} is not a multiple of micro_batch_size {micro_batch}",
+            None,
+            ("micro_batch_size", "batch_size"),
+        ),
+        (
+            schedule == "wsd" and not decay,
+            "schedule wsd needs decay_tokens",
+            "the tokens of its decay",
+            ("decay_tokens", "schedule"),
+        ),
+        (
+            schedule != "wsd" and decay,
+            f"decay_tokens {decay} with schedule {schedule}",
+            "only wsd decays at the end; set decay_tokens: 0",
+            ("decay_tokens", "schedule"),
+        ),
+        (
+            training.warmup_tokens + decay > budget,
+            f"warmup_tokens {training.warmup_tokens} + decay_tokens {decay} exceeds the budget of {budget}",
+            None,
+            ("warmup_tokens", "decay_tokens", "tokens"),
+        ),
+        (
+            every > budget,
+            f"eval_every_tokens {every} exceeds the budget of {budget} tokens",
+            f"training.eval_every_tokens: {budget} at most",
+            ("eval_every_tokens", "tokens"),
+        ),
+        (
+            training.eval_tokens < training.seq_len,
+            f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}",
+            None,
+            ("eval_tokens", "seq_len"),
+        ),
+    )
+    for is_wrong, what, hint, keys in rules:
+        if is_wrong:
+            yield Misfit(what, hint, tuple(f"training.{key}" for key in keys))
 
-    def training(self, training: TrainingConfig) -> None:
-        """Check batch, schedule and evaluation against the budget."""
-        add = partial(self._add, "training")
-        if training.micro_batch_size and training.batch_size % training.micro_batch_size:
-            what = f"is not a multiple of micro_batch_size {training.micro_batch_size}"
-            add(f"batch_size {training.batch_size} {what}", "micro_batch_size", "batch_size")
-        if training.schedule == "wsd" and not training.decay_tokens:
-            add("schedule wsd needs decay_tokens", "decay_tokens", "schedule", hint="the tokens of its decay")
-        if training.schedule != "wsd" and training.decay_tokens:
-            what = f"decay_tokens {training.decay_tokens} with schedule {training.schedule}"
-            add(what, "decay_tokens", "schedule", hint="only wsd decays at the end; set decay_tokens: 0")
-        elif training.warmup_tokens + training.decay_tokens > training.tokens:
-            parts = f"warmup_tokens {training.warmup_tokens}"
-            if training.decay_tokens:
-                parts += f" + decay_tokens {training.decay_tokens}"
-            what = f"{parts} exceeds the budget of {training.tokens} tokens"
-            add(what, "warmup_tokens", "decay_tokens", "tokens")
-        if training.eval_every_tokens > training.tokens:
-            every, budget = training.eval_every_tokens, training.tokens
-            what = f"eval_every_tokens {every} exceeds the budget of {budget} tokens"
-            add(what, "eval_every_tokens", "tokens", hint=f"training.eval_every_tokens: {budget} at most")
-        if training.eval_tokens < training.seq_len:
-            what = f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}"
-            add(what, "eval_tokens", "seq_len")
 
-    def devices(self, training: TrainingConfig, resources: ResourcesConfig) -> None:
-        """Check that a run's devices share its batch evenly."""
-        devices = resources.devices_per_run
-        per_pass = training.micro_batch_size or 1
-        if (training.batch_size // per_pass) % devices and training.batch_size % per_pass == 0:
-            what = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
-            if training.micro_batch_size:
-                what += f" × micro_batch_size {per_pass}"
-            self._add("training", what, "resources.devices_per_run", "micro_batch_size", "batch_size")
+def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[Misfit]:
+    """Check batch, schedule, evaluation and what a recipe does later against the budget."""
+    yield from training_misfits(training)
+    if recipe is not None:
+        yield from phase_misfits(recipe, training.tokens)
+        yield from deoscillation_misfits(recipe, training)
 
-    def data(self, data: DataConfig) -> None:
-        """Check that each key of the data section applies to this source and tokenizer."""
-        for what, fields, hint in field_faults(data):
-            self._add("data", what, *fields, hint=hint)
 
-    def phases(self, training: TrainingConfig, recipe: Recipe) -> None:
-        """Check that every phase, and a window of de-oscillation, fits into the budget."""
-        self._report(phase_misfits(recipe, training.tokens))
-        self._report(deoscillation_misfits(recipe, training))
+def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iterator[Misfit]:
+    """Check that a run's devices share its batch evenly."""
+    devices, per_pass = resources.devices_per_run, training.micro_batch_size or 1
+    if training.batch_size % per_pass == 0 and training.batch_size % (devices * per_pass):
+        what = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
+        what += f" × micro_batch_size {per_pass}" if training.micro_batch_size else ""
+        fields = ("resources.devices_per_run", "training.micro_batch_size", "training.batch_size")
+        yield Misfit(what, None, fields)
 
-    def _report(self, misfits: Iterable[Misfit]) -> None:
-        for misfit in misfits:
-            node = self._draft.node_to_report(*misfit.paths)
-            if node is self._draft.node:  # the values are defaults: blame the recipe
-                node = self._draft.node_to_report("recipe")
-            self._add_at(node, misfit.what, misfit.hint)
+
+def _nearest(size: int, divisor: int) -> str:
+    below = size // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def misfit(layers: Iterable[LinearLayer], recipe: Recipe) -> str | None:
+    """Describe the first features of a layer that a block, tile or Hadamard group does not divide."""
+    known = list(layers)
+    where = layer_places(known)
+    for layer in known:
+        for phase in phases_of(recipe, where[layer.name]):
+            fault = features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
+            if fault is not None:
+                return fault
+    return None
+
+
+@cache
+def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
+    """Check a built-in model's dimensions and layers against a recipe.
+
+    Projections that share a layer are held against it one by one. Tokens are filled up with zeros. The
+    vocabulary, over which a head's Dgrad contracts, is not known here.
+    """
+    layers = linear_layers(model, vocab_size=0)
+    where = layer_places(layers)
+    head_dim = model.width // model.heads
+    fused = {"qkv": (model.width, (model.kv_heads or model.heads) * head_dim), "gate_up": (model.ffn,)}
+    fields = {model.ffn: ("model.ffn",), model.width: ("model.width",)}
+    found: dict[tuple[str, ...], Misfit] = {}
+    for layer in layers:
+        for outputs in fused.get(layer.name.rpartition(".")[2], (layer.outputs,)):
+            for phase in phases_of(recipe, where[layer.name]):
+                for sizes in ((layer.inputs, 0), (0, outputs)):
+                    unfit = unfit_features(phase.recipe, inputs=sizes[0], outputs=sizes[1])
+                    if unfit is None:
+                        continue
+                    side, size, divisor, gemm = unfit
+                    what = f"{side} {size} of {layer.name} is not a multiple of {divisor}"
+                    what += f", as {gemm.capitalize()} needs it"
+                    at = fields.get(size, ("model.kv_heads", "model.heads", "model.width"))
+                    found.setdefault(at, Misfit(what, f"{_nearest(size, divisor)} would fit", at))
+    return (*found.values(), *rule_misfits(where, recipe))
+
+
+def rule_misfits(where: Mapping[str, LayerPlace], recipe: Recipe) -> list[Misfit]:
+    """Return the rules that decide nothing in a model, and rules that leave the recipe itself no layer."""
+    if not recipe.rules:
+        return []
+    naming = {
+        name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
+        for name, place in where.items()
+    }
+    names = list(where)
+    found = []
+    for index, rule in enumerate(recipe.rules):
+        if not any(index in rules for rules in naming.values()):
+            what = f"no layer of this model is called '{rule.match}'"
+            if rule.match is None:
+                what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
+            found.append(
+                _misfit(what, f"its layers are {names[0]} … {names[-2]} and {names[-1]}", f"layers.{index}")
+            )
+        elif not any(rules[:1] == [index] for rules in naming.values()):
+            what = "an entry that decides nothing: an earlier one names every layer that it names"
+            found.append(_misfit(what, "put it first", f"layers.{index}"))
+    if (
+        all(naming[name] for name, place in where.items() if not place.is_head)
+        and not recipe.is_high_precision
+    ):
+        blocks = next(iter(where.values())).num_blocks
+        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
+        hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
+        found.append(_misfit(what, hint, "layers"))
+    return found
+
+
+def phase_misfits(recipe: Recipe, tokens: int) -> list[Misfit]:
+    """Return the phases that begin after a budget of ``tokens``, or not after the phase before."""
+    found, before = [], 0
+    for index, phase in enumerate(recipe.phases):
+        start = phase.start(tokens)
+        if start >= tokens:
+            what = f"a phase from token {start} on, but the budget is {tokens} tokens"
+            found.append(_misfit(what, "it would never begin", f"phases.{index}"))
+        elif start <= before:
+            what = f"a phase from token {start} on, not after the one before it ({before})"
+            found.append(_misfit(what, "phases stand in the order of their starts", f"phases.{index}"))
+        before = max(before, start)
+    return found
+
+
+def deoscillation_misfits(recipe: Recipe, training: TrainingConfig) -> Iterator[Misfit]:
+    """Check that a window of de-oscillation ends within the budget."""
+    if (spec := recipe.deoscillate) is None:
+        return
+    plan = plan_steps(training)
+    # The first window begins with the weights of the first step at or after its start.
+    first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
+    if first + spec.window > plan.steps:
+        what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"
+        yield _misfit(what, "no window would ever end", "deoscillate")
+
+
+def _misfit(what: str, hint: str, key: str) -> Misfit:
+    return Misfit(what, hint, (f"recipe.{key}", "recipe.preset", "recipe"))

@@ -1,37 +1,37 @@
 """``load_study``: from a file's name to a validated study, or to all of its faults at once.
 
-The order: syntax (parse), shape of each part (sections), inheritance and grid (drafts, grid), checks within
-an arm (checks) and between arms (fold). A stage continues past the faults of earlier stages where it can, so
-that one reading of the file shows them all.
+The order: syntax (source), shape of each part (sections), inheritance, grid and checks within each arm
+(arms), checks between arms (forks, tuning, search). A stage continues past the faults of earlier stages where
+it can, so that one reading of the file shows them all.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import Problem, UserError
-from ablate.run.config import TrainingConfig
-from ablate.store.plan_file import Margin, Target
-from ablate.study.build_arms import ArmCollector, name_rule
-from ablate.study.diagnosed import check_what_if, lines_of
+from ablate.base.errors import UserError, likely
+from ablate.recipes import Recipe, SenselessRecipe, resolve
+from ablate.store.plan_file import Margin, Settled, StopRule, Target
+from ablate.study.arms import Arms
+from ablate.study.faults import Faults
 from ablate.study.forks import resolve_forks
-from ablate.study.inheritance import Drafts
-from ablate.study.messages import Faults, did_you_mean, got_text
-from ablate.study.parse import parse, read_tree
-from ablate.study.search_section import check_search, with_first_budget
-from ablate.study.sections import StudyFile, TargetSection
-from ablate.study.settings import check_settings, with_settings
-from ablate.study.stops import check_stop, stop_rule
+from ablate.study.grid import items
+from ablate.study.search_section import check_search
+from ablate.study.sections import SeedsSection, StudyFile, TargetSection
+from ablate.study.source import follow, get, parse, put_settings, read_source
 from ablate.study.study import Study, again_name
-from ablate.study.tree import Mapping, Scalar, Sequence, entries, get, plain, plain_at
 from ablate.study.tuning import check_tune
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ablate.study.source import Source
+
 MAX_RUNS = 1_000_000
-_RESERVED = ("tokens", "mlartifacts", "mlflow.db")  # other names in the storage folder
 
 
 def shipped_studies() -> dict[str, Path]:
@@ -59,7 +59,7 @@ def find_file(path_or_name: str | Path) -> Path:
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
     beside = [str(path.with_suffix(suffix)) for suffix in (".yaml", ".yml")]
     there = next((f"did you mean '{name}'?" for name in beside if Path(name).is_file()), None)
-    close = there or did_you_mean(path.stem, starters) or f"shipped studies: {', '.join(starters)}"
+    close = there or likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
     raise UserError(what, file=path, hint=close)
 
@@ -73,8 +73,9 @@ def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Stud
         UserError: the file cannot be used; holds every fault found, in the order of the file.
     """
     path = find_file(path_or_name)
-    root, syntax_faults = read_tree(path, str(path))
-    return _study(path, with_settings(root, settings), syntax_faults, settings)
+    source = read_source(path, str(path))
+    put_settings(source, settings)
+    return _study(path, source, settings)
 
 
 def study_of(text: str, path: Path) -> Study:
@@ -83,72 +84,53 @@ def study_of(text: str, path: Path) -> Study:
     Raises:
         UserError: as ``load_study``.
     """
-    return _study(path, *parse(text.encode(), str(path)))
+    return _study(path, parse(text.encode(), str(path)), ())
 
 
-def _study(path: Path, root: Mapping, syntax_faults: list[Problem], settings: tuple[str, ...] = ()) -> Study:
-    """Validate what was parsed; ``settings`` are in ``root`` already."""
-    faults = Faults(str(path), syntax_faults)
-    file = _check_shape(root, faults)
-    _check_name(root, faults)
-    _check_seeds(root, faults)
-    _check_target(root, faults)
-    check_stop(root, file, faults)
-    check_what_if(root, file, faults)
-
-    drafts = Drafts(with_first_budget(root), faults)
-    named = drafts.named()
-    cells = drafts.cells(named)
-    drop_senseless = plain_at(get(root, "grid"), "senseless") == "drop"
-    collector = ArmCollector(path.absolute().parent, faults, drop_senseless=drop_senseless)
-    for draft in named.values():
-        collector.add_named(draft)
-    arms_of_cells = [(cell, collector.add_cell(cell, draft)) for cell, draft in cells]
-    collector.refuse_idle_sizes()
-    _check_has_arms(root, faults)
-    names = list(dict.fromkeys([*entries(get(root, "arms")), *(cell.name for cell, _ in cells)]))
-    baseline = _baseline(root, collector, names, faults)
-    if file is not None and file.baseline_again and again_name(baseline) in names:
-        what = f"an arm of the name '{again_name(baseline)}' is there already"
-        faults.add(get(root, "baseline_again") or root, what, "the baseline's second arm takes that name")
-    if file is not None and len(collector.arms) * len(file.every_seed) > MAX_RUNS:
-        what = f"{len(collector.arms)} arms × {len(file.every_seed)} seeds are too many runs"
-        faults.add(get(root, "seeds") or root, what, f"at most {MAX_RUNS}")
-    written = [*named.values(), *(draft for _, draft in cells)]
-    resolve_forks(root, collector, written, names, baseline, faults)
-    tune = check_tune(root, collector, written, _used_seeds(file), faults)
-    search = check_search(root, file, arms_of_cells, faults)
-    for arm in collector.arms.values():
-        if file is not None and file.keep_weights and arm.trainer is not None:
-            what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
-            faults.add(get(root, "keep_weights") or root, what, "let that trainer write them")
-    check_settings(root, collector.arms.values(), faults)
+def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
+    """Validate what was parsed; ``settings`` are in ``source`` already."""
+    faults = Faults(source)
+    file: StudyFile | None = None
+    try:
+        file = TypeAdapter(StudyFile).validate_python(source.data)
+    except ValidationError as error:
+        faults.add_validation(error, (), section=StudyFile)
+    found = Arms(faults, path.absolute().parent)
+    names = list(
+        dict.fromkeys([*dict(items(source.data.get("arms"))), *(cell.name for cell, _ in found.cells)])
+    )
+    baseline = _baseline(found, names, faults)
+    if not ("grid" in source.data or names or faults.any_within("arms")):
+        faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
+    if file is not None:
+        _check_file(file, found, again_name(baseline) if again_name(baseline) in names else None, faults)
+    resolve_forks(found, names, baseline, faults)
+    tune = None if file is None else check_tune(file, found, faults)
+    search = check_search(file, found, faults)
+    _check_settings(found, faults)
     if faults:
         raise UserError(*faults.problems())
 
     assert file is not None
-    training = collector.builder.build("training", drafts.base.sections.get("training"))
-    assert isinstance(training, TrainingConfig)
+    training, _ = found.sections.build("training", found.base)
     return Study(
         name=file.name,
         description=file.description,
         baseline=baseline,
         target=None if file.target is None else _target(file.target),
-        target_line=_line_of_target(root),
         seeds=tuple(file.every_seed) if search is None else (search.seed,),
         paired_seeds=file.paired_seeds,
         intervals=file.intervals,
         baseline_again=file.baseline_again,
         waive=tuple(dict.fromkeys(file.waive)),
-        stop=stop_rule(file),
+        stop=_stop_rule(file),
         training=training,
-        arms=tuple(collector.arms.values()),
-        folded=tuple(collector.folded),
-        dropped=tuple(collector.dropped),
+        arms=tuple(found.arms.values()),
+        folded=tuple(found.folded),
+        dropped=tuple(found.dropped),
         diagnostics=file.diagnostics,
-        layer_lines=lines_of(root, "layers"),
-        what_if_lines=lines_of(root, "what_if"),
         path=path.absolute(),
+        source=source,
         settings=settings,
         keep_weights=file.keep_weights,
         tune=tune,
@@ -156,77 +138,60 @@ def _study(path: Path, root: Mapping, syntax_faults: list[Problem], settings: tu
     )
 
 
-def _used_seeds(file: StudyFile | None) -> set[int]:
-    """Return the seeds of the arms and of the repeated baseline."""
-    if file is None:
-        return set()
-    first = max(file.every_seed) + 1
-    return {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
+def _check_file(file: StudyFile, found: Arms, again: str | None, faults: Faults) -> None:
+    """Check parts of the file against each other; ``again``: the repeated baseline's name if it is taken."""
+    if file.target is None and (file.search is not None or isinstance(file.seeds, SeedsSection)):
+        asks = "search" if file.search is not None else "seeds until settled"
+        faults.add(("target",), f"{asks} needs a target", "write {val_loss: …} or {perplexity: …}")
+    if file.baseline_again and again is not None:
+        what = f"an arm of the name '{again}' is there already"
+        faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
+    seeds = len(file.every_seed)
+    if len(found.arms) * seeds > MAX_RUNS:
+        what = f"{len(found.arms)} arms × {seeds} seeds are too many runs"
+        faults.add(("seeds",), what, f"at most {MAX_RUNS}")
+    if file.stop is not None and file.stop.diverged >= seeds:
+        hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
+        faults.add(("stop", "diverged"), f"with {seeds} seeds nothing is left to be stopped then", hint)
+    own = [arm.name for arm in found.arms.values() if arm.trainer is not None] if file.keep_weights else []
+    for name in own:
+        what = f"arm '{name}' has a trainer of its own, whose weights ablate cannot know"
+        faults.add(("keep_weights",), what, "let that trainer write them")
+    first: dict[Recipe, int] = {}
+    for index, spec in enumerate(file.diagnostics.what_if if file.diagnostics is not None else ()):
+        at = ("diagnostics", "what_if", index)
+        try:
+            recipe = resolve(spec)
+        except SenselessRecipe as error:
+            _, steps = follow(get(faults.source.data, *at), error.path)
+            faults.add((*at, *error.path[:steps]), str(error), error.hint)
+            continue
+        if all(policy.is_untouched for part in recipe.parts for *_, policy in part.operands()):
+            faults.add(at, "it quantises nothing, so that there is nothing to measure")
+        elif first.setdefault(recipe, index) != index:
+            word = get(faults.source.data, *at[:2], first[recipe])
+            shown = f"'{word}'" if isinstance(word, str) else f"what_if[{first[recipe]}]"
+            faults.add(at, f"the same recipe as {shown}")
 
 
-def _check_shape(root: Mapping, faults: Faults) -> StudyFile | None:
-    try:
-        file: StudyFile = TypeAdapter(StudyFile).validate_python(plain(root))
-    except ValidationError as error:
-        faults.add_validation(error, root, section=StudyFile)
-        return None
-    return file
+def _check_settings(found: Arms, faults: Faults) -> None:
+    """Add a fault for each setting of the base that every arm overrides: it would change nothing."""
+    for path, place in faults.source.places.items():
+        if place.line or path[:1] != ("base",) or isinstance(get(faults.source.data, *path), dict | list):
+            continue
+        above = {".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)}
+        if found.arms and all(above & arm.factors.keys() for arm in found.arms.values()):
+            faults.add(path, "changes nothing: every arm has a value of its own")
 
 
-def _check_name(root: Mapping, faults: Faults) -> None:
-    node = get(root, "name")
-    if not (isinstance(node, Scalar) and isinstance(node.value, str)):
-        return
-    name = node.value
-    rule = name_rule(name)
-    if set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
-        rule = rule or "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
-    elif name.lower() in _RESERVED:
-        rule = "the storage uses this name itself"
-    if rule:
-        faults.add(node, f"{got_text(node)} cannot name a folder", rule)
-
-
-def _check_seeds(root: Mapping, faults: Faults) -> None:
-    node = get(root, "seeds")
-    seen: set[object] = set()
-    for item in node.items if isinstance(node, Sequence) else ():
-        if isinstance(item, Scalar):
-            if item.value in seen:
-                faults.add(item, f"seed {item.text} given twice")
-            seen.add(item.value)
-
-
-def _check_target(root: Mapping, faults: Faults) -> None:
-    node = get(root, "target")
-    if isinstance(node, Scalar) and node.value is None:
-        asked = {"search": "search" in root.entries}
-        asked["seeds until settled"] = isinstance(get(root, "seeds"), Mapping)
-        for name in (name for name, is_asked in asked.items() if is_asked):
-            faults.add(node, f"{name} needs a target", "write {val_loss: …} or {perplexity: …}")
-    if not isinstance(node, Mapping):
-        return
-    units = [key for key in ("val_loss", "perplexity") if plain_at(node, key) is not None]
-    if len(units) == 2:
-        faults.add(node.keys[units[1]], "a second unit for the target", "give val_loss or perplexity")
-    elif not units and node.entries.keys() <= {"val_loss", "perplexity", "crossing", "within"}:
-        faults.add(node, "a target needs its unit", "give val_loss, in nats per token, or perplexity")
-    perplexity = plain_at(node, "perplexity")
-    if isinstance(perplexity, int | float) and 0 < perplexity <= 1:
-        faults.add(node.entries["perplexity"], f"a perplexity is above 1, got {perplexity:g}")
-    within = get(node, "within")
-    if isinstance(within, Mapping):
-        margins = [key for key in ("cost", "loss") if plain_at(within, key) is not None]
-        if len(margins) == 2:
-            faults.add(within.keys[margins[1]], "a second margin", "give cost or loss")
-        elif not margins:
-            faults.add(within, "a margin needs its unit", "give cost, such as 5%, or loss, in nats per token")
-
-
-def _line_of_target(root: Mapping) -> tuple[int, int]:
-    value = get(root, "target", "val_loss") or get(root, "target", "perplexity") or get(root, "target")
-    assert value is not None
-    return value.line, value.column
+def _stop_rule(file: StudyFile) -> StopRule | None:
+    """Return the rule with every look, None if the study has no rule."""
+    settled, seeds = None, file.seeds
+    if isinstance(seeds, SeedsSection):
+        looks = tuple(range(seeds.at_least, seeds.at_most + 1))
+        settled = Settled(looks=looks, narrower_than=seeds.narrower_than)
+    diverged = None if file.stop is None else file.stop.diverged
+    return StopRule(diverged=diverged, settled=settled) if diverged or settled else None
 
 
 def _target(section: TargetSection) -> Target:
@@ -238,26 +203,17 @@ def _target(section: TargetSection) -> Target:
     return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing, within=margin)
 
 
-def _check_has_arms(root: Mapping, faults: Faults) -> None:
-    arms = get(root, "arms")
-    if "grid" not in root.entries and (arms is None or (isinstance(arms, Mapping) and not arms.entries)):
-        faults.add(arms or root, "a study needs at least one arm", "under 'arms', or through a 'grid'")
-
-
-def _baseline(root: Mapping, collector: ArmCollector, names: list[str], faults: Faults) -> str:
+def _baseline(found: Arms, names: Iterable[str], faults: Faults) -> str:
     """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
-    node = get(root, "baseline")
-    if not (isinstance(node, Scalar) and isinstance(node.value, str)):
+    name = get(faults.source.data, "baseline")
+    if not isinstance(name, str):
         return ""
-    folded = {cell.name: cell.into for cell in collector.folded}
-    dropped = {cell.name: cell.reason for cell in collector.dropped}
-    if node.value in collector.arms:
-        return node.value
-    if node.value in folded:
-        return folded[node.value]
-    if node.value in dropped:
-        faults.add(node, f"the baseline {got_text(node)} was dropped", dropped[node.value])
-    elif node.value not in names and names and not faults.any_within("grid"):
-        listed = f"arms: {', '.join(names)}" if 0 < len(names) <= 8 else None
-        faults.add(node, f"no arm {got_text(node)}", did_you_mean(node.value, names) or listed)
-    return node.value
+    name = {cell.name: cell.into for cell in found.folded}.get(name, name)
+    dropped = {cell.name: cell.reason for cell in found.dropped}
+    if name not in found.arms:
+        if name in dropped:
+            faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
+        elif name not in names and names and not faults.any_within("grid"):
+            listed = f"arms: {', '.join(list(names)[:8])}"
+            faults.add(("baseline",), f"no arm '{name}'", likely(name, names, listed))
+    return name

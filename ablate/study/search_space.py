@@ -12,6 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from ablate.study.sections import SearchSection
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -82,6 +86,23 @@ class Choices:
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchCell:
+    """A cell of the grid: the labels of its levels by factor, and its arm."""
+
+    levels: dict[str, str]
+    arm: str
+
+
+@pydantic_dataclass(frozen=True, kw_only=True)
+class Search(SearchSection):
+    """A search with its recipes: the factors' labels, the grid's cells, and ``named``, the other arms."""
+
+    factors: dict[str, tuple[str, ...]]
+    cells: tuple[SearchCell, ...]
+    named: tuple[str, ...]
 
 
 Space = dict[str, Range | Choices]

@@ -6,13 +6,14 @@ at once (a width that the heads must divide) is checked on the merged arms, in `
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.config_base import key
+from ablate.base.config_base import key, said
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import RecipeSpec
 from ablate.run.config import (
@@ -31,6 +32,8 @@ from ablate.run.diagnostics import AnyRecipe, Diagnostics
 from ablate.run.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 
 MAX_SEEDS = 10_000
+MAX_LOOKS = 50
+MAX_NAME = 80
 
 # Built on first use: a verb that reads no study does not pay for it.
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)
@@ -42,6 +45,30 @@ def _count_seeds(value: Any) -> Any:
     if isinstance(value, list) and 0 < len(value) <= MAX_SEEDS:
         return value
     raise PydanticCustomError("seeds", "not seeds")
+
+
+def _different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        index = next(index for index, seed in enumerate(seeds) if seed in seeds[:index])
+        raise said(f"seed {seeds[index]} given twice", None, index)
+    return seeds
+
+
+def name_rule(name: str) -> str | None:
+    """Return the rule for names if this one breaks it, else None."""
+    is_good = name.isprintable() and name == name.strip() and 0 < len(name) <= MAX_NAME
+    return None if is_good else f"1 to {MAX_NAME} printable characters, no space around"
+
+
+def _folder_name(name: str) -> str:
+    rule = name_rule(name)
+    if set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
+        rule = rule or "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
+    elif name.lower() in ("tokens", "mlartifacts", "mlflow.db"):
+        rule = "the storage uses this name itself"
+    if rule:
+        raise said(f"{name!r} cannot name a folder", rule)
+    return name
 
 
 def _fraction(value: Any) -> Any:
@@ -70,6 +97,15 @@ class SeedsSection:
         None, "settled, too: a token cost whose interval is narrower than this (0.1 or 10%)"
     )
 
+    def __post_init__(self) -> None:
+        if self.at_least < 2:
+            raise said(f"a look needs 2 seeds for an interval, got {self.at_least}", None, "at_least")
+        if not self.at_least < self.at_most < self.at_least + MAX_LOOKS:
+            what = (
+                f"expected {self.at_least + 1} to {self.at_least + MAX_LOOKS - 1} seeds, got {self.at_most}"
+            )
+            raise said(what, f"a look is taken after each from {self.at_least} on", "at_most")
+
 
 def _kind_of_seeds(value: Any) -> str:
     return "[settled]" if isinstance(value, dict | SeedsSection) else "[list]"
@@ -78,6 +114,7 @@ def _kind_of_seeds(value: Any) -> str:
 SeedList = Annotated[
     list[NonNegativeInt],
     BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
+    AfterValidator(_different),
 ]
 Seeds = Annotated[
     Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[settled]")],
@@ -146,13 +183,17 @@ class MarginSection:
     cost: Fraction | None = key(None, "in token cost: 0.05 or 5%")
     loss: PositiveFloat | None = key(None, "in final loss, nats per token")
 
+    def __post_init__(self) -> None:
+        if (self.cost is None) == (self.loss is None):
+            raise said("a margin needs one unit", "give cost, such as 5%, or loss, in nats per token")
+
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class TargetSection:
     """The validation loss at which arms are compared; exactly one of the two units."""
 
     val_loss: PositiveFloat | None = key(None, "validation loss in nats per token, e.g. 3.3")
-    perplexity: PositiveFloat | None = key(None, "exp(val_loss), e.g. 27.1")
+    perplexity: float | None = key(None, "exp(val_loss), e.g. 27.1", gt=1, allow_inf_nan=False, strict=True)
     crossing: Crossing = key(
         "confirmed",
         "confirmed: the first crossing that the next evaluation confirms, interpolated; "
@@ -161,6 +202,10 @@ class TargetSection:
     within: MarginSection | None = key(
         None, "a margin: the report says of each arm whether it is shown to be within it or outside"
     )
+
+    def __post_init__(self) -> None:
+        if (self.val_loss is None) == (self.perplexity is None):
+            raise said("a target needs one unit", "give val_loss, in nats per token, or perplexity")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -178,6 +223,7 @@ class GridSection:
     )
 
 
+MAX_TRIALS = 1000
 TUNABLE = (
     "learning_rate", "warmup_tokens", "decay_tokens", "final_lr_ratio", "weight_decay", "beta1", "beta2",
     "adam_eps", "grad_clip",
@@ -193,17 +239,40 @@ class RangeSection:
     high: NonNegativeFloat = key(..., "the highest value tried")
     log: StrictBool = key(False, "even on a logarithmic scale")
 
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise said(f"low {self.low:g} is not below high {self.high:g}", None, "low")
+        if self.log and self.low <= 0:
+            raise said(f"a logarithmic range begins above 0, got {self.low:g}", None, "low")
+
+
+def _kind_of_values(value: Any) -> str:
+    return "[range]" if isinstance(value, dict | RangeSection) else "[values]"
+
+
+TunedValues = Annotated[
+    Annotated[RangeSection, Tag("[range]")] | Annotated[list[Any], Field(min_length=1), Tag("[values]")],
+    Discriminator(_kind_of_values),
+]
+if TYPE_CHECKING:
+    Tunable = str
+    Hardware = str
+else:  # from the lists themselves, so that the schema and the hints cannot part from them
+    Tunable, Hardware = Literal[TUNABLE], Literal[tuple(PEAKS)]
+
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class TuneSection:
     """A search over fields of training, of each arm or group of arms, before the seeds run."""
 
-    fields: dict[str, Any] = key(
+    fields: dict[Tunable, TunedValues] = key(
         ..., "field of training → {low, high, log} or a list of values", min_length=1
     )
     tokens: PositiveInt = key(..., "token budget of a trial's run")
     sampler: Literal["tpe", "grid"] = key("tpe", "tpe: Optuna's; grid: every combination of the lists")
-    trials: PositiveInt | None = key(None, "trials of each group; a grid has one for each combination")
+    trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)] | None = key(
+        None, "trials of each group; a grid has one for each combination"
+    )
     at_once: PositiveInt = key(2, "trials of a group that are asked before any is told")
     prune: StrictBool = key(True, "end a trial that is worse than the median of earlier ones")
     seeds: Annotated[PositiveInt, Field(le=100)] = key(
@@ -213,18 +282,24 @@ class TuneSection:
         dict, "name → arms that share one search; default: each arm has its own"
     )
 
+    def __post_init__(self) -> None:
+        if self.sampler != "grid" and self.trials is None:
+            raise said("missing key 'trials'", "how many of each group; a grid may leave it out")
+        if self.sampler == "grid":
+            if self.trials is not None:
+                hint = "leave it out: it is every combination of the lists"
+                raise said("a grid has as many trials as it has combinations", hint, "trials")
+            for name, values in self.fields.items():
+                if isinstance(values, RangeSection):
+                    hint = "or sampler: tpe, which takes ranges"
+                    raise said("a grid needs a list of values", hint, "fields", name)
+
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StopSection:
     """When the other runs of an arm are not needed any more."""
 
-    diverged: PositiveInt | None = key(None, "after so many of the arm's runs have diverged")
-
-
-if TYPE_CHECKING:
-    Hardware = str
-else:  # from the list itself, so that the schema and the hints cannot part from it
-    Hardware = Literal[tuple(PEAKS)]
+    diverged: PositiveInt = key(..., "after so many of the arm's runs have diverged")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -247,12 +322,17 @@ class SearchSection:
     sampler: Literal["tpe", "random"] = key("tpe", "tpe: Optuna's, learns from the results; random: does not")
     seed: NonNegativeInt = key(1000, "seed of all runs; the study that confirms has others")
 
+    def __post_init__(self) -> None:
+        for index, (before, after) in enumerate(pairwise(self.budgets), 1):
+            if before >= after:
+                raise said(f"a budget of {after} after one of {before}", "budgets rise", "budgets", index)
+
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StudyFile:
     """A study: arms to compare, each run with every seed."""
 
-    name: str = key(..., "names the study's folder in the storage")
+    name: Annotated[str, AfterValidator(_folder_name)] = key(..., "names the study's folder in the storage")
     baseline: str = key(..., "the arm against which costs are stated")
     target: TargetSection | None = key(
         ..., "the validation loss at which arms are compared; null: none yet, final losses are compared"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import Problem
 from ablate.store.plan_file import Question
 
 if TYPE_CHECKING:
@@ -19,16 +20,32 @@ if TYPE_CHECKING:
     )
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.plan_file import ForkPoint
-    from ablate.study.search_section import Search
-    from ablate.study.search_space import Tune
+    from ablate.study.layers import Layers
+    from ablate.study.search_space import Search, Tune
+    from ablate.study.source import Path as Keys
+    from ablate.study.source import Source
+
+_FIELDS = {
+    "model": ("model.hf", "model.function"),
+    "allow": ("model.allow", "model.hf", "model.function"),
+    "trainer": ("trainer",),
+    "recipe": ("recipe.layers", "recipe"),
+    "data": ("data.paths", "data.source", "data"),
+    "tokenizer": ("data.tokenizer", "data.tokenizer_path", "data.vocab_size", "data"),
+    "evaluation": (
+        "training.eval_tokens", "training.eval_windows", "training.evaluate_in", "data.validation_paths",
+    ),
+    "device": ("resources.gpus",),
+    "world_size": ("resources.devices_per_run",),
+}  # fmt: skip
+"""The fields that are to blame for what only planning can find in an arm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
-    ``lines``: (line, column) of the model, trainer and recipe, and of the settings that arms must share, for
-    faults that only planning can find.
+    ``layers``: the parts of the file that make it.
     """
 
     name: str
@@ -43,7 +60,7 @@ class ResolvedArm:
     trainer: str | None
     resources: ResourcesConfig
     fork: ForkPoint | None
-    lines: dict[str, tuple[int, int]]
+    layers: Layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,21 +85,18 @@ def again_name(baseline: str) -> str:
 class Study(Question):
     """A validated study. ``training`` is the base's section, which most arms share.
 
-    ``target_line``, ``layer_lines``, ``what_if_lines``: (line, column) of the target's value, of the
-    diagnosed layers' patterns and of the recipes of ``what_if``, for faults that only planning can find.
+    ``source``: the file's content, for the places of faults that only planning can find.
     """
 
     name: str
-    target_line: tuple[int, int]
     seeds: tuple[int, ...]
     baseline_again: bool
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
     folded: tuple[FoldedCell, ...]
     diagnostics: Diagnostics | None
-    layer_lines: tuple[tuple[int, int], ...]
-    what_if_lines: tuple[tuple[int, int], ...]
     path: Path
+    source: Source
     keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None
@@ -92,3 +106,15 @@ class Study(Question):
         """The file as a fault names it: from the current folder, where it lies below it."""
         here = Path.cwd()
         return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)
+
+    def problem(self, at: Keys, what: str, hint: str | None) -> Problem:
+        """Make the problem of what stands at a path of the file."""
+        line, column, _ = self.source.place(at)
+        return Problem(file=self.shown_path, line=line, column=column, what=what, hint=hint)
+
+    def where(self, arm: ResolvedArm, part: str) -> Keys:
+        """Return where an arm's model, code, recipe or a setting that arms must share stands in the file."""
+        from ablate.study.layers import locate
+
+        place = locate(self.source, arm.layers, *_FIELDS[part])
+        return ("arms", arm.name) if place is None else place[0]

@@ -99,8 +99,8 @@ def _write(study: Study, advice: Advice) -> None:
     from ablate.plan.pilot import with_target
 
     assert advice.take is not None
-    text = with_target(study.path.read_text(encoding="utf-8"), study.target_line[0], advice.take)
+    line = study.source.place(("target",)).line
+    text = with_target(study.path.read_text(encoding="utf-8"), line, advice.take)
     if text is None:
-        where = f"{study.path}:{study.target_line[0]}"
-        raise UserError(f"--write: {where}: no line that says 'target: null' (write it by hand)")
+        raise UserError(f"--write: {study.path}:{line}: no line that says 'target: null' (write it by hand)")
     write_bytes_atomic(study.path, text.encode())

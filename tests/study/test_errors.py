@@ -1,12 +1,14 @@
 """The exact lines for what can be wrong in a study file. ``study.yaml:`` is left out of each line.
 
-``errors`` holds a small file for each fault, ``NAME.yaml``, and beside it the lines, ``NAME.txt``. Where a
-message is meant to change, ``python tests/study/test_errors.py`` writes the lines anew, for the diff to show.
-Files that are long or computed stand below.
+``errors`` holds a small file for each fault, ``NAME.yaml``, and beside it the lines, ``NAME.txt``. Each file
+of ``cases`` begins with a study in which ``@`` stands for what differs; then come the cases with their lines.
+Where a message is meant to change, ``python tests/study/test_errors.py`` writes the lines anew, for the diff
+to show. Files that are long or computed stand below.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,24 @@ name: s
 baseline: a
 target: {val_loss: 3.3}
 """
+HERE = Path(__file__).parent
+FILES = sorted((HERE / "errors").glob("*.yaml"))
+END = "--- faults\n"
 
-FOLDER = Path(__file__).parent / "errors"
-FILES = sorted(FOLDER.glob("*.yaml"))
+
+def cases():
+    """Return (file, title, study, lines) of each case."""
+    for path in sorted((HERE / "cases").glob("*.txt")):
+        head, *blocks = path.read_text(encoding="utf-8").split("\n=== ")
+        for block in blocks:
+            title, rest = block.split("\n", 1)
+            text, lines = rest.split(END)
+            yield path, title, head.replace("@", text.rstrip("\n")), lines.splitlines()
 
 
 def test_every_file_has_its_lines_and_nothing_else_lies_there():
     assert len(FILES) >= 81
-    assert {path.with_suffix(".txt") for path in FILES} == set(FOLDER.glob("*.txt"))
+    assert {path.with_suffix(".txt") for path in FILES} == set((HERE / "errors").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -35,88 +47,92 @@ def test_each_fault_has_its_line(path, problems):
     assert lines == path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
 
 
-def test_long_names_of_cells(problems):
-    text = HEAD + f"arms: {{a: }}\ngrid:\n  factors:\n    data.text_field: [{'x' * 90}, y]\n"
-    (line,) = problems(text + "    data.source: [hub]\n    data.paths: [[z]]\n")
-    assert line == (
+@pytest.mark.parametrize(
+    ("text", "lines"), [pytest.param(*case[2:], id=f"{case[0].stem}: {case[1]}") for case in cases()]
+)
+def test_each_case_has_its_lines(text, lines, problems):
+    assert problems(text) == lines
+
+
+# ruff: noqa: ISC004
+COMPUTED = {
+    "long names of cells": (
+        f"{HEAD}arms: {{a: }}\ngrid:\n  factors:\n    data.text_field: [{'x' * 90}, y]\n"
+        "    data.source: [hub]\n    data.paths: [[z]]\n",
         "6:3: grid.factors: the values make names that cannot name an arm (1 to 80 printable characters, no "
-        "space around; give the values labels: {label: value})"
-    )
-
-
-def test_a_grid_of_too_many_cells_is_not_expanded(problems):
-    values = ", ".join(str(32 * i) for i in range(1, 101))
-    factors = "".join(
-        f"    {path}: [{values}]\n" for path in ("model.width", "model.ffn", "training.seq_len")
-    )
-    assert problems(f"{HEAD}arms: {{a: }}\ngrid:\n  factors:\n{factors}") == [
-        "6:3: grid.factors: the grid has 1000000 cells (at most 100000)"
-    ]
-
-
-def test_too_many_runs(problems):
-    layers = ", ".join(map(str, range(1, 102)))
-    text = HEAD.replace("baseline: a", "baseline: layers=1") + "seeds: 10000\n"
-    assert problems(f"{text}grid:\n  factors:\n    model.layers: [{layers}]\n") == [
-        "4:8: seeds: 101 arms × 10000 seeds are too many runs (at most 1000000)"
-    ]
-
-
-def test_a_number_with_hundreds_of_digits(problems):
-    text = f"{HEAD}base:\n  model: {{rope_base: {'1' * 400}, width: {'1' * 5000}}}\narms: {{a: }}\n"
-    assert problems(text) == [
+        "space around; give the values labels: {label: value})",
+    ),
+    "too many cells": (
+        f"{HEAD}arms: {{a: }}\ngrid:\n  factors:\n"
+        + "".join(
+            f"    {path}: {[32 * i for i in range(1, 101)]}\n"
+            for path in ("model.width", "model.ffn", "training.seq_len")
+        ),
+        "6:3: grid.factors: the grid has 1000000 cells (at most 100000)",
+    ),
+    "too many runs": (
+        HEAD.replace("baseline: a", "baseline: layers=1")
+        + f"seeds: 10000\ngrid:\n  factors:\n    model.layers: {list(range(1, 102))}\n",
+        "4:8: seeds: 101 arms × 10000 seeds are too many runs (at most 1000000)",
+    ),
+    "a number with hundreds of digits": (
+        f"{HEAD}base:\n  model: {{rope_base: {'1' * 400}}}\narms: {{a: }}\n",
         f"5:22: base.model.rope_base: expected a number, got {'1' * 39}…",
-        f"5:431: base.model.width: {'1' * 40!r} is not a number that can be read",
-    ]
+    ),
+    "a number with thousands of digits": (
+        f"{HEAD}base:\n  model: {{width: {'1' * 5000}}}\narms: {{a: }}\n",
+        f"5:18: base.model.width: {'1' * 40!r} is not a number that can be read",
+    ),
+    "what many arms inherit": (
+        HEAD.replace("baseline: a", "baseline: a0")
+        + "base:\n  model: {width: 130}\narms:\n"
+        + "".join(f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9)),
+        "5:18: base.model.width: width 130 is not a multiple of heads 4 "
+        "(the nearest width is 128 or 136; in 9 arms, first 'a0')",
+    ),
+    "UTF-16": ("name: x\n".encode("utf-16"), "1:1: not UTF-8 text (byte 0xff)"),
+    "not UTF-8": (b"name: x\ndescription: caf\xe9\n", "2:17: not UTF-8 text (byte 0xe9)"),
+    "a control character": (
+        "name: x\ndescription: \x07\n",
+        "2:14: a character that YAML does not allow: '\\x07'",
+    ),
+    "nested beyond all": ("[" * 2000, "1:1: nested more than 50 deep"),
+    "aliases that multiply": (
+        "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+        + "".join(
+            f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
+        ),
+        "1:24: more than 200000 values; are there nested aliases?",
+    ),
+    "a data file": (b"#" * (2 * 2**20), "larger than 1 MiB: not a study file"),
+    "nothing": ("", "1:1: the file is empty"),
+}
 
 
-def test_all_faults_of_a_file_come_at_once_and_in_its_order(problems):
-    text = """\
-name: a/b
-target: 3.3
-baseline: bf17
-base:
-  model: {widht: 128}
-arms:
-  bf16:
-  fp8: {recipe: fp9}
-  x: {from: fp88}
-"""
-    lines = problems(text)
-    assert [line.split(" ")[1] for line in lines] == [
-        "name:",
-        "target:",
-        "baseline:",
-        "base.model.widht:",
-        "arms.fp8.recipe:",
-        "arms.x.from:",
-    ]
-
-
-def test_what_many_arms_inherit_is_reported_once(problems):
-    arms = "".join(f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9))
-    text = HEAD.replace("baseline: a", "baseline: a0") + "base:\n  model: {width: 130}\narms:\n" + arms
-    assert problems(text) == [
-        (
-            "5:18: base.model.width: width 130 is not a multiple of heads 4 "
-            "(the nearest width is 128 or 136; in 9 arms, first 'a0')"
-        )
-    ]
-
-
-def test_what_an_alias_repeats_is_reported_once_where_it_was_written(problems):
-    text = HEAD + "base:\n  model: &small {width: 64, layers: two}\n  resources: &r {cpus: !x 1}\n"
-    text += "arms:\n  a:\n    model: {<<: *small, heads: 2}\n    resources: *r\n"
-    assert problems(text) == [
-        "5:37: base.model.layers: expected a whole number, got 'two'",
-        "6:24: base.resources.cpus: the tag !x has no meaning here (leave it out)",
-    ]
+@pytest.mark.parametrize("case", COMPUTED)
+def test_files_that_are_long_or_computed(case, problems):
+    text, line = COMPUTED[case]
+    assert problems(text) == [line]
 
 
 if __name__ == "__main__":
-    for study in FILES:
+
+    def lines_of(path: Path) -> str:
         try:
-            load_study(study)
+            load_study(path)
         except UserError as error:
-            faults = [str(problem).removeprefix(f"{study}:").lstrip() for problem in error.problems]
-            study.with_suffix(".txt").write_text("".join(f"{fault}\n" for fault in faults), encoding="utf-8")
+            shown = [str(problem).removeprefix(f"{path}:").lstrip() for problem in error.problems]
+            return "".join(f"{line}\n" for line in shown)
+        raise SystemExit(f"{path} has no fault")
+
+    for study in FILES:
+        study.with_suffix(".txt").write_text(lines_of(study), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        case_file = Path(folder) / "s.yaml"
+        for path, title, text, _ in list(cases()):
+            case_file.write_text(text, encoding="utf-8")
+            before, block = path.read_text(encoding="utf-8").split(f"\n=== {title}\n")
+            body, _, rest = block.partition(END)
+            _, separator, rest = rest.partition("\n=== ")
+            new = f"{before}\n=== {title}\n{body}{END}{lines_of(case_file)}{separator}{rest}"
+            path.write_text(new, encoding="utf-8")

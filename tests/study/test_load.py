@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ablate.recipes import RecipeSpec, describe, resolve
-from ablate.store.plan_file import ForkPoint
+from ablate.store.plan_file import ForkPoint, Settled, StopRule
 
 HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\n"
 
@@ -291,14 +291,6 @@ arms:
     assert arms["dot"].data.tokenizer_path == f"{tmp_path}/missing"
 
 
-@pytest.mark.parametrize("dimension", ["width", "ffn"])
-def test_blocks_need_their_dimension_only_where_a_gemm_contracts_over_it(study, dimension):
-    # Wgrad contracts over tokens alone: no model dimension matters to it.
-    model = {"width": "width: 72", "ffn": "ffn: 100"}[dimension]
-    text = HEAD + f"arms: {{a: {{model: {{{model}}}, recipe: {{gemms: [wgrad]}}}}}}\n"
-    assert study(text).arms[0].model
-
-
 def test_blocks_need_not_divide_the_tokens(study):
     text = HEAD + "arms: {a: {training: {seq_len: 100, batch_size: 6, micro_batch_size: 3}, recipe: mxfp4}}\n"
     assert study(text).arms[0].training.seq_len == 100  # the layers fill the last block with zeros
@@ -342,3 +334,36 @@ def test_the_place_of_a_fork_is_a_factor_and_the_baseline_may_leave_another_arm(
     text = HEAD + "arms:\n  trunk: {recipe: fp8}\n  a: {fork: {from: trunk, at: 90_000}}\n"
     arms = arms_of(study, text + "  b: {from: a, recipe: mxfp4}\n")
     assert arms["a"].fork == arms["b"].fork == ForkPoint(arm="trunk", tokens=90_112)
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        (
+            "width: 72",
+            "{gemms: [wgrad]}",
+        ),  # Wgrad contracts over tokens alone: no model dimension matters to it
+        ("ffn: 100", "{gemms: [wgrad]}"),
+        ("layers: 4, ffn: 256", "{preset: nvidia-nvfp4, layers: [{last: 1, recipe: bf16}]}"),
+        ("layers: 4", "{layers: [{match: '*.ffn.*', recipe: mxfp4}, {match: '*.attention.*', recipe: fp8}]}"),
+        (
+            "width: 256, ffn: 384",
+            "{layers: [{match: '*.qkv', recipe: {gemms: [fprop], stabiliser: dht, hadamard_size: 256}}]}",
+        ),
+        ("width: 128, ffn: 352", "{gemms: [fprop], weight_block: 32x32}"),
+        ("width: 128, ffn: 336", "{fprop: {w: {format: nvfp4, block: 16x16}}}"),
+    ],
+)
+def test_recipes_that_fit_their_models(study, model, recipe):
+    assert study(f"{HEAD}arms: {{a: , b: {{model: {{{model}}}, recipe: {recipe}}}}}\n").arms[1].model
+
+
+def test_the_rules_that_end_arms_early(study):
+    text = HEAD + "seeds: %s\nstop: %s\narms: {a: , b: {recipe: fp8}}\n"
+    settled = "{until: settled, at_least: 3, at_most: 5, narrower_than: 10%}"
+    looked = Settled(looks=(3, 4, 5), narrower_than=0.1)
+    assert study(text % (settled, "{diverged: 2}")).stop == StopRule(diverged=2, settled=looked)
+    shortest = study(text % ("{until: settled, at_most: 3}", "null"))
+    assert shortest.stop == StopRule(settled=Settled(looks=(2, 3)))
+    assert study(text % (3, "{diverged: 1}")).stop == StopRule(diverged=1)
+    assert study(text % (3, "null")).stop is None

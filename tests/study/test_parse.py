@@ -5,87 +5,6 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.study import load_study, shipped_studies
 
-SYNTAX: dict[str, tuple[str | bytes, list[str]]] = {
-    "empty": ("", ["1:1: the file is empty"]),
-    "only a comment": ("# nothing\n", ["1:1: the file is empty"]),
-    "a list": ("- a\n- b\n", ["1:1: a study is a mapping of keys to values"]),
-    "a word": ("bf16\n", ["1:1: a study is a mapping of keys to values"]),
-    "null": ("~\n", ["1:1: a study is a mapping of keys to values"]),
-    "a tab": (
-        "base:\n\tmodel: 1\n",
-        ["2:1: not valid YAML: a tab where only spaces may indent (indent with spaces)"],
-    ),
-    "a colon too many": (
-        "name: a: b\n",
-        [
-            (
-                "1:8: not valid YAML: mapping values are not allowed here "
-                "(a ': ' inside a text needs quotes; or check "
-                "the indentation, and the line before for a ':' without a space)"
-            )
-        ],
-    ),
-    "an open bracket": (
-        "seeds: [1, 2\nname: x\n",
-        [
-            (
-                "2:5: not valid YAML: expected ',' or ']', but got ':' "
-                "(while parsing a flow sequence that begins on line 1)"
-            )
-        ],
-    ),
-    "an open quote": (
-        "name: 'x\n",
-        [
-            (
-                "2:1: not valid YAML: found unexpected end of stream "
-                "(while scanning a quoted scalar that begins on line 1)"
-            )
-        ],
-    ),
-    "an unknown alias": (
-        "name: *x\n",
-        ["1:7: not valid YAML: found undefined alias 'x' (a text that starts with '*' needs quotes)"],
-    ),
-    "a character that needs quotes": (
-        "name: @x\n",
-        ["1:7: not valid YAML: found character '@' that cannot start any token (quote the text)"],
-    ),
-    "two documents": ("name: a\n---\nname: b\n", ["2:1: a second YAML document (a study file holds one)"]),
-    "not UTF-8": (b"name: x\ndescription: caf\xe9\n", ["2:17: not UTF-8 text (byte 0xe9)"]),
-    "UTF-16": ("name: x\n".encode("utf-16"), ["1:1: not UTF-8 text (byte 0xff)"]),
-    "a control character": (
-        "name: x\ndescription: \x07\n",
-        ["2:14: a character that YAML does not allow: '\\x07'"],
-    ),
-    "binary": (bytes(range(256)), ["2:118: not UTF-8 text (byte 0x80)"]),
-    "an escape beyond Unicode": (
-        'name: s\nbaseline: "\\U00110000"\n',
-        [
-            (
-                "2:12: not valid YAML: an escape that is no character "
-                "(ValueError: chr() arg not in range(0x110000))"
-            )
-        ],
-    ),
-    "an alias in itself": ("base: &b {model: *b}\n", ["1:7: base.model: an alias that contains itself"]),
-    "nested": ("a: " + "[" * 60 + "]" * 60, ["1:54: nested more than 50 deep"]),
-    "nested beyond all": ("[" * 2000, ["1:1: nested more than 50 deep"]),
-    "aliases that multiply": (
-        "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
-        + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(6)
-        ),
-        ["1:24: more than 200000 values; are there nested aliases?"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SYNTAX)
-def test_each_fault_of_syntax_has_its_line(case, problems):
-    text, expected = SYNTAX[case]
-    assert problems(text) == expected
-
 
 def test_an_error_inside_the_yaml_library_is_still_one_line(problems, monkeypatch):
     def fail(*_):
@@ -93,10 +12,6 @@ def test_an_error_inside_the_yaml_library_is_still_one_line(problems, monkeypatc
 
     monkeypatch.setattr("ruamel.yaml.YAML.compose", fail)
     assert problems("name: s") == ["1:1: not valid YAML (AssertionError: first line)"]
-
-
-def test_a_file_that_is_no_study_by_its_size(problems):
-    assert problems(b"#" * (2 * 2**20)) == ["larger than 1 MiB: not a study file"]
 
 
 def test_yaml_1_2_and_its_notation_of_numbers(study):

@@ -43,14 +43,11 @@ BROKEN = {
     "unknown key": ("paired_seeds", "paired"),
     "unknown key in an arm": ("from: a", "form: a"),
     "unknown key of the model": ("kv_heads", "kv_head"),
-    "unknown recipe": ("[fp8, {gemms", "[fp9, {gemms"),
     "unknown recipe of a layer": ("{last: 1, recipe: bf16}", "{last: 1, recipe: bf61}"),
     "layers within layers": ("{last: 1, recipe: bf16}", "{last: 1, recipe: {layers: []}}"),
     "unknown preset": ("preset: tseng", "preset: tsengg"),
-    "unknown gemm": ("[fprop, dgrad", "[fporp, dgrad"),
     "unknown format of a gemm": ("wgrad: fp8", "wgrad: fp4"),
     "unknown factor": ("training.learning_rate: [", "training.learning_rat: ["),
-    "a value of the wrong type": ("[1, 1e-3]", "[1, fast]"),
     "a factor without values": ("[1, 1e-3]", "[]"),
     "a factor of one value": ("[1, 1e-3]", "1e-3"),
     "no baseline": ("baseline: b\n", ""),
@@ -116,7 +113,7 @@ def test_every_field_of_base_has_a_description_or_a_telling_name():
 
 
 def test_every_field_can_be_a_factor():
-    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"]["properties"]
+    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"]["propertyNames"]["enum"]
     sections = {
         "model": ModelConfig,
         "data": DataConfig,

@@ -61,7 +61,7 @@ base..model=1
 seeds=
     --set: seeds: no value (write null for none)
 seeds=[1
-    --set: seeds: not valid YAML: expected ',' or ']', but got '<stream end>' (while parsing a flow sequence)
+    --set: seeds: not valid YAML: expected ',' or ']', but got '<stream end>' …
 base.training.learning_rte=1
     --set: base.training.learning_rte: unknown key (did you mean 'learning_rate'?)
 base.training.learning_rate=fast

@@ -1,0 +1,238 @@
+"""Faults of a study file, in the words of its author.
+
+pydantic finds most of them. Here each gets its place in the file, a line that says what was expected, and the
+likely word. The look-ups run only for files with faults.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import Field
+
+from ablate.base.errors import Problem, likely, one_of
+from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
+from ablate.study.source import KEY, Path, Source, follow, show_path
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "finite_number": "a finite number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number from {ge} up",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number up to {le}",
+    "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
+    "too_short": "at least one entry",
+    "count_or_share": "a whole number of blocks, or a share of them between 0 and 1",
+    "diagnosed_layers": "a list of patterns of layer names, or 'ends and middle'",
+}
+_MISSING = {
+    "target": "write target: {val_loss: …} or target: {perplexity: …}; or null, for none yet",
+    "baseline": "name the arm that costs are stated against",
+    "name": "it names the study's folder",
+    "factors": "path of a field: its values",
+}
+_KEYS = "[key]"
+"""What pydantic has at the end of the path of a mapping's key."""
+_USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
+"""Other projects' names of our keys."""
+
+
+class Faults:
+    """Collects the problems of one file: each once for its place, however many arms or aliases lead there."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._found: dict[tuple[int, int, str], tuple[Path, str | None, dict[str | None, None]]] = {}
+        self._syntax = {(problem.line, problem.column) for problem in source.problems}
+        self._parts: set[str | int | None] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.source.problems or self._found)
+
+    def any_within(self, part: str) -> bool:
+        """Whether a top-level part of the file has a fault."""
+        return part in self._parts
+
+    def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
+        """Add a fault of the value, or key, at a path. ``arm``: an arm that has it, unless the path says."""
+        self._parts.update(path[:1])
+        line, column, _ = self.source.place(path)
+        if (line, column) not in self._syntax:
+            self._found.setdefault((line, column, what), (path, hint, {}))[2][arm] = None
+
+    def problems(self) -> list[Problem]:
+        """Return all faults in the order of the file."""
+        found = [
+            Problem(
+                file=self.source.file,
+                line=line,
+                column=column,
+                what=f"{show_path(path)}: {what}" if path else what,
+                hint=_with_arms(hint, arms),
+            )
+            for (line, column, what), (path, hint, arms) in self._found.items()
+        ]
+        return sorted([*self.source.problems, *found], key=lambda p: (p.line or 0, p.column or 0, p.what))
+
+    def add_validation(self, error: ValidationError, path: Path, *, skip: int = 0, section: Any) -> None:
+        """Add pydantic's errors of the value at ``path``; the first ``skip`` parts of theirs lead to it.
+
+        ``section``: the validated type, from which the expected words are taken.
+        """
+        for fault in error.errors(include_url=False, include_input=False):
+            full = tuple(
+                part for part in fault["loc"] if part == _KEYS or str(part)[:1] != "["
+            )  # tags of a union
+            self._add_one(fault, full, (*path, *(part for part in full[skip:] if part != _KEYS)), section)
+
+    def _add_one(self, fault: ErrorDetails, full: Path, wanted: Path, section: Any) -> None:
+        kind, context = fault["type"], fault.get("ctx", {})
+        value, steps = follow(self.source.data, wanted)
+        path, got = wanted[:steps], self.source.got(wanted[:steps])
+        if kind == "unexpected_keyword_argument":
+            hint = _unknown_key(str(full[-1]), full[:-1], section)
+            self.add((*wanted, KEY), "unknown key", hint)
+        elif kind == "missing":
+            self.add(path, f"missing key '{wanted[-1]}'", _MISSING.get(str(wanted[-1])))
+        elif kind == "said":
+            _, below = follow(value, context["key"])
+            self.add((*path, *context["key"][:below]), context["what"], context["hint"])
+        elif full[-1:] == (_KEYS,):
+            words = re.findall(r"'([^']+)'", context["expected"])
+            key = str(full[-2])
+            self.add((*path, KEY), f"expected {one_of(words)}, got '{key}'", likely(key, words, None))
+        elif path == ("target",) and kind == "dataclass_type":
+            loss = value if isinstance(value, int | float) else 3.3
+            hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
+            self.add(path, "a target needs its unit", hint)
+        elif kind == "literal_error":
+            words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
+            what, close = f"expected {one_of(words)}, got {got}", None
+            if isinstance(value, str):
+                close = likely(value, words, None)
+            noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
+            if noun in ("recipe", "preset"):  # too many words to list
+                what = f"unknown {noun} {got}"
+                close = close or f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
+            self.add(path, what, close)
+        else:
+            limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
+            what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
+            self.add(path, what, _mend(kind, value, self.source.place(path).text))
+
+
+def _with_arms(hint: str | None, arms: dict[str | None, None]) -> str | None:
+    if None in arms:
+        return hint  # the place already names the arm
+    first = next(iter(arms))
+    shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
+    return f"{hint}; {shown}" if hint else shown
+
+
+def _space(text: str) -> str | None:
+    """Return a hint for a key and a value without a space between them, as YAML wants it."""
+    key, colon, value = text.partition(":")
+    return f"write '{key}: {value}', with a space" if colon and key.isidentifier() and value else None
+
+
+def _mend(kind: str, value: Any, text: str) -> str | None:
+    """Return a hint for a slip of notation: 1e6 for a whole number, or a quoted number."""
+    if kind == "int_type" and isinstance(value, float) and value.is_integer() and value < 1e15:
+        return f"write {int(value)}"
+    if kind in ("list_type", "tuple_type") and not isinstance(value, dict):
+        return f"write [{text}]" if text and len(text) <= 40 else "write […]"
+    if not isinstance(value, str):
+        return None
+    if kind in ("int_type", "float_type"):
+        if short := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbg])", value, re.IGNORECASE):
+            thousands = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+            return f"write {round(float(short[1]) * thousands[short[2].lower()]):_}"
+        return "leave out the quotes" if value.isdecimal() else None
+    if kind == "dataclass_type":
+        return _space(value)
+    if kind == "bool_type":
+        word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
+        return f"write {word}" if word else None
+    return None
+
+
+def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
+    """Return a hint with the likely key, or with the section that has such a key."""
+    from ablate.recipes import LayerRecipeSpec, RecipeSpec
+
+    kind = bare(type_at(section, parent))
+    here = children(kind)
+    usual = _USUAL.get(key, key)
+    if kind is LayerRecipeSpec and key in children(RecipeSpec):
+        return "it belongs to the whole recipe"
+    if hint := _space(key) or likely(usual, here, None):
+        return hint
+    if not parent and key in SECTIONS:
+        return "it belongs in 'base'"
+    for name in SECTIONS:
+        if usual in children(type_at(BaseSection, (name,))):
+            where = name if parent else f"base.{name}"
+            return f"it belongs in '{where}'" + (f", as {usual}" if usual != key else "")
+    return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
+
+
+# ---- the types behind the paths -----------------------------------------------------------------------
+
+
+def children(section: Any) -> dict[str, Any]:
+    """Return a section's keys and their types; empty for any other type."""
+    section = bare(section)
+    return _children(section) if isinstance(section, type) and is_dataclass(section) else {}
+
+
+@cache
+def _children(section: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(section, include_extras=True)
+    said = {name: info.description for name, info in section.__pydantic_fields__.items()}
+    return {
+        one.name.rstrip("_"): Annotated[
+            hints[one.name],
+            Field(**{**one.metadata, "alias": None, "description": said[one.name]}),
+        ]
+        for one in fields(section)
+    }
+
+
+def bare(annotation: Any) -> Any:
+    """Strip ``Annotated`` and ``| None``."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, UnionType):
+            annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+        else:
+            return annotation
+
+
+def type_at(section: Any, path: Path) -> Any:
+    """Return the type of the field at a path, None if there is no such field."""
+    for part in path:
+        section = bare(section)
+        if get_origin(section) is list and isinstance(part, int):
+            section = get_args(section)[0]
+        elif get_origin(section) is dict:
+            section = get_args(section)[1]
+        else:
+            section = children(section).get(str(part))
+    return section

@@ -1,0 +1,192 @@
+"""What an arm inherits: the parts of the file that are laid over each other, and where each value stands.
+
+Results are cached by the layers that make a section: thousands of cells of a grid share most of theirs. Only
+a fault asks where a value stands: in the uppermost layer that sets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ablate.base.user_functions import is_file
+from ablate.recipes import GEMMS, SHORT_RECIPES, RecipeSpec
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+from ablate.run.presets import PRESETS
+from ablate.store.plan_file import ForkPoint
+from ablate.study.sections import ForkSection
+from ablate.study.source import follow, get
+
+if TYPE_CHECKING:
+    from ablate.study.source import Path, Source
+
+Layer = tuple["Path", "Path"]
+"""Where a part stands in the file, and where it goes in an arm."""
+Layers = tuple[tuple[Layer, ...], ...]
+"""The parts that the base, each arm of a chain of ``from``, and a cell of the grid set; the base's first."""
+
+_TYPES: dict[str, Any] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "recipe": RecipeSpec,
+    "resources": ResourcesConfig,
+    "fork": ForkSection,
+}
+
+
+def locate(source: Source, layers: Layers, *fields: str) -> tuple[Path, int] | None:
+    """Return where one of an arm's fields, as dotted paths, stands: at the arm's own before an inherited one.
+
+    Beside the place: the number of its stack, from the uppermost; None if no field is written.
+    """
+    paths = [[int(part) if part.isdecimal() else part for part in field.split(".")] for field in fields]
+    found = [at for path in paths if (at := _locate(source, layers, tuple(path))) is not None]
+    return min(found, key=lambda one: one[1], default=None)
+
+
+def _locate(source: Source, layers: Layers, path: Path) -> tuple[Path, int] | None:
+    for above, stack in enumerate(reversed(layers)):
+        for where, into in reversed(stack):
+            if into[: len(path)] == path:
+                return where, above
+            if into[0] != path[0]:
+                continue
+            part, replaces = _part(source, (where, into))
+            found, steps = follow(part, path[1:])
+            if steps == len(path) - 1:
+                at = (*where, *path[len(into) :])
+                if at not in source.places and get(source.data, *where, "preset") is not None:
+                    at = (*where, "preset")
+                while at not in source.places:  # a word stands for it
+                    at = at[:-1]
+                return at, above
+            if replaces or not isinstance(found, dict):
+                return None
+    return None
+
+
+def _part(source: Source, layer: Layer) -> tuple[Any, bool]:
+    """Return what a layer makes of its section, and whether that takes the place of what is inherited."""
+    where, (section, *inside) = layer
+    value = get(source.data, *where)
+    for key in reversed(inside):
+        value = {key: value}
+    if section == "recipe":
+        if isinstance(value, str):
+            return SHORT_RECIPES.get(value, value), True
+        if isinstance(value, dict):  # a GEMM's word is its format
+            value = value | {
+                gemm: {"format": value[gemm]} for gemm in GEMMS if isinstance(value.get(gemm), str)
+            }
+    if section != "model":
+        return value, False
+    replaces = any(get(value, key) is not None for key in ("preset", "hf", "function"))
+    if (fields := PRESETS.get(str(get(value, "preset")))) is not None:
+        value = fields | {key: own for key, own in value.items() if key != "preset"}
+    return value, replaces
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return under | {key: _merge(under.get(key), value) for key, value in over.items()}
+
+
+def factors_of(source: Source, layers: Layers) -> dict[str, Any]:
+    """Return the leaves that an arm and its parents set, as written, by dotted path."""
+    factors: dict[str, Any] = {}
+    for stack in layers[1:]:
+        for where, into in stack:
+            _set_factors(factors, into, get(source.data, *where))
+    return factors
+
+
+def _set_factors(factors: dict[str, Any], path: Path, value: Any) -> None:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            _set_factors(factors, (*path, key), below)
+        return
+    name = ".".join(map(str, path))
+    for part in [part for part in factors if part.startswith(f"{name}.")]:
+        del factors[part]  # setting the whole replaces its parts
+    factors[name] = value
+
+
+class Sections:
+    """Merges and builds sections. ``folder``: the folder of the study's file.
+
+    ``build(name, layers)`` returns the section of an arm: its object, None if a part of it has a fault
+    (reported elsewhere), and its keys as they are written.
+    """
+
+    def __init__(self, source: Source, folder: FilePath) -> None:
+        self._source, self._folder = source, folder
+        self._build = cache(self._build_one)
+
+    def build(self, name: str, layers: Layers) -> tuple[Any, dict[str, Any]]:
+        """See the class."""
+        return self._build(name, tuple(layer for stack in layers for layer in stack if layer[1][0] == name))
+
+    def _build_one(self, name: str, layers: tuple[Layer, ...]) -> tuple[Any, dict[str, Any]]:
+        merged: Any = None
+        for layer in layers:
+            part, replaces = _part(self._source, layer)
+            merged = part if replaces else _merge(merged, part)
+        if name not in _TYPES:  # backend and trainer are words, checked where they stand
+            is_code = name == "trainer" and isinstance(merged, str)
+            word = self._join_code(merged) if is_code else merged
+            return ("auto" if name == "backend" and not layers else word), {}
+        if name == "fork" and merged is None:
+            return None, {}
+        try:
+            built = _adapter(name).validate_python({} if not layers else merged)
+        except ValidationError:
+            return None, {}
+        return self._resolved(built), merged or {}
+
+    def _resolved(self, built: Any) -> Any:
+        """Resolve paths against the study's folder; names on the hub and of modules are kept."""
+        if isinstance(built, ModelConfig) and not built.is_built_in:
+            hf, function = built.hf, built.function
+            return replace(
+                built, hf=hf and self._join_existing(hf), function=function and self._join_code(function)
+            )
+        if isinstance(built, ForkSection):
+            return ForkPoint(arm=built.from_ or "", tokens=built.at or 1)
+        if not isinstance(built, DataConfig):
+            return built
+        paths, validation = built.paths, [self._join(path) for path in built.validation_paths]
+        if built.source == "hub":  # [data set, configuration]
+            paths = [self._join_existing(path) for path in paths[:1]] + paths[1:]
+        else:
+            paths = [self._join(path) for path in paths]
+        tokenizer = built.tokenizer_path
+        tokenizer = tokenizer and self._join_existing(tokenizer)
+        return replace(built, paths=paths, validation_paths=validation, tokenizer_path=tokenizer)
+
+    def _join_code(self, reference: str) -> str:
+        place, colon, name = reference.partition(":")
+        return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
+
+    def _join_existing(self, path: str) -> str:
+        """Resolve a path that could be a hub name, if the file exists or the text cannot be a hub name."""
+        local = self._join(path)
+        is_local = path.startswith((".", "/", "~")) or FilePath(local).exists()
+        return local if is_local and path else path
+
+    def _join(self, path: str) -> str:
+        given = FilePath(path)
+        with contextlib.suppress(RuntimeError):  # no such user (~nobody): keep the path as it is
+            given = given.expanduser()
+        return str(self._folder / given)
+
+
+@cache
+def _adapter(section: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_TYPES[section])
